@@ -1,0 +1,1 @@
+"""The log engine: Kafka's storage layer, byte for byte."""

@@ -1,0 +1,40 @@
+"""Record batches: built from lines, records or columns; read as columns or records.
+
+The bytes are drawn in `engine.kernels.encode`. A batch is an array of bytes, and what is known of it is a
+row of the batch table (`engine.kernels.scan`). Reading gives `Columns`: arrays of offsets, timestamps and
+spans into a buffer, so that nothing happens per record in Python unless somebody asks for `Record` objects.
+"""
+
+from engine.batch.build import (
+    PLAIN,
+    Shape,
+    emptied,
+    from_columns,
+    from_lines,
+    from_records,
+    shape_of,
+)
+from engine.batch.columns import Columns, Inspection, columns, first_record_at_or_after, inspect
+from engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
+from engine.batch.table import scan
+
+__all__ = [
+    "ABORT",
+    "COMMIT",
+    "PLAIN",
+    "Columns",
+    "Inspection",
+    "Marker",
+    "Shape",
+    "columns",
+    "emptied",
+    "end_marker",
+    "first_record_at_or_after",
+    "from_columns",
+    "from_lines",
+    "from_records",
+    "inspect",
+    "marker",
+    "scan",
+    "shape_of",
+]

@@ -1,0 +1,248 @@
+"""Building batches of lines, of records, or of columns that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from engine.batch.columns import Columns, codec_of
+from engine.batch.compression import compress
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from engine.kernels import encode as encoding
+from engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from engine.kernels.encode import RECORD_OVERHEAD
+from engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    HEADER_SIZE,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+)
+from engine.record import (
+    MAX_INT32,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    Codec,
+    Record,
+    TimestampType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a new batch carries beside its records.
+
+    codec, level     compression; level None is the codec's default
+    timestamp_type   LOG_APPEND_TIME makes every record's timestamp the append time
+    producer_id …    idempotence; NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE without
+    transactional    the records belong to the producer's open transaction
+    """
+
+    codec: Codec = Codec.NONE
+    level: int | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+    transactional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.producer_id == NO_PRODUCER_ID:
+            if self.transactional:
+                raise InvalidRecordError("a transactional batch needs a producer id, found none")
+        elif self.producer_epoch < 0:
+            raise InvalidRecordError(
+                f"producer {self.producer_id} needs an epoch, found {self.producer_epoch}"
+            )
+        elif self.base_sequence < 0:
+            raise InvalidRecordError(
+                f"producer {self.producer_id} needs a sequence, found {self.base_sequence}"
+            )
+
+    @property
+    def attributes(self) -> int:
+        return (
+            int(self.codec)
+            | (LOG_APPEND_TIME if self.timestamp_type == TimestampType.LOG_APPEND_TIME else 0)
+            | (TRANSACTIONAL if self.transactional else 0)
+        )
+
+
+PLAIN: Final = Shape()
+
+
+def from_lines(
+    lines: Bytes, timestamp: int, shape: Shape = PLAIN, limit: int = MAX_INT32, start: int = 0
+) -> tuple[Bytes, int]:
+    """One batch of the lines of lines[start:], a record each, and the position of the first line left over.
+
+    `limit` is the largest batch in bytes, before compression. RecordTooLargeError where the first line alone
+    exceeds it."""
+    # An empty line, one byte, becomes a record of 11 at most. Untouched room costs address space only.
+    room = min(limit, HEADER_SIZE + 12 * (lines.size - start) + RECORD_OVERHEAD)
+    out = np.empty(room, np.uint8)
+    count, used, end = encoding.encode_lines(lines, start, lines.size, out, HEADER_SIZE, room)
+    if not count and start < lines.size:
+        raise RecordTooLargeError(
+            f"a line of up to {lines.size - start} bytes exceeds a batch of {limit} bytes"
+        )
+    return _finish(out, end, count, timestamp, timestamp, shape), used
+
+
+def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Bytes:
+    """One batch of these records; those without a timestamp get `now`."""
+    timestamps = np.fromiter(
+        (now if record.timestamp is None else record.timestamp for record in records), np.int64, len(records)
+    )
+    bad = np.flatnonzero(timestamps < NO_TIMESTAMP)
+    if bad.size:
+        raise InvalidTimestampError(
+            f"record {bad[0]} has timestamp {timestamps[bad[0]]}, expected -1 (none) or more",
+            tuple(bad.tolist()),
+        )
+    fields: list[bytes] = []
+    lengths: list[int] = []
+    headers = 0
+    for record in records:
+        headers += len(record.headers)
+        lengths += (_add(fields, record.key), _add(fields, record.value), len(record.headers))
+        for name, value in record.headers:
+            lengths += (_add(fields, name.encode("utf-8", "surrogateescape")), _add(fields, value))
+    source = np.frombuffer(b"".join(fields), np.uint8)
+    out = np.empty(HEADER_SIZE + source.size + RECORD_OVERHEAD * len(records) + 10 * headers, np.uint8)
+    base_timestamp = int(timestamps[0]) if len(records) else NO_TIMESTAMP
+    end = encoding.encode_records(
+        source, timestamps, np.array(lengths, np.int64), base_timestamp, out, HEADER_SIZE
+    )
+    largest = int(timestamps.max()) if len(records) else NO_TIMESTAMP
+    if shape.timestamp_type == TimestampType.LOG_APPEND_TIME:
+        largest = now
+    return _finish(out, end, len(records), base_timestamp, largest, shape)
+
+
+def _add(fields: list[bytes], field: bytes | None) -> int:
+    if field is None:
+        return -1
+    fields.append(field)
+    return len(field)
+
+
+def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None) -> Bytes:
+    """One batch of these records, with offsets 0, 1, 2 …; `max_timestamp` is the append time, where that
+    is every record's timestamp."""
+    count = len(source)
+    base_timestamp = int(source.timestamps[0]) if count else NO_TIMESTAMP
+    spans = np.maximum(source.key_length, 0) + np.maximum(source.value_length, 0) + source.headers_length
+    out = np.empty(HEADER_SIZE + int(spans.sum(dtype=np.int64)) + RECORD_OVERHEAD * count, np.uint8)
+    arrays = tuple(np.ascontiguousarray(array) for array in source.arrays[1:])
+    made, end = encoding.encode_columns(
+        source.buffer, np.arange(count, dtype=np.int64), *arrays, 0, base_timestamp, out, HEADER_SIZE
+    )
+    if made != count:
+        raise CorruptBatchError(
+            f"record {made} of {count} has a span outside its buffer of {source.buffer.size} bytes"
+        )
+    if max_timestamp is None:
+        max_timestamp = int(source.timestamps.max()) if count else NO_TIMESTAMP
+    return _finish(out, end, count, base_timestamp, max_timestamp, shape)
+
+
+def _finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp: int, shape: Shape) -> Bytes:
+    """Compress the records of out[HEADER_SIZE:end] if the shape says so, and write the header."""
+    if shape.codec != Codec.NONE:
+        stream = compress(shape.codec, out[HEADER_SIZE:end], shape.level)
+        end = HEADER_SIZE + stream.size
+        if end > out.size:
+            out = np.empty(end, np.uint8)
+        out[HEADER_SIZE:end] = stream
+    if end > MAX_INT32:
+        raise RecordTooLargeError(f"a batch of {end} bytes exceeds the format's {MAX_INT32}")
+    batch = out[:end]
+    write_header(
+        batch,
+        attributes=shape.attributes,
+        last_offset_delta=max(count - 1, 0),
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=shape.producer_id,
+        producer_epoch=shape.producer_epoch,
+        base_sequence=shape.base_sequence,
+        count=count,
+    )
+    return batch
+
+
+def write_header(
+    batch: Bytes,
+    *,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    attributes: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    count: int,
+) -> None:
+    """Write the header of a batch whose records are in place, with its checksum."""
+    encoding.write_header(
+        batch,
+        0,
+        batch.size,
+        base_offset,
+        leader_epoch,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+
+
+def emptied(row: Longs) -> Bytes:
+    """The batch that remains of `row` when all its records are gone: its header, with offsets, sequence,
+    producer and max timestamp as they were."""
+    batch = np.empty(HEADER_SIZE, np.uint8)
+    write_header(
+        batch,
+        base_offset=int(row[BASE_OFFSET]),
+        leader_epoch=int(row[LEADER_EPOCH]),
+        attributes=int(row[ATTRIBUTES]) & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL),
+        last_offset_delta=int(row[LAST_OFFSET] - row[BASE_OFFSET]),
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=int(row[MAX_TIMESTAMP]),
+        producer_id=int(row[PRODUCER_ID]),
+        producer_epoch=int(row[PRODUCER_EPOCH]),
+        base_sequence=int(row[BASE_SEQUENCE]),
+        count=0,
+    )
+    return batch
+
+
+def shape_of(row: Longs) -> Shape:
+    """The shape that a batch has, at its codec's default level."""
+    attributes = int(row[ATTRIBUTES])
+    return Shape(
+        codec=codec_of(row),
+        timestamp_type=TimestampType(bool(attributes & LOG_APPEND_TIME)),
+        producer_id=int(row[PRODUCER_ID]),
+        producer_epoch=int(row[PRODUCER_EPOCH]),
+        base_sequence=int(row[BASE_SEQUENCE]),
+        transactional=bool(attributes & TRANSACTIONAL),
+    )

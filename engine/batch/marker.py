@@ -1,0 +1,82 @@
+"""Control batches: the markers that end a transaction.
+
+key    int16 version, int16 kind: 0 abort, 1 commit; others are no business of a partition
+value  int16 version, int32 coordinator epoch; a newer version may be longer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from engine.batch.build import from_records, write_header
+from engine.batch.columns import columns
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptBatchError, InvalidRecordError
+from engine.kernels.decode import CONTROL, TRANSACTIONAL
+from engine.kernels.scan import ATTRIBUTES, COUNT
+from engine.record import NO_SEQUENCE, Record
+
+ABORT: Final = 0
+COMMIT: Final = 1
+
+
+def end_marker(
+    producer_id: int, producer_epoch: int, kind: int, coordinator_epoch: int, timestamp: int
+) -> Bytes:
+    """The control batch that ends a producer's transaction: one record, 78 bytes."""
+    if kind not in (ABORT, COMMIT):
+        raise InvalidRecordError(
+            f"a transaction ends with {ABORT} (abort) or {COMMIT} (commit), found {kind}"
+        )
+    key = np.array([0, kind], ">i2").tobytes()
+    value = np.array([0], ">i2").tobytes() + np.array([coordinator_epoch], ">i4").tobytes()
+    plain = from_records([Record(key=key, value=value, timestamp=timestamp)], timestamp)
+    write_header(
+        plain,
+        attributes=TRANSACTIONAL | CONTROL,
+        last_offset_delta=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=NO_SEQUENCE,
+        count=1,
+    )
+    return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A transaction's end, as its control record tells: kind (ABORT or COMMIT) and coordinator epoch."""
+
+    kind: int
+    coordinator_epoch: int
+
+
+def marker(buffer: Bytes, row: Longs, origin: int = 0) -> Marker | None:
+    """The marker that a control batch holds; None when it is empty or of another kind."""
+    if row[COUNT] == 0:
+        return None
+    plain = row.copy()
+    plain[ATTRIBUTES] = int(row[ATTRIBUTES]) & ~CONTROL
+    for part in columns(buffer, plain.reshape(1, -1), origin):
+        record = next(part.records())
+        key, value = record.key or b"", record.value or b""
+        if len(key) < 4 or key[0] & 0x80:
+            raise CorruptBatchError(
+                f"control record at offset {record.offset} has the key {key.hex() or 'null'}, "
+                "expected a version of at least 0 and a type"
+            )
+        kind = int.from_bytes(key[2:4], "big")
+        if kind not in (ABORT, COMMIT):
+            return None
+        if len(value) < 6 or value[0] & 0x80:
+            raise CorruptBatchError(
+                f"transaction marker at offset {record.offset} has the value {value.hex() or 'null'}, "
+                "expected a version of at least 0 and a coordinator epoch"
+            )
+        return Marker(kind, int.from_bytes(value[2:6], "big", signed=True))
+    return None

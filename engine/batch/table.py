@@ -1,0 +1,30 @@
+"""The batch table: one row for each batch of a buffer, and the array types that batches are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import CorruptBatchError
+from engine.kernels import scan as scanning
+from engine.kernels.scan import HEADER_SIZE
+
+Bytes = npt.NDArray[np.uint8]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+
+
+def scan(data: Bytes, check: bool = True) -> Longs:
+    """The batch table of bytes that must be whole batches, one behind the other."""
+    rows = max(1, data.size // HEADER_SIZE) if data.size < 64 * HEADER_SIZE else 64
+    tables, start = [], 0
+    while True:
+        table = np.empty((rows, scanning.COLUMNS), np.int64)
+        found, used, status = scanning.scan(data, start, data.size, 0, int(check), table)
+        tables.append(table[:found])
+        start += used
+        if status == scanning.DONE:
+            return tables[0] if len(tables) == 1 else np.concatenate(tables)
+        if status != scanning.FULL:
+            raise CorruptBatchError(f"batch at byte {start} of {data.size}: {scanning.PROBLEMS[status]}")
+        rows = min(4 * rows, 16384)

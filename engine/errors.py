@@ -1,0 +1,148 @@
+"""Every error that the engine raises on purpose.
+
+A message says what was expected, what was found, and where. Operating-system errors pass through
+as OSError: `fs` and `mountd` turn both kinds into errno values, in one place.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose."""
+
+
+# -- bytes that are not what they should be ---------------------------------------------------------
+
+
+class CorruptError(EngineError):
+    """Stored or received bytes break their format."""
+
+
+class CorruptBatchError(CorruptError):
+    """A record batch has a wrong size, magic, checksum, count or record."""
+
+
+class CorruptIndexError(CorruptError):
+    """An offset, time or transaction index breaks its rules."""
+
+
+class CorruptSnapshotError(CorruptError):
+    """A producer snapshot has a wrong version, length or checksum."""
+
+
+class CorruptCheckpointError(CorruptError):
+    """A checkpoint, metadata or properties file is malformed."""
+
+
+class CorruptSegmentError(CorruptError):
+    """A segment file is shorter than what was published, or too large to be one."""
+
+
+# -- appends that are refused -----------------------------------------------------------------------
+
+
+class InvalidRecordError(EngineError):
+    """A record breaks a rule of its topic; `indexes` names the records, counted from 0."""
+
+    def __init__(self, message: str, indexes: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.indexes = indexes
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A record's timestamp is outside the topic's limits, or of the wrong type."""
+
+
+class RecordTooLargeError(EngineError):
+    """A batch is larger than `max.message.bytes`."""
+
+
+class RecordBatchTooLargeError(EngineError):
+    """One append is larger than `segment.bytes`."""
+
+
+class OffsetsOutOfOrderError(EngineError):
+    """Batches of one raw append do not rise in offset."""
+
+
+class UnexpectedAppendOffsetError(EngineError):
+    """A raw append begins below the end offset; carries the append's first and last offset."""
+
+    def __init__(self, message: str, first_offset: int, last_offset: int) -> None:
+        super().__init__(message)
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+
+
+class OutOfOrderSequenceError(EngineError):
+    """A producer's sequence number neither continues nor repeats what was written."""
+
+
+class InvalidProducerEpochError(EngineError):
+    """A producer writes with an epoch that a newer one has fenced."""
+
+
+class InvalidTransactionStateError(EngineError):
+    """A write or marker does not fit the producer's open transaction."""
+
+
+class TransactionCoordinatorFencedError(EngineError):
+    """A marker comes from a coordinator that a newer one has replaced."""
+
+
+# -- offsets and segments ---------------------------------------------------------------------------
+
+
+class OffsetOutOfRangeError(EngineError):
+    """An offset lies outside what the partition holds."""
+
+
+class InvalidOffsetError(EngineError):
+    """An index entry would not rise in offset."""
+
+
+class OffsetOverflowError(EngineError):
+    """An offset does not fit into 31 bits relative to its segment's base."""
+
+
+class IndexFullError(EngineError):
+    """An index holds as many entries as its size limit allows."""
+
+
+class RollError(EngineError):
+    """A segment cannot be started at the offset asked for."""
+
+
+# -- the store --------------------------------------------------------------------------------------
+
+
+class StoreLockedError(EngineError):
+    """Another process, or another Store of this one, has the directory open."""
+
+
+class ClosedError(EngineError):
+    """The store or partition was closed, or went offline after an I/O error."""
+
+
+class InvalidNameError(EngineError):
+    """A topic, partition directory or file name is not one that Kafka accepts."""
+
+
+class UnknownPartitionError(EngineError):
+    """No such topic or partition."""
+
+
+class PartitionExistsError(EngineError):
+    """The partition exists already."""
+
+
+class InconsistentTopicIdError(EngineError):
+    """A partition's topic id differs from the one asked for."""
+
+
+class InvalidSettingError(EngineError):
+    """A setting's name is unknown or its value is refused."""
+
+
+class PolicyViolationError(EngineError):
+    """The topic's cleanup policy does not allow the operation."""

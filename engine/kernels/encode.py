@@ -1,0 +1,240 @@
+"""Building record batches: lines → batch, records → batch, columns → batch.
+
+    record
+      varint   length of what follows
+      int8     attributes, 0
+      varlong  timestamp - base timestamp
+      varint   offset - base offset
+      varint   key length, -1 = null; key
+      varint   value length, -1 = null; value
+      varint   number of headers, each:
+        varint   name length; name (UTF-8)
+        varint   value length, -1 = null; value
+
+The header before the records is drawn in `scan`. Base offset, size, leader epoch and magic lie outside its
+checksum, so that a leader sets offset and epoch without computing it again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
+from engine.kernels.crc import crc32c_of
+from engine.kernels.scan import HEADER_SIZE
+from engine.kernels.varint import copy, find_byte, varint_size, write_varint
+
+CRC_START = 21
+RECORD_OVERHEAD = 36
+"""No record is larger than this plus its key, value and headers section: 5 varints, a varlong, a byte."""
+
+NEWLINE = 10
+
+
+@inline
+def _put(out, position, value, size):
+    """Write the low `size` bytes of a number, highest first."""
+    for i in range(size):
+        out[position + i] = np.uint8((value >> (8 * (size - 1 - i))) & 0xFF)
+
+
+@kernel(INT, WRITE, INT, INT, INT, INT, INT, INT, INT, INT, INT, INT, INT, INT)
+def write_header(
+    out,
+    start,
+    end,
+    base_offset,
+    leader_epoch,
+    attributes,
+    last_offset_delta,
+    base_timestamp,
+    max_timestamp,
+    producer_id,
+    producer_epoch,
+    base_sequence,
+    count,
+):
+    """Write the header of the batch out[start:end], whose records are in place, and seal it with its
+    checksum. Gives the checksum, or -1 where the range does not hold a header."""
+    if start < 0 or end > out.size or end - start < HEADER_SIZE:
+        return -1
+    _put(out, start, base_offset, 8)
+    _put(out, start + 8, end - start - 12, 4)
+    _put(out, start + 12, leader_epoch, 4)
+    out[start + 16] = 2
+    _put(out, start + 21, attributes, 2)
+    _put(out, start + 23, last_offset_delta, 4)
+    _put(out, start + 27, base_timestamp, 8)
+    _put(out, start + 35, max_timestamp, 8)
+    _put(out, start + 43, producer_id, 8)
+    _put(out, start + 51, producer_epoch, 2)
+    _put(out, start + 53, base_sequence, 4)
+    _put(out, start + 57, count, 4)
+    crc = np.int64(crc32c_of(out, start + CRC_START, end))
+    _put(out, start + 17, crc, 4)
+    return crc
+
+
+@kernel(INT, WRITE, INT, INT, INT)
+def stamp(out, start, base_offset, leader_epoch):
+    """Set base offset and leader epoch of a finished batch; the checksum does not cover them."""
+    if start < 0 or out.size - start < HEADER_SIZE:
+        return -1
+    _put(out, start, base_offset, 8)
+    _put(out, start + 12, leader_epoch, 4)
+    return 0
+
+
+@kernel(INT, WRITE, INT, INT, INT, INT)
+def restamp(out, start, end, attributes, max_timestamp):
+    """Set attributes and max timestamp of a finished batch, and its checksum anew."""
+    if start < 0 or end > out.size or end - start < HEADER_SIZE:
+        return -1
+    _put(out, start + 21, attributes, 2)
+    _put(out, start + 35, max_timestamp, 8)
+    crc = np.int64(crc32c_of(out, start + CRC_START, end))
+    _put(out, start + 17, crc, 4)
+    return crc
+
+
+@kernel(results(INT, INT, INT), READ, INT, INT, WRITE, INT, INT)
+def encode_lines(source, start, end, out, position, limit):
+    """Make a record of each line of source[start:end]: value = the line without its newline, key null,
+    timestamp = the batch's base timestamp. A last line without a newline counts as a line.
+
+    Stops before the line whose record would end behind out[limit]. Gives the number of records, the
+    position in `source` of the first byte not used, and the position behind the last record."""
+    limit = min(limit, out.size)
+    count = 0
+    while start < end:
+        newline = find_byte(source, start, end, NEWLINE)
+        length = newline - start
+        # attributes, timestamp delta 0, null key and no headers take one byte each
+        body = 4 + varint_size(count) + varint_size(length) + length
+        if position + varint_size(body) + body > limit:
+            break
+        position = write_varint(out, position, body)
+        out[position] = 0
+        out[position + 1] = 0
+        position = write_varint(out, position + 2, count)
+        out[position] = 1
+        position = write_varint(out, position + 1, length)
+        copy(out, position, source, start, length)
+        out[position + length] = 0
+        position += length + 1
+        count += 1
+        start = min(newline + 1, end)
+    return count, start, position
+
+
+@kernel(INT, READ, LONGS, LONGS, INT, WRITE, INT)
+def encode_records(source, timestamps, lengths, base_timestamp, out, position):
+    """Make records of fields that lie one behind the other in `source`.
+
+    `lengths` holds for each record: key length, value length, number of headers, and for each header
+    name length and value length; -1 is null and takes no bytes. `out` must have room for all fields,
+    RECORD_OVERHEAD a record and 10 bytes a header. Gives the position behind the last record, or -1
+    where `lengths` and `source` do not fit together."""
+    at = 0
+    start = 0
+    for index in range(timestamps.size):
+        if at + 3 > lengths.size:
+            return -1
+        key = lengths[at]
+        value = lengths[at + 1]
+        headers = lengths[at + 2]
+        if headers < 0 or at + 3 + 2 * headers > lengths.size:
+            return -1
+        delta = timestamps[index] - base_timestamp
+        body = 1 + varint_size(delta) + varint_size(index) + varint_size(headers)
+        needed = 0
+        for field in range(2 + 2 * headers):
+            length = lengths[at + field] if field < 2 else lengths[at + 1 + field]
+            if length < -1:
+                return -1
+            body += varint_size(length) + max(length, 0)
+            needed += max(length, 0)
+        if start + needed > source.size or position + varint_size(body) + body > out.size:
+            return -1
+        position = write_varint(out, position, body)
+        out[position] = 0
+        position = write_varint(out, position + 1, delta)
+        position = write_varint(out, position, index)
+        for length in (key, value):
+            position = write_varint(out, position, length)
+            if length > 0:
+                copy(out, position, source, start, length)
+                position += length
+                start += length
+        position = write_varint(out, position, headers)
+        for field in range(at + 3, at + 3 + 2 * headers):
+            length = lengths[field]
+            position = write_varint(out, position, length)
+            if length > 0:
+                copy(out, position, source, start, length)
+                position += length
+                start += length
+        at += 3 + 2 * headers
+    return position
+
+
+@kernel(
+    results(INT, INT),
+    READ, LONGS, LONGS, INTS, INTS, INTS, INTS, INTS, INTS, INT, INT, WRITE, INT,
+)  # fmt: skip
+def encode_columns(
+    source,
+    offsets,
+    timestamps,
+    key_start,
+    key_length,
+    value_start,
+    value_length,
+    headers_start,
+    headers_length,
+    base_offset,
+    base_timestamp,
+    out,
+    position,
+):
+    """Make records of columns whose spans lie in `source`; headers are copied as they are encoded.
+
+    A headers length of 0 means "no headers". Gives the number of records made and the position behind
+    the last; fewer than all were made where a span lies outside `source` or `out` has no room."""
+    for index in range(offsets.size):
+        delta = timestamps[index] - base_timestamp
+        place = offsets[index] - base_offset
+        key = np.int64(key_length[index])
+        value = np.int64(value_length[index])
+        headers = np.int64(headers_length[index])
+        if (
+            (key > 0 and (key_start[index] < 0 or key_start[index] + key > source.size))
+            or (value > 0 and (value_start[index] < 0 or value_start[index] + value > source.size))
+            or (headers > 0 and (headers_start[index] < 0 or headers_start[index] + headers > source.size))
+        ):
+            return index, position
+        key = max(key, -1)
+        value = max(value, -1)
+        body = 1 + varint_size(delta) + varint_size(place) + max(headers, 1)
+        body += varint_size(key) + max(key, 0) + varint_size(value) + max(value, 0)
+        if position + varint_size(body) + body > out.size:
+            return index, position
+        position = write_varint(out, position, body)
+        out[position] = 0
+        position = write_varint(out, position + 1, delta)
+        position = write_varint(out, position, place)
+        position = write_varint(out, position, key)
+        if key > 0:
+            copy(out, position, source, key_start[index], key)
+            position += key
+        position = write_varint(out, position, value)
+        if value > 0:
+            copy(out, position, source, value_start[index], value)
+            position += value
+        if headers > 0:
+            copy(out, position, source, headers_start[index], headers)
+            position += headers
+        else:
+            out[position] = 0
+            position += 1
+    return offsets.size, position

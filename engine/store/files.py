@@ -1,0 +1,56 @@
+"""Small files of the store: read whole up to a bound, replaced whole or not at all.
+
+A replacement goes through `<name>.tmp`: write, fsync, rename, fsync of the directory. After a crash the
+old or the new content is there, never a mixture; a `.tmp` file left behind holds nothing of worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from engine.errors import CorruptCheckpointError
+
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file's content, durably. On an error the old content stays."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        # A disk that is full stays full as long as the half-written file is there.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the directory's entries durable: names created, renamed and removed in it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The file's bytes; CorruptCheckpointError when there are more than `limit`."""
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise CorruptCheckpointError(f"{path}: expected at most {limit} bytes, found {path.stat().st_size}")
+    return data
+
+
+def shown(text: str) -> str:
+    """A text from a file, quoted and cut short, for a message."""
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"

@@ -1,0 +1,96 @@
+"""The lock that keeps a log directory to one owner: this process, another one of ours, or a real broker.
+
+`.lock` is an empty file under an exclusive POSIX record lock, the kind that the JVM takes, so that a broker
+and this engine exclude each other. Such a lock belongs to a process, and falls when the process closes *any*
+descriptor of the file. So a second owner inside this process is refused by a table, before the file is
+opened a second time. The file stays when the lock is released: whoever removed it could remove another's.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.errors import StoreLockedError
+
+LOCK_FILE: Final = ".lock"
+
+# Device and inode of each lock file that this process holds. Unlike paths they are the same under every
+# name of the directory, and while the descriptor is open no other file can get them.
+_held: Final[set[tuple[int, int]]] = set()
+_held_guard: Final = threading.Lock()
+
+
+@dataclass(slots=True)
+class DirectoryLock:
+    """An acquired lock.
+
+    path        the lock file
+    descriptor  open while the lock is held, -1 after release
+    identity    device and inode of the lock file
+    """
+
+    path: Path
+    descriptor: int
+    identity: tuple[int, int]
+
+    @classmethod
+    def acquire(cls, directory: Path) -> DirectoryLock:
+        """Lock the directory, which exists. StoreLockedError when it has an owner already; never waits."""
+        path = directory / LOCK_FILE
+        with _held_guard:
+            if path.exists() and _identity(path.stat()) in _held:
+                raise StoreLockedError(f"{path}: expected no owner, found another Store of this process")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                _lock(path, descriptor)
+                identity = _identity(os.fstat(descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
+            _held.add(identity)
+        return cls(path, descriptor, identity)
+
+    def release(self) -> None:
+        """Give the directory free. A second call does nothing."""
+        with _held_guard:
+            if self.descriptor < 0:
+                return
+            os.close(self.descriptor)
+            self.descriptor = -1
+            _held.discard(self.identity)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        raise StoreLockedError(
+            f"{path}: expected no owner, found {_owner(descriptor)}, which has the directory open "
+            "(another topicfs or a Kafka broker)"
+        ) from None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _owner(descriptor: int) -> str:
+    """The process that holds the lock. Its number is asked for where the layout of the answer is known."""
+    if sys.platform == "linux" and struct.calcsize("P") == 8:
+        # struct flock: type, whence, start, length, pid
+        layout = "hhqqi4x"
+        question = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, process = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+        if kind != fcntl.F_UNLCK and process > 0:
+            return f"process {process}"
+    return "another process"

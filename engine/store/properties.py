@@ -1,0 +1,127 @@
+"""Java properties files.
+
+    # comment, also after '!'
+    name=value              or `name: value`, or `name value`
+    long = first half \\     a backslash ends the line: it goes on, without the next line's leading blanks
+           second half
+    \\t \\n \\r \\f \\uXXXX      escapes, in names too; before any other character a backslash drops out
+
+Bytes are ISO-8859-1; other characters are written as \\uXXXX, those beyond the first plane as two of them.
+The last of several lines for one name counts. A name without a separator has the empty value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from engine.errors import CorruptCheckpointError
+from engine.record import Clock, now_ms
+from engine.store.files import read_bounded, shown, write_atomically
+
+# A file of every setting with a long comment each has some 50 KB.
+MAX_BYTES: Final = 1024 * 1024
+
+_BLANKS: Final = " \t\f"
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_ENTRY: Final = re.compile(r"((?:[^\\=: \t\f]|\\.)*)[ \t\f]*(?:[=:][ \t\f]*)?(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_SPECIAL: Final = re.compile(r"[^ -~]|[\\=:#!]")
+_CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_CONTROL_NAMES: Final = {control: name for name, control in _CONTROLS.items()}
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Names and values. A missing file is FileNotFoundError, a broken escape CorruptCheckpointError."""
+    values = {}
+    for number, line in _logical_lines(read_bounded(path, MAX_BYTES).decode("iso-8859-1")):
+        entry = _ENTRY.fullmatch(line)
+        assert entry is not None, "every text has the form: name, optional separator, rest"
+        try:
+            values[_unescaped(entry[1])] = _unescaped(entry[2])
+        except ValueError as error:
+            raise CorruptCheckpointError(f"{path}: line {number}: {error}") from None
+    return values
+
+
+def write_properties(path: Path, values: Mapping[str, str], comment: str = "", clock: Clock = now_ms) -> None:
+    """Replace the file's content, durably: the comment, the date, then the values in their order."""
+    lines = [f"#{_escaped(line)}" for line in comment.split("\n")]
+    lines.append(f"#{_date(clock())}")
+    lines.extend(f"{_escaped_name(name)}={_escaped_value(value)}" for name, value in values.items())
+    write_atomically(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their continuations, and the number of the first of each; no comments and no blank ones."""
+    first, parts = 0, ""
+    for number, natural in enumerate(_LINE_END.split(text), start=1):
+        line = natural.lstrip(_BLANKS)
+        if not parts:
+            first = number
+            if not line or line[0] in "#!":
+                continue
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            parts += line[:-1]
+            continue
+        yield first, parts + line
+        parts = ""
+    if parts:
+        yield first, parts
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    # Two escapes may be the halves of one character.
+    return _ESCAPE.sub(_character, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _character(escape: re.Match[str]) -> str:
+    name = escape[1]
+    if name == "u":
+        raise ValueError(
+            f"expected 4 hexadecimal digits after \\u, found {shown(escape.string[escape.end() :])}"
+        )
+    if len(name) > 1:
+        return chr(int(name[1:], 16))
+    return _CONTROLS.get(name, name)
+
+
+def _escaped_name(text: str) -> str:
+    return _SPECIAL.sub(_escape, text).replace(" ", "\\ ")
+
+
+def _escaped_value(text: str) -> str:
+    # Only the first blank would be taken for the separator's.
+    escaped = _SPECIAL.sub(_escape, text)
+    return f"\\{escaped}" if escaped.startswith(" ") else escaped
+
+
+def _escape(special: re.Match[str]) -> str:
+    character = special[0]
+    if character in "\\=:#!":
+        return f"\\{character}"
+    if character in _CONTROL_NAMES:
+        return f"\\{_CONTROL_NAMES[character]}"
+    return _unicode_escape(character)
+
+
+def _escaped(comment: str) -> str:
+    """A line of a comment: it has no escapes, so only what is not ASCII is replaced, for people to read."""
+    return re.sub(r"[^ -~]", lambda found: _unicode_escape(found[0]), comment)
+
+
+def _unicode_escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02X}{units[at + 1]:02X}" for at in range(0, len(units), 2))
+
+
+def _date(milliseconds: int) -> str:
+    """As Java prints it: `Tue Nov 18 11:37:00 UTC 2025`, in English whatever the locale."""
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    weekday, month = moment.ctime().split()[:2]
+    return f"{weekday} {month} {moment:%d %H:%M:%S} UTC {moment:%Y}"

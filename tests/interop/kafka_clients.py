@@ -1,0 +1,147 @@
+"""Kafka's wire protocol from Python: topics, producers and consumers as plain calls, each with its own connection.
+
+A record is the engine's own `Record`, so that what went over the wire compares with what the engine reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from engine.record import Record
+
+POLL_MS: Final = 500
+READ_SECONDS: Final = 30
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]]) -> None:
+    """Create topics of one partition each, with their settings."""
+
+    async def create() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        try:
+            new = [NewTopic(name, 1, 1, topic_configs=dict(settings)) for name, settings in topics.items()]
+            answer = await admin.create_topics(new)
+        finally:
+            await admin.close()
+        failed = [error for error in answer.topic_errors if error[1]]
+        if failed:
+            raise RuntimeError(f"expected topics {list(topics)} to be created, found {failed}")
+
+    asyncio.run(create())
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[Record], codec: str | None = None) -> list[Record]:
+    """Send records to partition 0 with an idempotent producer; give them back with their offsets and timestamps."""
+
+    async def send() -> list[Record]:
+        async with AIOKafkaProducer(
+            bootstrap_servers=bootstrap, compression_type=codec, enable_idempotence=True, linger_ms=5
+        ) as producer:
+            return await _send(producer, topic, records)
+
+    return asyncio.run(send())
+
+
+def transact(
+    bootstrap: str, topic: str, transactional_id: str, transactions: Sequence[tuple[str, Sequence[Record]]]
+) -> list[Record]:
+    """Send transactions, each ended as its word says: "commit", "abort", or "open" (left to the broker).
+
+    Gives back the records of the committed ones.
+    """
+
+    async def send() -> list[Record]:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
+        await producer.start()
+        committed: list[Record] = []
+        try:
+            for end, records in transactions:
+                await producer.begin_transaction()
+                sent = await _send(producer, topic, records)
+                if end == "commit":
+                    await producer.commit_transaction()
+                    committed += sent
+                elif end == "abort":
+                    await producer.abort_transaction()
+        finally:
+            await producer.stop()
+        return committed
+
+    return asyncio.run(send())
+
+
+def fence(bootstrap: str, transactional_id: str) -> None:
+    """Begin anew under a transactional id: the broker aborts what its last owner left open."""
+    transact(bootstrap, "", transactional_id, [])
+
+
+def consume(bootstrap: str, topic: str, *, committed: bool = True, group: str | None = None) -> list[Record]:
+    """Every record of partition 0, from its start to its end as of now; checksums are checked by the client.
+
+    With a group, its position is committed at the end.
+    """
+
+    async def read() -> list[Record]:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed" if committed else "read_uncommitted",
+        )
+        await consumer.start()
+        try:
+            partition = TopicPartition(topic, 0)
+            consumer.assign([partition])
+            end = (await consumer.end_offsets([partition]))[partition]
+            records: list[Record] = []
+            async with asyncio.timeout(READ_SECONDS):
+                while await consumer.position(partition) < end:
+                    for received in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+                        records += map(_record, received)
+            if group is not None:
+                await consumer.commit()
+        finally:
+            await consumer.stop()
+        return records
+
+    return asyncio.run(read())
+
+
+async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[Record]) -> list[Record]:
+    pending = [
+        (
+            record,
+            await producer.send(
+                topic,
+                value=record.value,
+                key=record.key,
+                partition=0,
+                timestamp_ms=record.timestamp,
+                headers=list(record.headers),
+            ),
+        )
+        for record in records
+    ]
+    sent = []
+    for record, answer in pending:
+        place = await answer
+        sent.append(replace(record, offset=place.offset, timestamp=place.timestamp))
+    return sent
+
+
+def _record(received: ConsumerRecord[Any, Any]) -> Record:
+    return Record(
+        value=received.value,
+        key=received.key,
+        timestamp=received.timestamp,
+        headers=tuple(received.headers),
+        offset=received.offset,
+    )
