@@ -1,0 +1,39 @@
+# Two commands do everything: `make run` (from the mount on) and `make test`. See README.md.
+
+PYTHON ?= python3
+VENV   := .venv
+KAFKA  := .tools/kafka
+BIN    := $(VENV)/bin
+
+.PHONY: setup test bench lint clean
+
+setup: $(VENV)/.ready
+
+# The kernels are compiled here, so that nobody's first read waits for the compiler.
+$(VENV)/.ready: pyproject.toml .ci/packages
+	.ci/packages venv
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/python -m engine.kernels
+	touch $@
+
+# The real Kafka, which the interoperability tests compare with: its jars, and a Java to run them.
+$(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
+	.ci/packages java maven
+	mvn -q -f tests/interop/pom.xml dependency:copy-dependencies
+	touch $@
+
+test: setup $(KAFKA)/.ready
+	$(BIN)/python -m pytest $(TESTS)
+
+bench: setup
+	$(BIN)/python tests/bench
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .tools build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
