@@ -5,18 +5,43 @@ numba compile another variant on a user's first read; the machine code is cached
 (or in numba's own cache directory where that cannot be written). `READ` and `WRITE` are the two kinds
 of buffer: a kernel that only reads takes `READ`, and so accepts writable and read-only arrays alike.
 
+numba takes cached code for current while the kernel's own file is unchanged, but helpers and constants of
+other files are compiled into it: so all of it is dropped when any file of this folder changes.
+
 Lengths are checked by the kernels themselves: indexing outside an array is not caught by numba.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba import types
 
 Function = Callable[..., Any]
+
+
+def _drop_outdated_code(folder: Path) -> None:
+    digest = hashlib.sha256()
+    for source in sorted(folder.glob("*.py")):
+        digest.update(source.read_bytes())
+    cache = folder / "__pycache__"
+    stamp = cache / "kernels.sha256"
+    if stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return
+    # Where the folder cannot be written, it was installed by somebody else, and its sources do not change.
+    with contextlib.suppress(OSError):
+        for outdated in (*cache.glob("*.nbi"), *cache.glob("*.nbc")):
+            outdated.unlink(missing_ok=True)
+        cache.mkdir(exist_ok=True)
+        stamp.write_text(digest.hexdigest())
+
+
+_drop_outdated_code(Path(__file__).parent)
 
 READ = types.Array(types.uint8, 1, "C", readonly=True)
 WRITE = types.Array(types.uint8, 1, "C")

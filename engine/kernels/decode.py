@@ -51,6 +51,11 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
 
+NO_APPEND_TIME = -(2**63)
+"""In place of an append time: each record has its own timestamp. An append time may be -1."""
+
+_MAX_INT32 = 2**31 - 1
+
 MIN_RECORD_SIZE = 7
 """Length, attributes, two deltas, key length, value length, header count: a byte each at the least."""
 
@@ -139,11 +144,14 @@ def decode(
 ):
     """Read the `count` records of buffer[start:end] into rows `row`… of the columns.
 
-    `append_time` ≥ 0 is the timestamp of every record (LogAppendTime). Null keys and values have
-    length -1; a headers length of 1 means "no headers". A negative `last_offset_delta` lets offsets go as
-    they will. Gives status, record index, position."""
-    if start < 0 or end > buffer.size or row < 0 or row + count > offsets.size:
+    `append_time` is the timestamp of every record (LogAppendTime), unless it is NO_APPEND_TIME. Null keys
+    and values have length -1; a headers length of 1 means "no headers". A negative `last_offset_delta` lets
+    offsets go as they will. Gives status, record index, position."""
+    # Spans are 32 bits wide: what lies further behind has none.
+    if start < 0 or end > min(buffer.size, _MAX_INT32):
         return BAD_LENGTH, 0, start
+    if row < 0 or count < 0 or count > offsets.size - row:
+        return TOO_MANY, 0, start
     position = start
     before = np.int64(-1)
     for index in range(count):
@@ -158,7 +166,7 @@ def decode(
             return BAD_OFFSET, index, position
         before = place
         offsets[row] = base_offset + place
-        timestamps[row] = append_time if append_time >= 0 else base_timestamp + delta
+        timestamps[row] = append_time if append_time != NO_APPEND_TIME else base_timestamp + delta
         key_start[row] = key
         key_length[row] = max(key_size, -1)
         value_start[row] = value
@@ -271,7 +279,7 @@ def decode_batches(
             table[batch, BASE_OFFSET],
             table[batch, LAST_OFFSET] - table[batch, BASE_OFFSET],
             table[batch, BASE_TIMESTAMP],
-            table[batch, MAX_TIMESTAMP] if attributes & LOG_APPEND_TIME else -1,
+            table[batch, MAX_TIMESTAMP] if attributes & LOG_APPEND_TIME else NO_APPEND_TIME,
             offsets,
             timestamps,
             key_start,

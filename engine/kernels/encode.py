@@ -106,6 +106,8 @@ def encode_lines(source, start, end, out, position, limit):
     position in `source` of the first byte not used, and the position behind the last record."""
     limit = min(limit, out.size)
     count = 0
+    if start < 0 or end > source.size or position < 0:
+        return count, start, position
     while start < end:
         newline = find_byte(source, start, end, NEWLINE)
         length = newline - start
@@ -143,14 +145,14 @@ def encode_records(source, timestamps, lengths, base_timestamp, out, position):
         key = lengths[at]
         value = lengths[at + 1]
         headers = lengths[at + 2]
-        if headers < 0 or at + 3 + 2 * headers > lengths.size:
+        if headers < 0 or headers > (lengths.size - at - 3) // 2:
             return -1
         delta = timestamps[index] - base_timestamp
         body = 1 + varint_size(delta) + varint_size(index) + varint_size(headers)
         needed = 0
         for field in range(2 + 2 * headers):
             length = lengths[at + field] if field < 2 else lengths[at + 1 + field]
-            if length < -1:
+            if length < -1 or length > source.size:
                 return -1
             body += varint_size(length) + max(length, 0)
             needed += max(length, 0)

@@ -1,15 +1,7 @@
 """Walks the batches of a buffer, and fills a table with what their headers say.
 
-    header of a batch, big-endian                           the checksum covers [21, end)
-    0   int64  base offset          23  int32  last offset delta     51  int16  producer epoch
-    8   int32  size after here      27  int64  base timestamp        53  int32  base sequence
-    12  int32  leader epoch         35  int64  max timestamp         57  int32  count of records
-    16  int8   magic, always 2      43  int64  producer id           61  …      records
-    17  uint32 CRC-32C
-    21  int16  attributes
-
-The size is judged before the magic, and the magic before the batch's end: a reader that fetches more
-bytes because a batch is cut off has seen that they are bytes of a batch.
+The header is drawn in `engine.kernels.encode`. Its size is judged before its magic, and its magic before
+the batch's end: who fetches more bytes because a batch is cut off knows that they are a batch's.
 """
 
 from __future__ import annotations
@@ -51,6 +43,7 @@ PROBLEMS: Final = {
     BAD_CRC: "the checksum does not fit the bytes",
     BAD_OFFSETS: "an offset is negative or beyond 63 bits",
 }
+"""What a status other than DONE and FULL means, for messages."""
 
 HEADER_SIZE: Final = 61
 SIZE_OVERHEAD: Final = 12  # offset and size field, which the size does not count

@@ -3,6 +3,8 @@
 varint    zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …; then groups of 7 bits, lowest first,
           each but the last with its high bit set; at most 5 bytes
 varlong   the same for 64 bits; at most 10 bytes
+
+A number of more than 32 or 64 bits is malformed, not cut down to fit.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ def _read(buffer, position, end, bits):
         position += 1
         folded |= (byte & types.uint64(0x7F)) << types.uint64(shift)
         if byte < types.uint64(0x80):
+            if shift == 63 and byte > types.uint64(1):
+                break  # more than 64 bits
             half = types.int64(folded >> types.uint64(1))
             return (half ^ -types.int64(folded & types.uint64(1))), position
         shift += 7
@@ -92,7 +96,6 @@ def read_varint(buffer, position, end):
         byte = types.int64(buffer[position])
         return (byte >> 1) ^ -(byte & 1), position + 1
     value, position = _read(buffer, position, end, 35)
-    # The fifth byte may carry more than 32 bits: such a number is malformed, not cut down to fit.
     if value > 2147483647 or value < -2147483648:
         return types.int64(0), types.int64(MALFORMED)
     return value, position
@@ -101,7 +104,7 @@ def read_varint(buffer, position, end):
 @kernel(INT, WRITE, INT, INT)
 def encode_varint(out, position, value):
     """Write one number for callers outside kernels; MALFORMED where it does not fit into `out`."""
-    if position < 0 or position + varint_size(value) > out.size:
+    if position < 0 or position > out.size - varint_size(value):
         return MALFORMED
     return write_varint(out, position, value)
 
