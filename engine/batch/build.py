@@ -88,12 +88,14 @@ def from_lines(
     """One batch of the lines of lines[start:], a record each, and the position of the first line left over.
 
     `limit` is the largest batch in bytes, before compression. RecordTooLargeError where the first line alone
-    exceeds it."""
+    exceeds it. No lines make no batch: an empty array."""
+    if start >= lines.size:
+        return np.empty(0, np.uint8), start
     # An empty line, one byte, becomes a record of 11 at most. Untouched room costs address space only.
     room = min(limit, HEADER_SIZE + 12 * (lines.size - start) + RECORD_OVERHEAD)
     out = np.empty(room, np.uint8)
     count, used, end = encoding.encode_lines(lines, start, lines.size, out, HEADER_SIZE, room)
-    if not count and start < lines.size:
+    if not count:
         raise RecordTooLargeError(
             f"a line of up to {lines.size - start} bytes exceeds a batch of {limit} bytes"
         )
@@ -101,7 +103,10 @@ def from_lines(
 
 
 def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Bytes:
-    """One batch of these records; those without a timestamp get `now`."""
+    """One batch of these records; those without a timestamp get `now`. No records make no batch: an empty
+    array."""
+    if not len(records):
+        return np.empty(0, np.uint8)
     timestamps = np.fromiter(
         (now if record.timestamp is None else record.timestamp for record in records), np.int64, len(records)
     )
@@ -118,17 +123,24 @@ def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> B
         headers += len(record.headers)
         lengths += (_add(fields, record.key), _add(fields, record.value), len(record.headers))
         for name, value in record.headers:
-            lengths += (_add(fields, name.encode("utf-8", "surrogateescape")), _add(fields, value))
+            lengths += (_add(fields, _name(name)), _add(fields, value))
     source = np.frombuffer(b"".join(fields), np.uint8)
     out = np.empty(HEADER_SIZE + source.size + RECORD_OVERHEAD * len(records) + 10 * headers, np.uint8)
-    base_timestamp = int(timestamps[0]) if len(records) else NO_TIMESTAMP
+    base_timestamp = int(timestamps[0])
     end = encoding.encode_records(
         source, timestamps, np.array(lengths, np.int64), base_timestamp, out, HEADER_SIZE
     )
-    largest = int(timestamps.max()) if len(records) else NO_TIMESTAMP
+    largest = int(timestamps.max())
     if shape.timestamp_type == TimestampType.LOG_APPEND_TIME:
         largest = now
     return _finish(out, end, len(records), base_timestamp, largest, shape)
+
+
+def _name(name: str) -> bytes:
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRecordError(f"header name {name!r} holds surrogates that escape no byte") from error
 
 
 def _add(fields: list[bytes], field: bytes | None) -> int:

@@ -11,7 +11,7 @@ from engine.batch.compression import DECOMPRESSED_LIMIT, decompress
 from engine.batch.table import Bytes, Ints, Longs
 from engine.errors import CorruptBatchError
 from engine.kernels import decode as decoding
-from engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, MIN_RECORD_SIZE
+from engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, MIN_RECORD_SIZE, NO_APPEND_TIME
 from engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -174,8 +174,16 @@ def _plain_columns(buffer: Bytes, table: Longs, first: int, origin: int) -> tupl
 
 def _compressed_columns(buffer: Bytes, table: Longs, origin: int) -> Columns:
     row = table[0]
-    data = records_of(buffer, row, origin)
-    _check_counts(table, data.size)
+    return _single(records_of(buffer, row, origin), row, int(row[LAST_OFFSET] - row[BASE_OFFSET]))
+
+
+def unordered_columns(buffer: Bytes, row: Longs) -> Columns:
+    """The records of one batch whose offsets may have any order, for a leader that gives them new ones."""
+    return _single(records_of(buffer, row), row, -1)
+
+
+def _single(data: Bytes, row: Longs, last_offset_delta: int) -> Columns:
+    _check_counts(row.reshape(1, -1), data.size)
     found = Columns.empty(data, int(row[COUNT]))
     status, index, at = decoding.decode(
         data,
@@ -183,9 +191,9 @@ def _compressed_columns(buffer: Bytes, table: Longs, origin: int) -> Columns:
         data.size,
         len(found),
         row[BASE_OFFSET],
-        row[LAST_OFFSET] - row[BASE_OFFSET],
+        last_offset_delta,
         row[BASE_TIMESTAMP],
-        row[MAX_TIMESTAMP] if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else -1,
+        row[MAX_TIMESTAMP] if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else NO_APPEND_TIME,
         *found.arrays,
         0,
     )

@@ -13,7 +13,7 @@ up to a limit, so memory follows what was really decompressed and never a number
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import cramjam
@@ -109,36 +109,47 @@ def _compress_snappy(data: Bytes) -> Bytes:
 
 def _decompress_snappy(stream: Bytes, limit: int) -> Bytes:
     if stream[: len(_XERIAL_MAGIC)].tobytes() != _XERIAL_MAGIC:
-        return _snappy_blocks([stream], limit)
-    blocks = []
+        return _snappy_blocks(lambda: (stream,), limit)
+    if stream.size < len(_XERIAL_HEADER):
+        raise CorruptBatchError(
+            f"snappy stream of {stream.size} bytes ends inside its header of {len(_XERIAL_HEADER)}"
+        )
+    return _snappy_blocks(lambda: _xerial_blocks(stream), limit)
+
+
+def _xerial_blocks(stream: Bytes) -> Iterator[Bytes]:
     position = len(_XERIAL_HEADER)
     while position < stream.size:
         if position + 4 > stream.size:
             raise CorruptBatchError(f"snappy stream ends inside a block's length, at byte {position}")
         length = int.from_bytes(stream[position : position + 4].tobytes(), "big", signed=True)
         position += 4
-        if not 0 <= length <= stream.size - position:
+        if not 0 < length <= stream.size - position:
             raise CorruptBatchError(
                 f"snappy block at byte {position} is {length} bytes long, {stream.size - position} are left"
             )
-        blocks.append(stream[position : position + length])
+        yield stream[position : position + length]
         position += length
-    return _snappy_blocks(blocks, limit)
 
 
-def _snappy_blocks(blocks: list[Bytes], limit: int) -> Bytes:
+def _snappy_blocks(blocks: Callable[[], Iterable[Bytes]], limit: int) -> Bytes:
     """Decompress raw blocks one behind the other. A block's stated length is believed only as far as a
-    block of its size can reach: snappy gives at most 64 bytes for 3."""
+    block of its size can reach: snappy gives at most 64 bytes for 3.
+
+    The blocks are walked twice rather than listed: tiny ones would take thirty times their bytes."""
     try:
-        lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
-        for block, length in zip(blocks, lengths, strict=True):
+        size = 0
+        for block in blocks():
+            length = cramjam.snappy.decompress_raw_len(block)
             if length > 32 * block.size:
                 raise CorruptBatchError(f"snappy block of {block.size} bytes claims to hold {length}")
-        if sum(lengths) > limit:
-            raise CorruptBatchError(f"snappy stream becomes {sum(lengths)} bytes, more than {limit}")
-        out = np.empty(sum(lengths), np.uint8)
+            size += length
+            if size > limit:
+                raise CorruptBatchError(f"snappy stream becomes more than {limit} bytes")
+        out = np.empty(size, np.uint8)
         position = 0
-        for block, length in zip(blocks, lengths, strict=True):
+        for block in blocks():
+            length = cramjam.snappy.decompress_raw_len(block)
             if length:
                 cramjam.snappy.decompress_raw_into(block, out[position : position + length])
             position += length
