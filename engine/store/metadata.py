@@ -162,7 +162,7 @@ class MetaProperties:
         try:
             values = read_properties(path)
         except FileNotFoundError:
-            # Node 0 is a cluster's first by custom; a broker that continues the directory must be given this id.
+            # A broker that continues the directory must be configured with this node id.
             values = {"version": "1", "cluster.id": random_uuid(), "node.id": "0"}
         found = _parse_meta_properties(path, values)
         if found.version == 0 or found.directory_id is not None:

@@ -82,7 +82,8 @@ def partition_directory(topic: str, partition: int) -> str:
     name = f"{topic}-{partition}"
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidNameError(
-            f"partition directory {shown(name)}: expected at most {MAX_NAME_LENGTH} characters, found {len(name)}"
+            f"partition directory {shown(name)}: expected at most {MAX_NAME_LENGTH} characters, "
+            f"found {len(name)}"
         )
     return name
 
@@ -150,7 +151,8 @@ def offset_of_file(name: str) -> int:
     offset = int(digits) if dot and _OFFSET.fullmatch(digits) else None
     if offset is None or offset > MAX_INT64:
         raise InvalidNameError(
-            f"file name: expected an offset of 20 digits, at most {MAX_INT64}, and a suffix, found {shown(name)}"
+            f"file name: expected an offset of 20 digits, at most {MAX_INT64}, and a suffix, "
+            f"found {shown(name)}"
         )
     return offset
 

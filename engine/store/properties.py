@@ -37,13 +37,8 @@ _CONTROL_NAMES: Final = {control: name for name, control in _CONTROLS.items()}
 def read_properties(path: Path) -> dict[str, str]:
     """Names and values. A missing file is FileNotFoundError, a broken escape CorruptCheckpointError."""
     values = {}
-    for number, line in _logical_lines(read_bounded(path, MAX_BYTES).decode("iso-8859-1")):
-        entry = _ENTRY.fullmatch(line)
-        assert entry is not None, "every text has the form: name, optional separator, rest"
-        try:
-            values[_unescaped(entry[1])] = _unescaped(entry[2])
-        except ValueError as error:
-            raise CorruptCheckpointError(f"{path}: line {number}: {error}") from None
+    for _, name, value in _entries(path, read_bounded(path, MAX_BYTES).decode("iso-8859-1")):
+        values[name] = value
     return values
 
 
@@ -55,10 +50,54 @@ def write_properties(path: Path, values: Mapping[str, str], comment: str = "", c
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode("ascii"))
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations, and the number of the first of each; no comments and no blank ones."""
-    first, parts = 0, ""
-    for number, natural in enumerate(_LINE_END.split(text), start=1):
+def edit_properties(path: Path, changes: Mapping[str, str | None]) -> None:
+    """Change values in the file, durably; None removes a name. Other lines, comments too, stay as they are.
+
+    A missing file counts as an empty one, a broken escape in it is CorruptCheckpointError.
+    """
+    try:
+        text = read_bounded(path, MAX_BYTES).decode("iso-8859-1")
+    except FileNotFoundError:
+        text = ""
+    lines: list[str | None] = list(_LINE_END.split(text))
+    places: dict[str, int] = {}
+    for numbers, name, _ in _entries(path, text):
+        if name in changes:
+            places[name] = numbers.start
+            for number in numbers:
+                lines[number] = None
+    while lines and not lines[-1]:
+        lines.pop()
+    # A backslash at the end of the file would take what is added for its continuation.
+    ends = [""] if lines and (lines[-1] or "").endswith("\\") else []
+    for name, value in changes.items():
+        if value is None:
+            continue
+        line = f"{_escaped_name(name)}={_escaped_value(value)}"
+        if places.get(name, len(lines)) < len(lines):
+            lines[places[name]] = line
+        else:
+            ends.append(line)
+    kept = [line for line in (*lines, *ends) if line is not None]
+    write_atomically(path, "".join(f"{line}\n" for line in kept).encode("iso-8859-1"))
+
+
+def _entries(path: Path, text: str) -> Iterator[tuple[range, str, str]]:
+    """Each entry: the lines that it takes, counted from 0, its name and its value."""
+    for lines, line in _logical_lines(text):
+        entry = _ENTRY.fullmatch(line)
+        assert entry is not None, "every text has the form: name, optional separator, rest"
+        try:
+            name, value = _unescaped(entry[1]), _unescaped(entry[2])
+        except ValueError as error:
+            raise CorruptCheckpointError(f"{path}: line {lines.start + 1}: {error}") from None
+        yield lines, name, value
+
+
+def _logical_lines(text: str) -> Iterator[tuple[range, str]]:
+    """Lines with their continuations, and which natural ones each takes; no comments and no blank ones."""
+    first, number, parts = 0, 0, ""
+    for number, natural in enumerate(_LINE_END.split(text)):
         line = natural.lstrip(_BLANKS)
         if not parts:
             first = number
@@ -67,10 +106,10 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         if (len(line) - len(line.rstrip("\\"))) % 2:
             parts += line[:-1]
             continue
-        yield first, parts + line
+        yield range(first, number + 1), parts + line
         parts = ""
     if parts:
-        yield first, parts
+        yield range(first, number + 1), parts
 
 
 def _unescaped(text: str) -> str:
