@@ -1,0 +1,118 @@
+"""The daemon's settings: the lines of server.properties that are not defaults of topic settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from engine.errors import InvalidSettingError
+from engine.record import MAX_INT32
+from engine.settings.definitions import DAEMON
+from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
+from engine.settings.setting import Setting, Value, refuse_unknown, text_of
+from engine.settings.topic import resolve_topic
+
+# A slot of the cleaner's table of keys: a hash of 16 bytes and an offset.
+_SLOT_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """The settings of the daemon. A field is the setting of that name with dots.
+
+    *_ms                                 milliseconds
+    log_cleaner_dedupe_buffer_size       bytes, of all threads together, like log_cleaner_io_buffer_size
+    log_cleaner_io_buffer_load_factor    0..1, of the table of keys despite its name
+    log_cleaner_io_max_bytes_per_second  of all threads together; the largest float: no limit
+    log_flush_scheduler_interval_ms      2^63-1: never
+    log_dir_failure_timeout_ms           without effect: there is no controller to tell
+    """
+
+    num_partitions: int
+    delete_topic_enable: bool
+    log_cleaner_enable: bool
+    log_cleaner_threads: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_io_buffer_size: int
+    log_cleaner_io_buffer_load_factor: float
+    log_cleaner_io_max_bytes_per_second: float
+    log_cleaner_backoff_ms: int
+    log_retention_check_interval_ms: int
+    log_flush_scheduler_interval_ms: int
+    log_flush_offset_checkpoint_interval_ms: int
+    log_flush_start_offset_checkpoint_interval_ms: int
+    log_initial_task_delay_ms: int
+    num_recovery_threads_per_data_dir: int
+    replica_high_watermark_checkpoint_interval_ms: int
+    producer_id_expiration_ms: int
+    producer_id_expiration_check_interval_ms: int
+    transaction_max_timeout_ms: int
+    log_dir_failure_timeout_ms: int
+
+
+def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:
+    """The settings of a daemon with these lines of server.properties.
+
+    InvalidSettingError for an unknown name, a value that is not allowed, or two that exclude each other. The
+    lines that are defaults of topic settings are checked too, also those that another one outranks.
+    """
+    refuse_unknown("daemon", values, DAEMON_BY_NAME, DAEMON_HINTS)
+    given = {name: DAEMON_BY_NAME[name].parse(text) for name, text in values.items()}
+    resolve_topic({}, values)
+    # The table's kinds are the fields' types; a test compares the two.
+    fields = {setting.name.replace(".", "_"): given.get(setting.name, setting.default) for setting in DAEMON}
+    settings = DaemonSettings(**fields)  # type: ignore[arg-type]
+    _check_dedupe_buffer(settings)
+    return settings
+
+
+def validate_change(current: Mapping[str, str], wanted: Mapping[str, str]) -> DaemonSettings:
+    """The settings after a change of server.properties' lines while the daemon runs.
+
+    InvalidSettingError where the new lines are not allowed at all, where one that changed needs a new mount,
+    or where log.cleaner.threads changes by more than a factor of two. A line that says the value that held
+    before, in other words or as the default, is no change.
+    """
+    before, after = resolve_daemon(current), resolve_daemon(wanted)
+    for name in sorted(current.keys() | wanted.keys()):
+        setting = DAEMON_BY_NAME[name]
+        old, new = (_value(setting, lines) for lines in (current, wanted))
+        if old != new and not setting.running:
+            raise InvalidSettingError(
+                f"{name}: expected {_shown(old)} until the next mount, found {_shown(new)}"
+            )
+    _check_threads(before.log_cleaner_threads, after.log_cleaner_threads)
+    return after
+
+
+def _value(setting: Setting, lines: Mapping[str, str]) -> Value | None:
+    return setting.parse(lines[setting.name]) if setting.name in lines else setting.default
+
+
+def _shown(value: Value | None) -> str:
+    return "no value" if value is None else text_of(value)
+
+
+def _check_threads(running: int, wanted: int) -> None:
+    least, most = max(1, running // 2), running * 2
+    if wanted == running or least <= wanted <= most:
+        return
+    if running == 0:
+        raise InvalidSettingError(f"log.cleaner.threads: expected 0 until the next mount, found {wanted}")
+    raise InvalidSettingError(
+        f"log.cleaner.threads: expected {least} to {most} while {running} run, found {wanted}"
+    )
+
+
+def _check_dedupe_buffer(settings: DaemonSettings) -> None:
+    if settings.log_cleaner_threads == 0:
+        return
+    share = min(settings.log_cleaner_dedupe_buffer_size // settings.log_cleaner_threads, MAX_INT32)
+    if share // _SLOT_BYTES * settings.log_cleaner_io_buffer_load_factor <= 1:
+        raise InvalidSettingError(
+            f"log.cleaner.dedupe.buffer.size: expected room for more than one key ({_SLOT_BYTES} bytes) in "
+            f"the table of each of {settings.log_cleaner_threads} threads, filled to "
+            f"{settings.log_cleaner_io_buffer_load_factor}, "
+            f"found {settings.log_cleaner_dedupe_buffer_size} bytes"
+        )

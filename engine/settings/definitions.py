@@ -1,0 +1,431 @@
+"""Every setting that topicfs takes: the topics' and the daemon's, under Kafka's names.
+
+A topic setting comes from the topic's own file, else from its synonyms in server.properties in the order
+listed here, else from the default. Settings marked `effect=False` belong to a cluster or to tiered storage.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from engine.record import MAX_INT64
+from engine.settings.setting import Kind, Range, Setting, Synonym
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+
+COMPACT: Final = "compact"
+DELETE: Final = "delete"
+
+
+def at_least(low: int) -> tuple[Range, ...]:
+    """The range from a number to the largest of its kind."""
+    # No float in between: it would round the largest 64-bit numbers up.
+    return ((low, MAX_INT64),)
+
+
+TOPIC: Final = (
+    Setting(
+        "cleanup.policy",
+        Kind.LIST,
+        (DELETE,),
+        "what becomes of old records: delete segments, compact to each key's latest, both or neither",
+        choices=(COMPACT, DELETE),
+        synonyms=(Synonym("log.cleanup.policy"),),
+    ),
+    Setting(
+        "compression.type",
+        Kind.STRING,
+        "producer",
+        "how batches are stored; producer keeps what the writer chose",
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        synonyms=(Synonym("compression.type"),),
+    ),
+    Setting(
+        "compression.gzip.level",
+        Kind.INT,
+        -1,
+        "gzip's effort; -1 is its default",
+        ranges=((-1, -1), (1, 9)),
+        synonyms=(Synonym("compression.gzip.level"),),
+    ),
+    Setting(
+        "compression.lz4.level",
+        Kind.INT,
+        9,
+        "lz4's effort",
+        ranges=((1, 17),),
+        synonyms=(Synonym("compression.lz4.level"),),
+    ),
+    Setting(
+        "compression.zstd.level",
+        Kind.INT,
+        3,
+        "zstd's effort",
+        ranges=((-131072, 22),),
+        synonyms=(Synonym("compression.zstd.level"),),
+    ),
+    Setting(
+        "delete.retention.ms",
+        Kind.LONG,
+        DAY_MS,
+        "how long a compacted topic keeps tombstones and markers",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.cleaner.delete.retention.ms"),),
+    ),
+    Setting(
+        "file.delete.delay.ms",
+        Kind.LONG,
+        60_000,
+        "how long a removed segment's files stay under .deleted",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.segment.delete.delay.ms"),),
+    ),
+    Setting(
+        "flush.messages",
+        Kind.LONG,
+        MAX_INT64,
+        "fsync after this many records",
+        ranges=at_least(1),
+        synonyms=(Synonym("log.flush.interval.messages"),),
+    ),
+    Setting(
+        "flush.ms",
+        Kind.LONG,
+        MAX_INT64,
+        "fsync after this time",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.flush.interval.ms"), Synonym("log.flush.scheduler.interval.ms")),
+    ),
+    Setting(
+        "index.interval.bytes",
+        Kind.INT,
+        4096,
+        "bytes of records between two index entries",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.index.interval.bytes"),),
+    ),
+    Setting(
+        "max.message.bytes",
+        Kind.INT,
+        1024 * 1024 + 12,
+        "the largest batch, as stored",
+        ranges=at_least(0),
+        synonyms=(Synonym("message.max.bytes"),),
+    ),
+    Setting(
+        "max.compaction.lag.ms",
+        Kind.LONG,
+        MAX_INT64,
+        "compact a record at the latest this long after it was written",
+        ranges=at_least(1),
+        synonyms=(Synonym("log.cleaner.max.compaction.lag.ms"),),
+    ),
+    Setting(
+        "min.compaction.lag.ms",
+        Kind.LONG,
+        0,
+        "keep every record this long before it may be compacted",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.cleaner.min.compaction.lag.ms"),),
+    ),
+    Setting(
+        "min.cleanable.dirty.ratio",
+        Kind.DOUBLE,
+        0.5,
+        "compact when more than this part of the log is not compacted yet",
+        ranges=((0, 1),),
+        synonyms=(Synonym("log.cleaner.min.cleanable.ratio"),),
+    ),
+    Setting(
+        "message.timestamp.type",
+        Kind.STRING,
+        "CreateTime",
+        "whether a record keeps its writer's timestamp or gets that of its append",
+        choices=("CreateTime", "LogAppendTime"),
+        synonyms=(Synonym("log.message.timestamp.type"),),
+    ),
+    Setting(
+        "message.timestamp.before.max.ms",
+        Kind.LONG,
+        MAX_INT64,
+        "how far a timestamp may lie in the past",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.message.timestamp.before.max.ms"),),
+    ),
+    Setting(
+        "message.timestamp.after.max.ms",
+        Kind.LONG,
+        HOUR_MS,
+        "how far a timestamp may lie in the future",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.message.timestamp.after.max.ms"),),
+    ),
+    Setting(
+        "min.insync.replicas",
+        Kind.INT,
+        1,
+        "replicas that must have a write",
+        ranges=at_least(1),
+        synonyms=(Synonym("min.insync.replicas"),),
+        effect=False,
+    ),
+    Setting(
+        "preallocate",
+        Kind.BOOL,
+        False,
+        "give a new segment's file its full size at once",
+        synonyms=(Synonym("log.preallocate"),),
+    ),
+    Setting(
+        "retention.bytes",
+        Kind.LONG,
+        -1,
+        "size above which old segments are deleted; negative: no limit",
+        synonyms=(Synonym("log.retention.bytes"),),
+    ),
+    Setting(
+        "retention.ms",
+        Kind.LONG,
+        7 * DAY_MS,
+        "age above which segments are deleted; -1: no limit",
+        ranges=at_least(-1),
+        synonyms=(
+            Synonym("log.retention.ms"),
+            Synonym("log.retention.minutes", MINUTE_MS),
+            Synonym("log.retention.hours", HOUR_MS),
+        ),
+    ),
+    Setting(
+        "segment.bytes",
+        Kind.INT,
+        1024 * 1024 * 1024,
+        "size at which a segment is sealed and the next one begins",
+        ranges=at_least(1024 * 1024),
+        synonyms=(Synonym("log.segment.bytes"),),
+    ),
+    Setting(
+        "internal.segment.bytes",
+        Kind.INT,
+        None,
+        "for tests: segment.bytes below its minimum",
+        ranges=at_least(14),
+    ),
+    Setting(
+        "segment.index.bytes",
+        Kind.INT,
+        10 * 1024 * 1024,
+        "the largest offset or time index",
+        # Kafka takes 4 to 11 here, and then cannot open the time index, whose entries have 12 bytes.
+        ranges=at_least(12),
+        synonyms=(Synonym("log.index.size.max.bytes"),),
+    ),
+    Setting(
+        "segment.jitter.ms",
+        Kind.LONG,
+        0,
+        "up to this much is taken off segment.ms at random, so that not all topics roll at once",
+        ranges=at_least(0),
+        synonyms=(Synonym("log.roll.jitter.ms"), Synonym("log.roll.jitter.hours", HOUR_MS)),
+    ),
+    Setting(
+        "segment.ms",
+        Kind.LONG,
+        7 * DAY_MS,
+        "age at which a segment is sealed even if it is small",
+        ranges=at_least(1),
+        synonyms=(Synonym("log.roll.ms"), Synonym("log.roll.hours", HOUR_MS)),
+    ),
+    Setting(
+        "unclean.leader.election.enable",
+        Kind.BOOL,
+        False,
+        "whether a replica that lags may lead",
+        synonyms=(Synonym("unclean.leader.election.enable"),),
+        effect=False,
+    ),
+    Setting(
+        "remote.storage.enable",
+        Kind.BOOL,
+        False,
+        "whether sealed segments go to remote storage",
+        effect=False,
+    ),
+    Setting(
+        "local.retention.ms",
+        Kind.LONG,
+        -2,
+        "age above which local copies of remote segments are deleted; -2: as retention.ms",
+        ranges=at_least(-2),
+        synonyms=(Synonym("log.local.retention.ms"),),
+        effect=False,
+    ),
+    Setting(
+        "local.retention.bytes",
+        Kind.LONG,
+        -2,
+        "size above which local copies of remote segments are deleted; -2: as retention.bytes",
+        ranges=at_least(-2),
+        synonyms=(Synonym("log.local.retention.bytes"),),
+        effect=False,
+    ),
+    Setting(
+        "remote.log.copy.disable",
+        Kind.BOOL,
+        False,
+        "whether copying to remote storage rests",
+        effect=False,
+    ),
+    Setting(
+        "remote.log.delete.on.disable",
+        Kind.BOOL,
+        False,
+        "whether remote segments go when remote storage is switched off",
+        effect=False,
+    ),
+)
+
+DAEMON: Final = (
+    Setting(
+        "num.partitions",
+        Kind.INT,
+        1,
+        "how many partitions a new topic has",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "delete.topic.enable",
+        Kind.BOOL,
+        True,
+        "whether topics and partitions can be deleted",
+        running=False,
+    ),
+    Setting("log.cleaner.enable", Kind.BOOL, True, "whether topics are compacted at all", running=False),
+    Setting("log.cleaner.threads", Kind.INT, 1, "threads that compact", ranges=at_least(0)),
+    Setting(
+        "log.cleaner.dedupe.buffer.size",
+        Kind.LONG,
+        128 * 1024 * 1024,
+        "memory for the keys of a compaction, shared by the threads",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "log.cleaner.io.buffer.size",
+        Kind.INT,
+        512 * 1024,
+        "memory for reading and writing in compactions, shared by the threads",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "log.cleaner.io.buffer.load.factor",
+        Kind.DOUBLE,
+        0.9,
+        "how full the table of keys may be",
+        ranges=((0, 1),),
+    ),
+    Setting(
+        "log.cleaner.io.max.bytes.per.second",
+        Kind.DOUBLE,
+        sys.float_info.max,
+        "how fast all compactions together may read and write",
+        ranges=((1, sys.float_info.max),),
+    ),
+    Setting(
+        "log.cleaner.backoff.ms",
+        Kind.LONG,
+        15_000,
+        "how long an idle compaction thread sleeps",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "log.retention.check.interval.ms",
+        Kind.LONG,
+        5 * MINUTE_MS,
+        "time between two looks for segments to delete",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "log.flush.scheduler.interval.ms",
+        Kind.LONG,
+        MAX_INT64,
+        "time between two looks for logs to fsync",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "log.flush.offset.checkpoint.interval.ms",
+        Kind.INT,
+        MINUTE_MS,
+        "time between two writes of the recovery points",
+        ranges=at_least(0),
+        running=False,
+    ),
+    Setting(
+        "log.flush.start.offset.checkpoint.interval.ms",
+        Kind.INT,
+        MINUTE_MS,
+        "time between two writes of the start offsets",
+        ranges=at_least(0),
+        running=False,
+    ),
+    Setting(
+        "log.initial.task.delay.ms",
+        Kind.LONG,
+        30_000,
+        "time from the start to the first background task",
+        ranges=at_least(0),
+        running=False,
+    ),
+    Setting(
+        "num.recovery.threads.per.data.dir",
+        Kind.INT,
+        2,
+        "threads that load and recover logs",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "replica.high.watermark.checkpoint.interval.ms",
+        Kind.LONG,
+        5_000,
+        "time between two writes of the high watermarks",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "producer.id.expiration.ms",
+        Kind.INT,
+        DAY_MS,
+        "how long an idle producer's sequence is remembered",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "producer.id.expiration.check.interval.ms",
+        Kind.INT,
+        10 * MINUTE_MS,
+        "time between two looks for idle producers",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "transaction.max.timeout.ms",
+        Kind.INT,
+        15 * MINUTE_MS,
+        "the longest time a transaction may stay open",
+        ranges=at_least(1),
+        running=False,
+    ),
+    Setting(
+        "log.dir.failure.timeout.ms",
+        Kind.LONG,
+        30_000,
+        "how long a broker waits for its controller to note a failed directory",
+        ranges=at_least(1),
+        running=False,
+        effect=False,
+    ),
+)

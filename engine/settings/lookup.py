@@ -1,0 +1,84 @@
+"""The settings found by their names, and a word for who asks by a wrong one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.record import MAX_INT64
+from engine.settings.definitions import DAEMON, TOPIC, at_least
+from engine.settings.setting import Kind, Range, Setting, Synonym
+
+# Of the daemon-wide retention times any negative one means no limit, and 0 is refused.
+_UNLIMITED_OR_POSITIVE: Final[tuple[Range, ...]] = ((-MAX_INT64 - 1, -1), (1, MAX_INT64))
+
+# Units other than the topic setting's, and rules that only the daemon-wide form has.
+_SYNONYM_RANGES: Final = {
+    "log.retention.ms": (Kind.LONG, _UNLIMITED_OR_POSITIVE),
+    "log.retention.minutes": (Kind.INT, _UNLIMITED_OR_POSITIVE),
+    "log.retention.hours": (Kind.INT, _UNLIMITED_OR_POSITIVE),
+    "log.roll.hours": (Kind.INT, at_least(1)),
+    "log.roll.jitter.hours": (Kind.INT, at_least(0)),
+}
+
+# Kafka takes no change of these while it runs: the forms in milliseconds come before them anyway.
+_FIXED_SYNONYMS: Final = frozenset(
+    {"log.retention.minutes", "log.retention.hours", "log.roll.hours", "log.roll.jitter.hours"}
+)
+
+
+def _synonym_setting(topic: Setting, synonym: Synonym) -> Setting:
+    kind, ranges = _SYNONYM_RANGES.get(synonym.name, (topic.kind, topic.ranges))
+    return Setting(
+        synonym.name,
+        kind,
+        None,
+        f"default of the topic setting {topic.name}: {topic.doc}",
+        ranges=ranges,
+        choices=topic.choices,
+        running=synonym.name not in _FIXED_SYNONYMS,
+        effect=topic.effect,
+    )
+
+
+TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC}
+DAEMON_BY_NAME: Final = {
+    # A name that is a setting of its own as well keeps its own definition.
+    **{synonym.name: _synonym_setting(setting, synonym) for setting in TOPIC for synonym in setting.synonyms},
+    **{setting.name: setting for setting in DAEMON},
+}
+
+_REMOVED: Final = {
+    "message.format.version": "Kafka 4.0 removed it; records have format v2",
+    "message.downconversion.enable": "Kafka 4.0 removed it; records have format v2",
+    "message.timestamp.difference.max.ms": "Kafka 4.0 replaced it by message.timestamp.before.max.ms and "
+    "message.timestamp.after.max.ms",
+}
+
+TOPIC_HINTS: Final = {
+    **{
+        synonym.name: f"in a topic's settings it is {setting.name}, in its own unit"
+        for setting in TOPIC
+        for synonym in setting.synonyms
+        if synonym.name != setting.name
+    },
+    **{
+        setting.name: "it holds for the whole daemon, and belongs into server.properties"
+        for setting in DAEMON
+    },
+    **_REMOVED,
+}
+
+DAEMON_HINTS: Final = {
+    **{
+        setting.name: f"in server.properties it is {setting.synonyms[0].name}"
+        if setting.synonyms
+        else "it is set for each topic"
+        for setting in TOPIC
+    },
+    **{
+        f"log.{name}": reason.replace("message.timestamp.", "log.message.timestamp.")
+        for name, reason in _REMOVED.items()
+    },
+    "log.dir": "the log directory is always logs/ beside server.properties",
+    "log.dirs": "the log directory is always logs/ beside server.properties",
+}

@@ -1,0 +1,151 @@
+"""A setting: its name, what values it takes, and how their text is read and written.
+
+Texts are read as Kafka reads them: blanks around them drop out, booleans are `true` and `false` in any case,
+lists are separated by commas, numbers are plain digits without units. A list of no text is empty.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from engine.errors import InvalidSettingError
+from engine.record import MAX_INT32, MAX_INT64
+from engine.store.files import shown
+from engine.store.integers import parse_int32, parse_int64
+
+Value = bool | int | float | str | tuple[str, ...]
+
+
+class Kind(Enum):
+    """What a setting's text stands for; the value says it in a message."""
+
+    BOOL = "true or false"
+    INT = "a whole number of 32 bits"
+    LONG = "a whole number of 64 bits"
+    DOUBLE = "a number"
+    STRING = "one"
+    LIST = "a list, separated by commas,"
+
+
+Range = tuple[float, float]
+
+_LIMITS: Final[dict[Kind, Range]] = {
+    Kind.INT: (-MAX_INT32 - 1, MAX_INT32),
+    Kind.LONG: (-MAX_INT64 - 1, MAX_INT64),
+    Kind.DOUBLE: (-sys.float_info.max, sys.float_info.max),
+}
+_BLANKS: Final = "".join(map(chr, range(33)))
+_COMMA: Final = re.compile(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*")
+_DECIMAL: Final = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})([eE][+-]?[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """A daemon-wide setting that gives a topic setting its default.
+
+    name    in server.properties
+    factor  how many of the topic setting's units one of its own is: 3600000 from hours to milliseconds
+    """
+
+    name: str
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting's definition.
+
+    name      Kafka's
+    kind      how the text is read
+    default   where nobody sets it; None: then it has no value
+    doc       one line for people
+    ranges    numbers are in one of these, both ends included; none means any number of the kind
+    choices   strings, and the items of a list, are among these; none means any
+    synonyms  of a topic setting: the daemon's settings that stand in for it, the first one set counts
+    running   may change while the daemon runs
+    effect    False: taken and checked, because Kafka's files have it, but it changes nothing on one machine
+    """
+
+    name: str
+    kind: Kind
+    default: Value | None
+    doc: str
+    ranges: tuple[Range, ...] = ()
+    choices: tuple[str, ...] = ()
+    synonyms: tuple[Synonym, ...] = ()
+    running: bool = True
+    effect: bool = True
+
+    def parse(self, text: str) -> Value:
+        """The value of the text; InvalidSettingError, which says what is allowed, where it has none."""
+        value = _value(self.kind, text.strip(_BLANKS))
+        if value is None or not self._allows(value):
+            raise InvalidSettingError(f"{self.name}: expected {self.allowed()}, found {shown(text)}")
+        return value
+
+    def allowed(self) -> str:
+        """The values that it takes, in words."""
+        if self.choices:
+            return f"{self.kind.value} of {', '.join(self.choices)}"
+        if not self.ranges:
+            return self.kind.value
+        return f"{self.kind.value}, {' or '.join(map(self._range, self.ranges))}"
+
+    def _allows(self, value: Value) -> bool:
+        if isinstance(value, tuple):
+            return not self.choices or all(item in self.choices for item in value)
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
+        return not self.ranges or any(low <= value <= high for low, high in self.ranges)
+
+    def _range(self, limits: Range) -> str:
+        low, high = limits
+        lowest, highest = _LIMITS[self.kind]
+        if low == high:
+            return f"{low}"
+        if high >= highest:
+            return f"at least {low}"
+        return f"at most {high}" if low <= lowest else f"{low} to {high}"
+
+
+def text_of(value: Value) -> str:
+    """The text that is read as this value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def refuse_unknown(
+    level: str, names: Iterable[str], known: Mapping[str, Setting], hints: Mapping[str, str]
+) -> None:
+    """InvalidSettingError for the first name that is none of the known ones, with the likely right one."""
+    for name in names:
+        if name in known:
+            continue
+        message = f"unknown {level} setting {shown(name)}"
+        if name in hints:
+            raise InvalidSettingError(f"{message}: {hints[name]}")
+        close = difflib.get_close_matches(name[:100], known, n=1)
+        raise InvalidSettingError(f"{message}: did you mean {close[0]}?" if close else message)
+
+
+def _value(kind: Kind, text: str) -> Value | None:
+    if kind is Kind.BOOL:
+        return {"true": True, "false": False}.get(text.lower())
+    if kind is Kind.INT:
+        return parse_int32(text)
+    if kind is Kind.LONG:
+        return parse_int64(text)
+    if kind is Kind.DOUBLE:
+        number = float(text) if _DECIMAL.fullmatch(text) else math.inf
+        return number if math.isfinite(number) else None
+    if kind is Kind.LIST:
+        return tuple(_COMMA.split(text)) if text else ()
+    return text

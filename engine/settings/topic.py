@@ -1,0 +1,178 @@
+"""A topic's settings, each from the first place that has it: the topic, server.properties, the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+from engine.errors import InvalidSettingError
+from engine.record import Codec, TimestampType
+from engine.settings.definitions import COMPACT, DELETE, TOPIC
+from engine.settings.lookup import DAEMON_BY_NAME, TOPIC_BY_NAME, TOPIC_HINTS
+from engine.settings.setting import Setting, Value, refuse_unknown, text_of
+
+_CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+_TIMESTAMP_TYPES: Final = {
+    "CreateTime": TimestampType.CREATE_TIME,
+    "LogAppendTime": TimestampType.LOG_APPEND_TIME,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """The settings that hold for one topic. A field is the setting of that name with dots.
+
+    *_ms            milliseconds
+    *_bytes         bytes; segment_bytes is internal.segment.bytes where that is set
+    cleanup_policy  a subset of {"compact", "delete"}; none of them keeps everything
+    retention_*     negative: no limit; -1 is the only negative retention_ms
+    flush_*         2^63-1: never
+
+    The settings of a cluster and of tiered storage (min_insync_replicas, unclean_leader_election_enable,
+    remote_*, local_*) are without effect.
+    """
+
+    cleanup_policy: frozenset[str]
+    compression_type: str
+    compression_gzip_level: int
+    compression_lz4_level: int
+    compression_zstd_level: int
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    flush_messages: int
+    flush_ms: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    max_compaction_lag_ms: int
+    min_compaction_lag_ms: int
+    min_cleanable_dirty_ratio: float
+    message_timestamp_type: TimestampType
+    message_timestamp_before_max_ms: int
+    message_timestamp_after_max_ms: int
+    min_insync_replicas: int
+    preallocate: bool
+    retention_bytes: int
+    retention_ms: int
+    segment_bytes: int
+    segment_index_bytes: int
+    segment_jitter_ms: int
+    segment_ms: int
+    unclean_leader_election_enable: bool
+    remote_storage_enable: bool
+    local_retention_ms: int
+    local_retention_bytes: int
+    remote_log_copy_disable: bool
+    remote_log_delete_on_disable: bool
+
+    @property
+    def compact(self) -> bool:
+        """Whether old values of a key are removed."""
+        return COMPACT in self.cleanup_policy
+
+    @property
+    def delete(self) -> bool:
+        """Whether old segments are removed by age and size."""
+        return DELETE in self.cleanup_policy
+
+    @property
+    def cleanup_policy_text(self) -> str:
+        """The policy as people write it, in one order; empty where everything is kept."""
+        return ",".join(sorted(self.cleanup_policy))
+
+    @property
+    def codec(self) -> Codec | None:
+        """How batches are stored; None: as the writer compressed them."""
+        return _CODECS.get(self.compression_type)
+
+    def level(self, codec: Codec) -> int | None:
+        """The effort to compress with; None for a codec that has no levels."""
+        return {
+            Codec.GZIP: self.compression_gzip_level,
+            Codec.LZ4: self.compression_lz4_level,
+            Codec.ZSTD: self.compression_zstd_level,
+        }.get(codec)
+
+
+class Explained(NamedTuple):
+    """A setting as it holds for a topic.
+
+    name    of the topic setting
+    value   as text, in the topic setting's unit
+    source  "topic", "daemon:<name in server.properties>" or "default"
+    """
+
+    name: str
+    value: str
+    source: str
+
+
+def resolve_topic(overrides: Mapping[str, str], daemon: Mapping[str, str]) -> TopicSettings:
+    """The settings of a topic with these overrides under these lines of server.properties.
+
+    InvalidSettingError for an unknown override, a value that is not allowed, or two that exclude each other.
+    Also checks a change while the daemon runs: every setting of a topic may change then.
+    """
+    found = {setting.name: _resolve(setting, overrides, daemon)[0] for setting in _settings(overrides)}
+    _check_together(found)
+    segment_bytes = found.pop("internal.segment.bytes")
+    if segment_bytes is not None:
+        found["segment.bytes"] = segment_bytes
+    # The table's kinds are the fields' types; a test compares the two.
+    fields = cast(dict[str, object], {name.replace(".", "_"): value for name, value in found.items()})
+    fields["cleanup_policy"] = frozenset(cast(tuple[str, ...], found["cleanup.policy"]))
+    fields["message_timestamp_type"] = _TIMESTAMP_TYPES[cast(str, found["message.timestamp.type"])]
+    return TopicSettings(**fields)  # type: ignore[arg-type]
+
+
+def explain(overrides: Mapping[str, str], daemon: Mapping[str, str]) -> list[Explained]:
+    """Every setting that has a value, with its source, in the order of the table."""
+    explained = []
+    for setting in _settings(overrides):
+        value, source = _resolve(setting, overrides, daemon)
+        if value is not None:
+            explained.append(Explained(setting.name, text_of(value), source))
+    return explained
+
+
+def _settings(overrides: Mapping[str, str]) -> tuple[Setting, ...]:
+    refuse_unknown("topic", overrides, TOPIC_BY_NAME, TOPIC_HINTS)
+    return TOPIC
+
+
+def _resolve(
+    setting: Setting, overrides: Mapping[str, str], daemon: Mapping[str, str]
+) -> tuple[Value | None, str]:
+    if setting.name in overrides:
+        return setting.parse(overrides[setting.name]), "topic"
+    for synonym in setting.synonyms:
+        if synonym.name in daemon:
+            value = DAEMON_BY_NAME[synonym.name].parse(daemon[synonym.name])
+            return _converted(setting, value, synonym.factor), f"daemon:{synonym.name}"
+    return setting.default, "default"
+
+
+def _converted(setting: Setting, value: Value, factor: int) -> Value:
+    if setting.name == "retention.ms" and isinstance(value, int):
+        # Any negative time means no limit, in every unit; the topic setting says it as -1.
+        return max(value * factor, -1)
+    return value * factor if factor != 1 and isinstance(value, int) else value
+
+
+def _check_together(found: Mapping[str, Value | None]) -> None:
+    least, most = found["min.compaction.lag.ms"], found["max.compaction.lag.ms"]
+    if cast(int, least) > cast(int, most):
+        raise InvalidSettingError(
+            f"min.compaction.lag.ms: expected at most max.compaction.lag.ms, which is {most}, found {least}"
+        )
+    policy = cast(tuple[str, ...], found["cleanup.policy"])
+    if found["remote.storage.enable"] and COMPACT in policy:
+        raise InvalidSettingError(
+            f"remote.storage.enable: expected false where cleanup.policy is {text_of(policy)}, found true"
+        )
