@@ -44,8 +44,8 @@ class BatchInfo(NamedTuple):
     max_timestamp        milliseconds; of a marker its record's timestamp
     is_transactional     attribute bit 4
     is_control           attribute bit 5
-    marker               the transaction's end; None for data, for a control batch that was emptied by compaction,
-                         and for control records of other kinds
+    marker               the transaction's end; None for data, for a control batch that compaction
+                         emptied, and for control records of other kinds
     """
 
     producer_id: int
@@ -172,7 +172,9 @@ class ProducerEntry:
 
     def is_expired(self, now: int, expiration_ms: int) -> bool:
         """Idle for `expiration_ms` or longer, with no transaction open."""
-        return self.current_transaction_first_offset == NO_OFFSET and now - self.last_timestamp >= expiration_ms
+        return (
+            self.current_transaction_first_offset == NO_OFFSET and now - self.last_timestamp >= expiration_ms
+        )
 
 
 def increment(sequence: int, by: int) -> int:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,4 +175,5 @@ def _check_entries(path: Path, table: npt.NDArray[Any]) -> None:
 
 
 def _checksum(data: bytes | bytearray) -> int:
-    return int(crc32c(np.frombuffer(data, np.uint8), CHECKED_FROM, len(data)))
+    checksum: Callable[[npt.NDArray[np.uint8], int, int], int] = crc32c
+    return checksum(np.frombuffer(data, np.uint8), CHECKED_FROM, len(data))
