@@ -1,0 +1,286 @@
+"""Descriptors of segment files: few open at a time, and never closed under a reader.
+
+Ten thousand segments must not need ten thousand descriptors. A file is opened at its first read, and the
+least recently read ones are given up. A reader holds the `Descriptor` object while it reads: giving it up
+drops a reference, and the last reference to go closes it. So no read takes a lock.
+
+pread, never mmap: a file that was cut short behind our back is then an error, not a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+from typing import Any, Protocol, TypeVar
+
+from engine.errors import ClosedError, CorruptSegmentError
+
+log = logging.getLogger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+class Holder(Protocol):
+    """What a cache fills and empties.
+
+    cached   the value; None before it was loaded and after it was given up
+    used     set by every use, cleared by the cache when it looks for something to give up
+    """
+
+    cached: Any
+    used: bool
+
+
+class SecondChance:
+    """A bounded cache whose values stay with their holders: a use costs two attribute accesses, no lock.
+
+    Values are given up in the order in which they came, but one that was used since the cache last looked
+    goes to the end of the queue instead: close to least recently used, without moving anything on a use.
+
+    limit     the weights' sum that is kept to, save for a single value that is heavier
+    total     the weights' sum
+    _weights  holder → weight, in the order in which they will be looked at
+    _lock     guards all of it; held for bookkeeping only, never while a file is read
+    """
+
+    __slots__ = ("_lock", "_weights", "limit", "total")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._weights: dict[Holder, int] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def admit(self, holder: Holder, value: T, weight: int) -> T:
+        """Give the holder its value, unless another thread was first; gives what the holder has then."""
+        with self._lock:
+            if holder.cached is not None:
+                present: T = holder.cached
+                return present
+            holder.cached = value
+            holder.used = False
+            self._weights[holder] = weight
+            self.total += weight
+            self._give_up(keep=holder)
+        return value
+
+    def forget(self, holder: Holder, value: object = None) -> None:
+        """Stop keeping the holder's value; from now on it has `value`, which is its own affair."""
+        with self._lock:
+            self.total -= self._weights.pop(holder, 0)
+            holder.cached = value
+
+    def _give_up(self, keep: Holder) -> None:
+        chances = len(self._weights)
+        while self.total > self.limit and len(self._weights) > 1:
+            holder = next(iter(self._weights))
+            weight = self._weights.pop(holder)
+            if holder is keep or (holder.used and chances > 0):
+                holder.used = False
+                chances -= 1
+                self._weights[holder] = weight
+            else:
+                holder.cached = None
+                self.total -= weight
+
+
+class Descriptor:
+    """An open file, closed when its last holder lets go of it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: str) -> Descriptor:
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Descriptors(SecondChance):
+    """The descriptors that readers have open: at most `limit`, beside those in use."""
+
+    __slots__ = ()
+
+    def __init__(self, limit: int = 512) -> None:
+        super().__init__(limit)
+
+
+class PinnedFile:
+    """A file that some read while another renames and deletes it.
+
+    Who reads it for longer pins it: a pinned file stays readable to its end, whatever happens to its name.
+    A read without a pin raises ClosedError once the file was condemned: its name may already belong to a
+    later file with the same base offset.
+
+    path      where the file is now
+    cached    descriptor that reads share; None until the first read, and after it was given up
+    used      see Holder
+    gone      condemned or closed: no new pin, and no opening by name
+    _kept     descriptor that is held whatever the cache does: during a rename, and while condemned and pinned
+    _pins     as many elements as pins; a list, because its append and pop are atomic and an int's += is not
+    """
+
+    __slots__ = ("_descriptors", "_kept", "_pins", "cached", "gone", "path", "used")
+
+    def __init__(self, path: str, descriptors: Descriptors) -> None:
+        self.path = path
+        self.cached: Descriptor | None = None
+        self.used = False
+        self.gone = False
+        self._kept: Descriptor | None = None
+        self._pins: list[None] = []
+        self._descriptors = descriptors
+
+    @property
+    def pins(self) -> int:
+        return len(self._pins)
+
+    def descriptor(self) -> Descriptor:
+        """The file, open. Hold on to the object as long as its number is used."""
+        found = self.cached
+        if found is None:
+            return self._open()
+        self.used = True
+        return found
+
+    def _open(self) -> Descriptor:
+        while True:
+            kept = self._kept
+            if kept is not None:
+                return kept
+            if self.gone:
+                raise ClosedError(f"{self.path} was deleted or closed")
+            path = self.path
+            try:
+                opened = Descriptor.open(path)
+            except FileNotFoundError:
+                # A rename may have come in between: then there is a kept descriptor or another path.
+                if self._kept is None and self.path == path and not self.gone:
+                    raise
+                continue
+            found = self._descriptors.admit(self, opened, 1)
+            if self.gone:
+                # Condemned since: what was opened may be a later file of the same name.
+                self._descriptors.forget(self)
+                continue
+            return found
+
+    def pin(self) -> None:
+        """Keep the file readable until unpin; ClosedError when it is too late for that."""
+        self._pins.append(None)
+        # Looked at after the pin is in place, as condemn looks at pins after it has set `gone`.
+        if self.gone:
+            self.unpin()
+            raise ClosedError(f"{self.path} was deleted or closed")
+
+    def unpin(self) -> None:
+        """Take one pin back."""
+        self._pins.pop()
+        if self.gone and not self._pins:
+            self.release()
+
+    def rename(self, path: str) -> None:
+        """Move the file; reads go on meanwhile."""
+        if self.gone:
+            os.rename(self.path, path)
+            self.path = path
+            return
+        self._kept = self.descriptor()
+        try:
+            os.rename(self.path, path)
+            self.path = path
+        finally:
+            self._kept = None
+
+    def condemn(self) -> None:
+        """No new reader from here on; those that pinned the file keep it."""
+        if self.gone:
+            return
+        try:
+            self._kept = self.descriptor()
+        except FileNotFoundError:
+            log.warning(f"{self.path} is missing and was to be deleted")
+        self.gone = True
+        if not self._pins:
+            self.release()
+
+    def close(self) -> None:
+        """No reader from here on, pinned or not, save for reads that are under way."""
+        self.gone = True
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the descriptors."""
+        self._kept = None
+        self._descriptors.forget(self)
+
+
+def read_exactly(fd: int, position: int, length: int, path: str) -> bytes:
+    """Read that many bytes; CorruptSegmentError when the file ends before."""
+    data = os.pread(fd, length, position)
+    if len(data) == length:
+        return data
+    whole = bytearray(length)
+    whole[: len(data)] = data
+    _read_rest(fd, position, memoryview(whole), len(data), path)
+    return bytes(whole)
+
+
+def read_exactly_into(fd: int, position: int, into: memoryview, path: str) -> None:
+    """Fill a buffer from the file; CorruptSegmentError when the file ends before."""
+    _read_rest(fd, position, into, 0, path)
+
+
+def _read_rest(fd: int, position: int, into: memoryview, done: int, path: str) -> None:
+    while done < len(into):
+        count = os.preadv(fd, [into[done:]], position + done)
+        if count == 0:
+            raise CorruptSegmentError(
+                f"expected {len(into)} bytes at position {position}, found {done}: {path} was cut short"
+            )
+        done += count
+
+
+def write_exactly(fd: int, position: int, data: memoryview) -> None:
+    """Write all of the bytes; an OSError leaves an unknown part of them in the file."""
+    done = os.pwrite(fd, data, position)
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], position + done)
+
+
+def cut_file(fd: int, size: int) -> None:
+    """Make the file this long, and leave it alone (and its mtime) when it is."""
+    if os.fstat(fd).st_size != size:
+        os.ftruncate(fd, size)
+
+
+def sync_file(path: str) -> None:
+    """fsync a file that nobody here has open for writing."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def raise_descriptor_limit() -> int:
+    """Lift the soft limit on open files to the hard one, and give the limit that holds then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning(f"the limit of open files stays at {soft}: {error}")
+        return soft
+    return hard

@@ -1,0 +1,330 @@
+"""The offset index, and what both indexes of a segment share.
+
+    .index   an entry: int32 last offset of a batch - base, int32 position where that batch begins
+
+Big-endian, 8 bytes an entry, both fields rising. The number of entries is the file's length divided by 8,
+rounded down: no header, no counter. We never preallocate, so a file is always as long as its entries.
+
+An index is *sealed* as loaded: its file is read whole at the first look-up and may be given up again. The
+first change makes it *active*: entries stay in memory and every change goes to the file at once.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
+from engine.record import MAX_INT32
+from engine.segment.descriptors import SecondChance, cut_file, sync_file, write_exactly
+
+IndexBytes = npt.NDArray[np.uint8]
+
+LARGEST_FILE: Final = 256 * 1024 * 1024
+"""A longer index file is not loaded, unless the settings ask for indexes of that size."""
+
+_FIRST_CAPACITY: Final = 64
+_ENTRY: Final = struct.Struct(">ii")
+
+
+class IndexCache(SecondChance):
+    """Contents of sealed indexes, bounded by their bytes."""
+
+    __slots__ = ()
+
+
+INDEX_CACHE: Final = IndexCache(64 * 1024 * 1024)
+"""The one that all indexes of the process share."""
+
+
+class IndexFile:
+    """A file of entries of one size, in memory while it is used.
+
+    path         where the file is
+    base_offset  of the segment; entries store offsets relative to it
+    max_bytes    size that the settings allow; says when the index is full, and nothing else
+    cached       (bytes, entries): what look-ups use, replaced by one assignment; the bytes before `entries`
+                 never change once published. None while a sealed index is not loaded
+    used         see descriptors.Holder
+    active       holds its entries for good and may be changed
+    held         sealed, but holds its entries for good: the file may be overwritten by another one
+    _fd          descriptor for writing, -1 while none is open
+    """
+
+    __slots__ = ("_cache", "_fd", "active", "base_offset", "cached", "held", "max_bytes", "path", "used")
+
+    ENTRY_SIZE: ClassVar[int]
+
+    def __init__(self, path: str, base_offset: int, max_bytes: int, cache: IndexCache) -> None:
+        if max_bytes < self.ENTRY_SIZE:
+            raise ValueError(
+                f"{path}: expected room for one entry of {self.ENTRY_SIZE} bytes, found {max_bytes}"
+            )
+        self.path = path
+        self.base_offset = base_offset
+        self.max_bytes = max_bytes
+        self.cached: tuple[IndexBytes, int] | None = None
+        self.used = False
+        self.active = False
+        self.held = False
+        self._fd = -1
+        self._cache = cache
+
+    @property
+    def entries(self) -> int:
+        return self.view()[1]
+
+    @property
+    def max_entries(self) -> int:
+        return self.max_bytes // self.ENTRY_SIZE
+
+    @property
+    def room(self) -> int:
+        """Entries that may still be appended."""
+        return max(0, self.max_entries - self.view()[1])
+
+    @property
+    def is_full(self) -> bool:
+        return self.room == 0
+
+    def exists(self) -> bool:
+        return os.path.exists(self.path)
+
+    # -- in memory ----------------------------------------------------------------------------------
+
+    def view(self) -> tuple[IndexBytes, int]:
+        """The bytes, and how many entries of them count."""
+        found = self.cached
+        if found is None:
+            return self._load()
+        self.used = True
+        return found
+
+    def _load(self) -> tuple[IndexBytes, int]:
+        try:
+            data = self._read()
+        except FileNotFoundError:
+            # Without an index a look-up begins at position 0. Not remembered: a rename may be under way.
+            return self.cached or (np.empty(0, np.uint8), 0)
+        return self._cache.admit(self, (data, data.size // self.ENTRY_SIZE), data.size + 256)
+
+    def _read(self) -> IndexBytes:
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            largest = max(self.max_bytes, LARGEST_FILE)
+            if size > largest:
+                raise CorruptIndexError(f"{self.path}: expected at most {largest} bytes, found {size}")
+            return np.frombuffer(file.read(size), np.uint8)
+
+    def activate(self) -> None:
+        """Make the index one that can be changed; its file is not touched before the first change."""
+        if not self.active:
+            data, entries = self.view()
+            self._own(data, entries)
+
+    def _own(self, data: IndexBytes, entries: int) -> None:
+        size = entries * self.ENTRY_SIZE
+        copy = np.empty(max(2 * size, _FIRST_CAPACITY * self.ENTRY_SIZE), np.uint8)
+        copy[:size] = data[:size]
+        self.active = True
+        self._cache.forget(self, (copy, entries))
+
+    def hold(self) -> None:
+        """Keep the entries in memory until `release`, since the file is about to lose its name."""
+        self._cache.forget(self, self.view())
+        self.held = True
+
+    def release(self) -> None:
+        """Take `hold` back."""
+        self.held = False
+        if not self.active:
+            self._cache.forget(self)
+
+    # -- changes ------------------------------------------------------------------------------------
+
+    def _writer(self) -> int:
+        """The file open for writing, as long as its entries: odd bytes behind them are cut off."""
+        if self._fd < 0:
+            size = self.entries * self.ENTRY_SIZE
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                cut_file(fd, size)
+            except OSError:
+                os.close(fd)
+                raise
+            self._fd = fd
+        return self._fd
+
+    def append_bytes(self, data: memoryview) -> None:
+        """Append entries as they are stored; who built them has kept the index's rules."""
+        self.activate()
+        present, entries = self.view()
+        start = entries * self.ENTRY_SIZE
+        end = start + len(data)
+        if end > present.size:
+            grown = np.empty(2 * end, np.uint8)
+            grown[:start] = present[:start]
+            present = grown
+        write_exactly(self._writer(), start, data)
+        present[start:end] = np.frombuffer(data, np.uint8)
+        self.cached = (present, entries + len(data) // self.ENTRY_SIZE)
+
+    def keep(self, entries: int) -> None:
+        """Drop every entry behind the first `entries`."""
+        self.activate()
+        data, present = self.view()
+        if entries < present:
+            # Into another array: a look-up may still search the old one, which appends must not change.
+            self._own(data, entries)
+        cut_file(self._writer(), min(entries, present) * self.ENTRY_SIZE)
+
+    def truncate(self) -> None:
+        """Drop every entry, without looking at what the file holds."""
+        self._own(np.empty(0, np.uint8), 0)
+        cut_file(self._writer(), 0)
+
+    def trim(self) -> None:
+        """Make the file as long as its entries, and exist."""
+        cut_file(self._writer(), self.entries * self.ENTRY_SIZE)
+
+    def flush(self) -> None:
+        """fsync. An active index's file exists afterwards."""
+        if self.active:
+            os.fsync(self._writer())
+        elif self.exists():
+            sync_file(self.path)
+
+    def seal(self) -> None:
+        """Trim, and let go of the descriptor and of the memory; look-ups load the file again."""
+        self.trim()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the descriptor and of the memory; the file stays as it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self.active = self.held = False
+        self._cache.forget(self)
+
+    def close(self) -> None:
+        """Seal an active index; let go of a loaded one."""
+        if self.active:
+            self.trim()
+        self.abandon()
+
+    def rename(self, path: str) -> None:
+        """Move the file if it exists. Look-ups meanwhile need `hold` before and `release` behind it."""
+        if self.exists():
+            os.rename(self.path, path)
+        self.path = path
+
+    def delete(self) -> None:
+        """Remove the file if it exists."""
+        self.abandon()
+        if self.exists():
+            os.unlink(self.path)
+
+    # -- checks -------------------------------------------------------------------------------------
+
+    def _relative(self, offset: int) -> int:
+        relative = offset - self.base_offset
+        if not 0 <= relative <= MAX_INT32:
+            raise OffsetOverflowError(
+                f"{self.path}: expected an offset from {self.base_offset} to {self.base_offset + MAX_INT32}, "
+                f"found {offset}"
+            )
+        return relative
+
+    def _place_of(self, entry: int) -> tuple[IndexBytes, int]:
+        data, entries = self.view()
+        if not 0 <= entry < entries:
+            raise IndexError(f"{self.path}: expected an entry from 0 to {entries - 1}, found {entry}")
+        return data, entry * self.ENTRY_SIZE
+
+    def _refuse_when_full(self) -> None:
+        if self.is_full:
+            raise IndexFullError(f"{self.path}: holds {self.entries} entries, at most {self.max_entries} fit")
+
+    def check_length(self) -> None:
+        """CorruptIndexError for a file that does not consist of whole entries."""
+        size = os.stat(self.path).st_size if self.exists() else 0
+        if size % self.ENTRY_SIZE:
+            raise CorruptIndexError(
+                f"{self.path}: expected a multiple of {self.ENTRY_SIZE} bytes, found {size}"
+            )
+
+
+class OffsetIndex(IndexFile):
+    """Where batches are: last offset of a batch → position of its first byte. Fields as in IndexFile."""
+
+    __slots__ = ()
+
+    ENTRY_SIZE: ClassVar[int] = OFFSET_ENTRY_SIZE
+
+    @classmethod
+    def create(
+        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+    ) -> OffsetIndex:
+        """An index without entries. The file comes into being with the first entry, flush or seal."""
+        index = cls(path, base_offset, max_bytes, cache)
+        index._own(np.empty(0, np.uint8), 0)
+        return index
+
+    @classmethod
+    def load(
+        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+    ) -> OffsetIndex:
+        """The index in a file, which is not opened before it is asked for something."""
+        return cls(path, base_offset, max_bytes, cache)
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last entry; the base offset without one."""
+        entries = self.entries
+        return self.entry(entries - 1)[0] if entries else self.base_offset
+
+    def entry(self, number: int) -> tuple[int, int]:
+        """Offset and position of one entry."""
+        relative, position = _ENTRY.unpack_from(*self._place_of(number))
+        return self.base_offset + relative, position
+
+    def lookup(self, offset: int) -> tuple[int, int]:
+        """Offset and position of the last entry at or below; (base, 0) without one."""
+        data, entries = self.view()
+        slot, relative, position = lookup_offset(data, entries, offset - self.base_offset)
+        return (self.base_offset, 0) if slot < 0 else (self.base_offset + relative, position)
+
+    def upper_bound(self, start_position: int, size: int) -> tuple[int, int] | None:
+        """The first entry at or behind position `start_position + size`; None without one."""
+        data, entries = self.view()
+        slot = floor_slot(data, entries, OFFSET_ENTRY_SIZE, 4, start_position + size - 1) + 1
+        return self.entry(slot) if slot < entries else None
+
+    def append(self, offset: int, position: int) -> None:
+        """Add an entry behind the last one."""
+        self._refuse_when_full()
+        relative = self._relative(offset)
+        if self.entries and offset <= self.last_offset:
+            raise InvalidOffsetError(
+                f"{self.path}: expected an offset above {self.last_offset}, found {offset}"
+            )
+        self.append_bytes(memoryview(_ENTRY.pack(relative, position)))
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep the entries below `offset`."""
+        data, entries = self.view()
+        self.keep(floor_slot(data, entries, OFFSET_ENTRY_SIZE, 0, offset - 1 - self.base_offset) + 1)
+
+    def sanity_check(self) -> None:
+        """CorruptIndexError where the file cannot be an index of this segment."""
+        self.check_length()
+        if self.entries and self.last_offset < self.base_offset:
+            raise CorruptIndexError(
+                f"{self.path}: expected a last offset from {self.base_offset} on, found {self.last_offset}"
+            )

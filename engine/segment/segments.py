@@ -1,0 +1,161 @@
+"""The segments of a partition: an immutable list that is replaced as a whole.
+
+Readers take the list that is published and need no lock; a change makes another list. Searches are
+bisections over the base offsets, or over a running maximum of timestamps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator
+from itertools import accumulate, takewhile
+from operator import attrgetter
+
+from engine.segment.segment import Segment
+
+_base_offset = attrgetter("base_offset")
+
+
+class Segments:
+    """Segments in order of their base offsets, which differ. The last one is active, the others are sealed.
+
+    _segments  the segments
+    _bases     their base offsets
+    _maxima    for the first sealed segments, as far as looked at: largest timestamp up to and including each.
+               Grows by replacement, so readers may share it; no sealed segment's timestamps change
+    """
+
+    __slots__ = ("_bases", "_maxima", "_segments")
+
+    def __init__(
+        self,
+        segments: tuple[Segment, ...] = (),
+        bases: tuple[int, ...] = (),
+        maxima: tuple[int, ...] = (),
+    ) -> None:
+        self._segments = segments
+        self._bases = bases
+        self._maxima = maxima
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> Segments:
+        """The list of these segments, which may come in any order."""
+        ordered = tuple(sorted(segments, key=_base_offset))
+        bases = tuple(map(_base_offset, ordered))
+        if len(set(bases)) < len(bases):
+            raise ValueError(f"expected segments with different base offsets, found {bases}")
+        return cls(ordered, bases)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __contains__(self, segment: object) -> bool:
+        return isinstance(segment, Segment) and self.at(segment.base_offset) is segment
+
+    # -- other lists --------------------------------------------------------------------------------
+
+    def with_added(self, segment: Segment) -> Segments:
+        """This list and one more segment. Takes the place of a segment with the same base offset."""
+        if not self._bases or segment.base_offset > self._bases[-1]:
+            return Segments((*self._segments, segment), (*self._bases, segment.base_offset), self._maxima)
+        present = self.at(segment.base_offset)
+        return self.with_replaced(() if present is None else (present,), (segment,))
+
+    def with_removed(self, removed: Collection[Segment]) -> Segments:
+        """This list without some of its segments."""
+        return self.with_replaced(removed, ())
+
+    def with_replaced(self, removed: Collection[Segment], added: Collection[Segment]) -> Segments:
+        """This list with some segments in place of others. Segments are told apart by identity."""
+        gone = set(map(id, removed))
+        left = [each for each in self._segments if id(each) not in gone] if gone else self._segments
+        result = Segments.of((*left, *added))
+        # What is known of the beginning holds as long as it is the same and sealed.
+        limit = min(len(self._maxima), len(result) - 1)
+        pairs = zip(self._segments[:limit], result._segments, strict=False)
+        result._maxima = self._maxima[: sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))]
+        return result
+
+    # -- by offset ----------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> Segment:
+        """IndexError without segments, as for `last`."""
+        return self._segments[0]
+
+    @property
+    def last(self) -> Segment:
+        """The active segment."""
+        return self._segments[-1]
+
+    @property
+    def last_two(self) -> tuple[Segment, ...]:
+        """The active segment and the one before, as far as there are."""
+        return self._segments[-2:]
+
+    @property
+    def non_active(self) -> tuple[Segment, ...]:
+        """All but the last."""
+        return self._segments[:-1]
+
+    def from_base(self, base_offset: int) -> tuple[Segment, ...]:
+        """The segments whose base offset is `base_offset` or above."""
+        return self._segments[bisect_left(self._bases, base_offset) :]
+
+    def at(self, base_offset: int) -> Segment | None:
+        """The segment with exactly this base offset."""
+        found = self.floor(base_offset)
+        return found if found is not None and found.base_offset == base_offset else None
+
+    def floor(self, offset: int) -> Segment | None:
+        """The last segment whose base offset is at most `offset`: the one that may hold it."""
+        place = bisect_right(self._bases, offset)
+        return self._segments[place - 1] if place else None
+
+    def lower(self, offset: int) -> Segment | None:
+        """The last segment whose base offset is below `offset`."""
+        place = bisect_left(self._bases, offset)
+        return self._segments[place - 1] if place else None
+
+    def higher(self, offset: int) -> Segment | None:
+        """The first segment whose base offset is above `offset`."""
+        place = bisect_right(self._bases, offset)
+        return self._segments[place] if place < len(self._segments) else None
+
+    def range(self, start: int, end: int) -> tuple[Segment, ...]:
+        """The segments that may hold offsets from `start` up to, not including, `end`."""
+        if end < start:
+            raise ValueError(f"expected an end from {start} on, found {end}")
+        if start == end:
+            return ()
+        return self._segments[max(0, bisect_right(self._bases, start) - 1) : bisect_left(self._bases, end)]
+
+    # -- by size and time ---------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Bytes of all `.log` files."""
+        return sum(segment.size for segment in self._segments)
+
+    def first_not_before(self, timestamp: int) -> Segment | None:
+        """The first segment whose largest timestamp is `timestamp` or later."""
+        maxima = self._maxima_of_sealed()
+        place = bisect_left(maxima, timestamp)
+        if place < len(maxima):
+            return self._segments[place]
+        if not self._segments or self.last.largest_timestamp < timestamp:
+            return None
+        return self.last
+
+    def _maxima_of_sealed(self) -> tuple[int, ...]:
+        maxima = self._maxima
+        missing = self._segments[len(maxima) : -1]
+        if missing:
+            known = maxima[-1:]
+            each = accumulate((*known, *(segment.largest_timestamp for segment in missing)), max)
+            maxima = (*maxima, *tuple(each)[len(known) :])
+            self._maxima = maxima
+        return maxima

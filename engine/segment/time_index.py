@@ -1,0 +1,98 @@
+"""The time index of a segment.
+
+    .timeindex   an entry: int64 timestamp, int32 offset - base
+
+Big-endian, 12 bytes an entry. An entry says: up to and including this offset no record is later than this
+timestamp, and the batch that ends with the offset holds one that has it. Timestamps rise strictly, offsets
+never fall. One entry's room is kept free for the entry that is added when the segment is sealed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import ClassVar, Final
+
+import numpy as np
+
+from engine.errors import CorruptIndexError, InvalidOffsetError
+from engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
+from engine.record import NO_TIMESTAMP
+from engine.segment.offset_index import INDEX_CACHE, IndexCache, IndexFile
+
+_ENTRY: Final = struct.Struct(">qi")
+
+
+class TimeIndex(IndexFile):
+    """When batches are: largest timestamp so far → last offset of its batch. Fields as in IndexFile."""
+
+    __slots__ = ()
+
+    ENTRY_SIZE: ClassVar[int] = TIME_ENTRY_SIZE
+
+    @classmethod
+    def create(
+        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+    ) -> TimeIndex:
+        """An index without entries. The file comes into being with the first entry, flush or seal."""
+        index = cls(path, base_offset, max_bytes, cache)
+        index._own(np.empty(0, np.uint8), 0)
+        return index
+
+    @classmethod
+    def load(cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE) -> TimeIndex:
+        """The index in a file, which is not opened before it is asked for something."""
+        return cls(path, base_offset, max_bytes, cache)
+
+    @property
+    def room(self) -> int:
+        """Entries that may still be appended, without the one for sealing."""
+        return max(0, self.max_entries - 1 - self.view()[1])
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """Timestamp and offset of the last entry; (-1, base) without one."""
+        entries = self.entries
+        return self.entry(entries - 1) if entries else (NO_TIMESTAMP, self.base_offset)
+
+    def entry(self, number: int) -> tuple[int, int]:
+        """Timestamp and offset of one entry."""
+        timestamp, relative = _ENTRY.unpack_from(*self._place_of(number))
+        return timestamp, self.base_offset + relative
+
+    def lookup(self, timestamp: int) -> tuple[int, int]:
+        """Timestamp and offset of the last entry at or before; (-1, base) without one."""
+        data, entries = self.view()
+        slot, found, relative = lookup_time(data, entries, timestamp)
+        return (NO_TIMESTAMP, self.base_offset) if slot < 0 else (found, self.base_offset + relative)
+
+    def maybe_append(self, timestamp: int, offset: int, skip_full: bool = False) -> None:
+        """Add an entry if it is later than the last one. `skip_full` uses the room kept for sealing."""
+        if not skip_full:
+            self._refuse_when_full()
+        last_timestamp, last_offset = self.last_entry
+        if self.entries and offset < last_offset:
+            raise InvalidOffsetError(f"{self.path}: expected an offset from {last_offset} on, found {offset}")
+        if self.entries and timestamp < last_timestamp:
+            raise ValueError(f"{self.path}: expected a timestamp from {last_timestamp} on, found {timestamp}")
+        if timestamp > last_timestamp:
+            self.append_bytes(memoryview(_ENTRY.pack(timestamp, self._relative(offset))))
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep the entries whose offset is below `offset`."""
+        data, entries = self.view()
+        self.keep(floor_slot(data, entries, TIME_ENTRY_SIZE, 8, offset - 1 - self.base_offset) + 1)
+
+    def sanity_check(self) -> None:
+        """CorruptIndexError where the file cannot be an index of this segment."""
+        self.check_length()
+        if not self.entries:
+            return
+        last_timestamp, last_offset = self.last_entry
+        if last_timestamp < self.entry(0)[0]:
+            raise CorruptIndexError(
+                f"{self.path}: expected a last timestamp from {self.entry(0)[0]} on, found {last_timestamp}"
+            )
+        if last_offset < self.base_offset:
+            raise CorruptIndexError(
+                f"{self.path}: expected a last offset from {self.base_offset} on, found {last_offset}"
+            )

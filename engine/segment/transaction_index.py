@@ -1,0 +1,351 @@
+"""The transaction index of a segment, `<base>.txnindex`: the aborted transactions whose markers it holds.
+
+    entries of 34 bytes, one behind the other, big-endian; last offsets rise
+
+    0   int16  version, always 0
+    2   int64  producer id
+    10  int64  first offset         of the transaction's first record, in this segment or an earlier one
+    18  int64  last offset          of its marker
+    26  int64  last stable offset   when the marker was written: below it, every transaction was decided
+
+Most segments have no aborted transaction, and then no such file.
+
+A reader opens the file, reads up to the published size, and closes it: no descriptor is kept for each of
+thousands of segments. Once the index is marked deleted a descriptor is kept instead, since a new segment of
+the same base may come to use the name while a reader is still on the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import CorruptIndexError, InvalidOffsetError
+from engine.record import NO_OFFSET
+from engine.store.names import DELETED_SUFFIX
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = 0
+ENTRY: Final = np.dtype(
+    [
+        ("version", ">i2"),
+        ("producer_id", ">i8"),
+        ("first_offset", ">i8"),
+        ("last_offset", ">i8"),
+        ("last_stable_offset", ">i8"),
+    ]
+)
+ENTRY_SIZE: Final = ENTRY.itemsize
+CHUNK_ENTRIES: Final = 2048  # 68 KiB: as much as one read brings in at little more than the cost of any read
+
+Entries = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """One entry of a transaction index.
+
+    producer_id         whose transaction it was
+    first_offset        of its first record
+    last_offset         of its abort marker
+    last_stable_offset  below it every transaction was decided when the marker was written
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class _Descriptor:
+    """An open file that closes when nobody refers to it any more, so never under a reader."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+class TransactionIndex:
+    """The aborted transactions of one segment. Readers need no lock; changes are the appender's alone.
+
+    path         of the file, which exists from the first append on
+    base_offset  of the segment; no entry's last offset is below it
+    _size        published bytes: what readers see. A multiple of 34 unless the file was not when opened
+    _last_offset of the last entry, or the offset before the segment's first; None until it is needed
+    _kept        the open file, once the index is marked deleted
+    _is_dirty    whether something was written since the last flush
+    """
+
+    __slots__ = ("_is_dirty", "_kept", "_last_offset", "_size", "base_offset", "path")
+
+    def __init__(self, path: Path, base_offset: int, size: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._size = size
+        self._last_offset: int | None = None
+        self._kept: _Descriptor | None = None
+        self._is_dirty = False
+
+    @classmethod
+    def open(cls, path: Path, base_offset: int) -> TransactionIndex:
+        """The index at `path`, whose file need not exist. Reads nothing: see `sanity_check`."""
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            size = 0
+        return cls(path, base_offset, size)
+
+    @property
+    def entries(self) -> int:
+        """How many entries there are."""
+        return self._size // ENTRY_SIZE
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def all(self) -> list[AbortedTransaction]:
+        """Every entry, by rising last offset."""
+        return [entry for chunk in self._chunks(NO_OFFSET) for entry in _decode(chunk)]
+
+    def collect(self, fetch_offset: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
+        """The aborted transactions that overlap [fetch_offset, upper), and whether that is all of them.
+
+        When it is not, the next segment's index may hold more.
+        """
+        found: list[AbortedTransaction] = []
+        for chunk in self._chunks(fetch_offset):
+            decided = np.flatnonzero(chunk["last_stable_offset"] >= upper)
+            searched = chunk[: decided[0] + 1] if decided.size else chunk
+            found += _decode(searched[searched["first_offset"] < upper])
+            if decided.size:
+                return found, True
+        return found, False
+
+    def sanity_check(self) -> None:
+        """Read everything once; CorruptIndexError where the file breaks the format."""
+        for _ in self._chunks(NO_OFFSET):
+            pass
+
+    def _chunks(self, offset: int) -> Iterator[Entries]:
+        """The entries with a last offset of at least `offset`, checked, some thousand at a time."""
+        size = self._size
+        if size == 0:
+            return
+        count = self._count(size)
+        descriptor = self._descriptor()
+        if descriptor is None:
+            return
+        at = self._search(descriptor, count, offset)
+        previous = self.base_offset - 1
+        while at < count:
+            chunk = self._read(descriptor, at, min(at + CHUNK_ENTRIES, count))
+            self._check(chunk, at, previous)
+            if not chunk.size:
+                return
+            at += chunk.size
+            previous = int(chunk["last_offset"][-1])
+            if chunk["last_offset"][0] < offset:
+                chunk = chunk[np.searchsorted(chunk["last_offset"], offset) :]
+            if chunk.size:
+                yield chunk
+
+    def _search(self, descriptor: _Descriptor, count: int, offset: int) -> int:
+        """Where to begin: at most a chunk before the first entry with a last offset of at least `offset`."""
+        low, high = 0, count
+        while offset > self.base_offset and high - low > CHUNK_ENTRIES:
+            middle = (low + high) // 2
+            entry = self._read(descriptor, middle, middle + 1)
+            if entry.size and entry["last_offset"][0] < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _read(self, descriptor: _Descriptor, start: int, end: int) -> Entries:
+        """Entries [start, end); fewer when the index was cut meanwhile."""
+        data = bytearray()
+        while len(data) < (end - start) * ENTRY_SIZE:
+            position = start * ENTRY_SIZE + len(data)
+            part = os.pread(descriptor.number, end * ENTRY_SIZE - position, position)
+            if not part:
+                break
+            data += part
+        if len(data) < (end - start) * ENTRY_SIZE and self._size >= end * ENTRY_SIZE:
+            found = os.fstat(descriptor.number).st_size
+            raise CorruptIndexError(f"{self.path}: expected {self._size} bytes as published, found {found}")
+        return np.frombuffer(data, ENTRY, len(data) // ENTRY_SIZE)
+
+    def _check(self, chunk: Entries, number: int, previous: int) -> None:
+        """Refuse entries of another version, and last offsets that do not rise above `previous`."""
+        wrong = np.flatnonzero(chunk["version"] != VERSION)
+        if wrong.size:
+            raise CorruptIndexError(
+                f"{self.path}: entry {number + wrong[0]}: expected version {VERSION}, "
+                f"found {chunk['version'][wrong[0]]}"
+            )
+        last_offsets = chunk["last_offset"]
+        floors = np.concatenate(([previous], last_offsets[:-1]))
+        wrong = np.flatnonzero(last_offsets <= floors[: last_offsets.size])
+        if wrong.size:
+            raise CorruptIndexError(
+                f"{self.path}: entry {number + wrong[0]}: expected a last offset above {floors[wrong[0]]}, "
+                f"found {last_offsets[wrong[0]]}"
+            )
+
+    def _count(self, size: int) -> int:
+        if size % ENTRY_SIZE:
+            raise CorruptIndexError(f"{self.path}: expected a multiple of {ENTRY_SIZE} bytes, found {size}")
+        return size // ENTRY_SIZE
+
+    def _descriptor(self) -> _Descriptor | None:
+        """The file, open for reading; None when the index was emptied meanwhile.
+
+        A rename publishes `_kept` before it moves the file and `path` after, so: what was opened is the right
+        file if neither has changed by then.
+        """
+        while True:
+            path = self.path
+            try:
+                opened = _Descriptor(os.open(path, os.O_RDONLY))
+            except FileNotFoundError:
+                opened = None
+            if self._kept is not None:
+                return self._kept
+            if self.path is not path:
+                continue
+            if opened is None and self._size:
+                raise FileNotFoundError(f"{path}: expected {self._size} bytes, found no file")
+            return opened
+
+    # -- changes, by the appender alone -------------------------------------------------------------
+
+    def append(self, entry: AbortedTransaction) -> None:
+        """Add an entry; its last offset must be above every earlier one. On an error nothing has changed."""
+        size = self._size
+        self._count(size)
+        last_offset = self._find_last_offset()
+        if entry.last_offset <= last_offset:
+            raise InvalidOffsetError(
+                f"{self.path}: expected a last offset above {last_offset}, found {entry.last_offset}"
+            )
+        row = (
+            VERSION,
+            entry.producer_id,
+            entry.first_offset,
+            entry.last_offset,
+            entry.last_stable_offset,
+        )
+        data = np.array(row, ENTRY).tobytes()
+        descriptor = _Descriptor(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        try:
+            _write(descriptor, data, size)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor.number, size)
+            raise
+        self._is_dirty = True
+        self._last_offset = entry.last_offset
+        self._size = size + ENTRY_SIZE
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the entries whose last offset is at or above `offset`."""
+        remaining = 0
+        for chunk in self._chunks(NO_OFFSET):
+            below = int(np.searchsorted(chunk["last_offset"], offset))
+            remaining += below
+            if below < chunk.size:
+                break
+        self._cut(remaining * ENTRY_SIZE)
+
+    def reset(self) -> None:
+        """Remove all entries, also of a file that breaks the format."""
+        self._cut(0)
+
+    def flush(self) -> None:
+        """Make what was written durable; a new file's name is the directory's matter."""
+        if self._is_dirty:
+            # Cleared first: what is appended during the fsync is for the next one.
+            self._is_dirty = False
+            try:
+                descriptor = self._descriptor()
+                if descriptor is not None:
+                    os.fsync(descriptor.number)
+            except OSError:
+                self._is_dirty = True
+                raise
+
+    def rename(self, path: Path) -> None:
+        """Move the file, if there is one, to `path`. Readers go on; appends go to the new name."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._size:
+                self._kept = self._descriptor()
+            os.rename(self.path, path)
+        self.path = path
+        if not path.name.endswith(DELETED_SUFFIX):
+            self._kept = None
+
+    def delete_if_exists(self) -> bool:
+        """Remove the file; gives whether there was one."""
+        self._size = 0
+        self._last_offset = None
+        self._kept = None
+        self._is_dirty = False
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._kept = None
+
+    def _find_last_offset(self) -> int:
+        """Of the last entry; of an empty index the offset before the segment's first."""
+        last_offset = self._last_offset
+        if last_offset is None:
+            last_offset = self.base_offset - 1
+            descriptor = self._descriptor() if self._size else None
+            if descriptor is not None:
+                last = self._count(self._size) - 1
+                entry = self._read(descriptor, last, last + 1)
+                self._check(entry, last, last_offset)
+                last_offset = int(entry["last_offset"][0])
+            self._last_offset = last_offset
+        return last_offset
+
+    def _cut(self, size: int) -> None:
+        before = self._size
+        if size == before:
+            return
+        # Readers see the smaller size first, so a short read tells them of the cut.
+        self._size = size
+        try:
+            os.truncate(self.path, size)
+        except OSError:
+            self._size = before
+            raise
+        self._last_offset = None
+        self._is_dirty = True
+
+
+def _decode(chunk: Entries) -> list[AbortedTransaction]:
+    return [AbortedTransaction(*fields) for _, *fields in chunk.tolist()]
+
+
+def _write(descriptor: _Descriptor, data: bytes, position: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor.number, data[written:], position + written)
