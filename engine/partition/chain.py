@@ -1,0 +1,152 @@
+"""The segments of one partition: the list that readers see, and the files behind it.
+
+A change makes a new list and publishes it whole; readers keep the one they took. Files of segments that leave
+the list are renamed to `.deleted` at once and removed after a delay, by `remove_due`; those that a reader has
+pinned stay until it lets go.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from operator import attrgetter
+from pathlib import Path
+
+from engine.record import Clock
+from engine.segment.descriptors import Descriptors
+from engine.segment.segment import Segment, SegmentSettings
+from engine.segment.segments import Segments
+from engine.settings.topic import TopicSettings
+from engine.store.files import sync_directory
+from engine.store.names import (
+    CLEANED_SUFFIX,
+    SWAP_SUFFIX,
+    index_file,
+    log_file,
+    time_index_file,
+    transaction_index_file,
+)
+
+log = logging.getLogger(__name__)
+
+_base_offset = attrgetter("base_offset")
+
+
+def segment_settings(settings: TopicSettings) -> SegmentSettings:
+    """What a segment needs of a topic's settings."""
+    return SegmentSettings(
+        index_interval_bytes=settings.index_interval_bytes,
+        max_index_bytes=settings.segment_index_bytes,
+        preallocate=settings.preallocate,
+        segment_bytes=settings.segment_bytes,
+        jitter_ms=min(settings.segment_jitter_ms, settings.segment_ms),
+    )
+
+
+class Chain:
+    """The segments of one partition.
+
+    directory     the partition's
+    settings      of segments created from now on
+    segments      the published list, by rising base offset; the last one is active
+    doomed        segments and files renamed to `.deleted`, with the time when they are to go
+    """
+
+    __slots__ = ("clock", "descriptors", "directory", "doomed", "segments", "settings")
+
+    def __init__(
+        self, directory: Path, settings: SegmentSettings, clock: Clock, descriptors: Descriptors
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.clock = clock
+        self.descriptors = descriptors
+        self.segments = Segments()
+        self.doomed: list[tuple[int, Segment | Path]] = []
+
+    @property
+    def active(self) -> Segment:
+        """The segment that appends go to."""
+        return self.segments.last
+
+    # -- coming ---------------------------------------------------------------------------------------
+
+    def load(self, base_offset: int) -> Segment:
+        """A segment whose file is there; it is not opened and not yet in the list."""
+        return Segment.load(self.directory, base_offset, self.settings, self.clock, self.descriptors)
+
+    def create(self, base_offset: int, suffix: str = "") -> Segment:
+        """A new, empty segment, not yet in the list. Files left over with its names are removed."""
+        for name in (log_file, index_file, time_index_file, transaction_index_file):
+            path = self.directory / (name(base_offset) + suffix)
+            if path.exists():
+                log.warning(f"{path}: left over where a new segment begins, removed")
+                path.unlink()
+        return Segment.create(
+            self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix
+        )
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        """Put segments into the list."""
+        self.segments = self.segments.with_replaced((), tuple(segments))
+
+    # -- going ----------------------------------------------------------------------------------------
+
+    def remove(self, segments: Iterable[Segment], delay_ms: int) -> None:
+        """Take segments out of the list; their files go after the delay."""
+        gone = tuple(segments)
+        if not gone:
+            return
+        self.segments = self.segments.with_replaced(gone, ())
+        for segment in gone:
+            self._doom(segment, delay_ms)
+
+    def replace(self, old: Iterable[Segment], new: Iterable[Segment], delay_ms: int) -> None:
+        """Put finished `.cleaned` segments in the place of old ones, so that a crash at any step leaves either.
+
+        Recovery drops what is `.cleaned`, and completes what is wholly `.swap`: so the swap names are given from
+        the highest base down, and `.cleaned` names that are left tell of a swap that had not begun."""
+        gone = tuple(old)
+        come = sorted(new, key=_base_offset)
+        for segment in reversed(come):
+            segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
+        self.segments = self.segments.with_replaced(gone, tuple(come))
+        for segment in gone:
+            self._doom(segment, delay_ms)
+        for segment in come:
+            segment.change_suffix(SWAP_SUFFIX, "")
+        sync_directory(self.directory)
+
+    def _doom(self, segment: Segment, delay_ms: int) -> None:
+        segment.mark_deleted()
+        self.doomed.append((self.clock() + delay_ms, segment))
+
+    def doom_file(self, path: Path, delay_ms: int) -> None:
+        """Have a file that was renamed to `.deleted` removed after the delay."""
+        self.doomed.append((self.clock() + delay_ms, path))
+
+    def remove_due(self, now: int) -> int:
+        """Remove the files whose delay is over and that no reader has pinned. Gives how many were removed."""
+        due = [doomed for doomed in self.doomed if doomed[0] <= now]
+        removed = 0
+        for entry in due:
+            what = entry[1]
+            if isinstance(what, Segment):
+                if what.pins:
+                    continue
+                what.delete()
+            else:
+                what.unlink(missing_ok=True)
+            self.doomed.remove(entry)
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Close every segment: final time entries, indexes and logs cut to their true size."""
+        for segment in self.segments:
+            segment.close()
+
+    def abandon(self) -> None:
+        """Let go of every file as it is."""
+        for segment in self.segments:
+            segment.abandon()

@@ -1,0 +1,179 @@
+"""Leader epochs: from which offset on each epoch's leader wrote. File `leader-epoch-checkpoint`.
+
+0\\n                     version            a checkpoint, see engine.store.checkpoint
+<entry count>\\n
+<epoch> <start offset>\\n ...               both rise from line to line
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from engine.errors import CorruptCheckpointError
+from engine.record import NO_LEADER_EPOCH, NO_OFFSET
+from engine.store.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
+from engine.store.integers import parse_int32, parse_int64
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "leader-epoch-checkpoint"
+
+
+class EpochEntry(NamedTuple):
+    """An epoch and the offset of the first batch that its leader wrote."""
+
+    epoch: int
+    start_offset: int
+
+
+_epoch = attrgetter("epoch")
+_start_offset = attrgetter("start_offset")
+
+
+class LeaderEpochs:
+    """The leader epochs of one partition. Look-ups need no lock: each reads `entries` once. Changes need it.
+
+    path     of the file
+    entries  epochs and start offsets, both rising; replaced as a whole
+    dirty    whether `entries` differ from the file: a truncation was not flushed yet
+    """
+
+    __slots__ = ("dirty", "entries", "path")
+
+    def __init__(self, path: Path, entries: tuple[EpochEntry, ...]) -> None:
+        self.path = path
+        self.entries = entries
+        self.dirty = False
+
+    @classmethod
+    def open(cls, path: Path) -> LeaderEpochs:
+        """Read the file, or create an empty one; CorruptCheckpointError where it breaks the format."""
+        # Not Path.touch, which would also change the time of a file that exists.
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o644))
+        return cls(path, _parse(path, read_lines(path)))
+
+    # -- look-ups -----------------------------------------------------------------------------------
+
+    @property
+    def latest_epoch(self) -> int | None:
+        """The newest epoch, None when there is none."""
+        entries = self.entries
+        return entries[-1].epoch if entries else None
+
+    def epoch_for_offset(self, offset: int) -> int | None:
+        """The epoch that the record at `offset` was written in; None below the first entry."""
+        entries = self.entries
+        at = bisect_right(entries, offset, key=_start_offset)
+        return entries[at - 1].epoch if at else None
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest epoch not above `epoch`, and where it ends; (−1, −1) where that is not known.
+
+        An epoch below the first entry gives itself and the first entry's start.
+        """
+        entries = self.entries
+        if epoch < 0 or not entries or epoch > entries[-1].epoch:
+            return NO_LEADER_EPOCH, NO_OFFSET
+        if epoch == entries[-1].epoch:
+            return epoch, log_end_offset
+        at = bisect_right(entries, epoch, key=_epoch)
+        return (entries[at - 1].epoch if at else epoch), entries[at].start_offset
+
+    # -- changes ------------------------------------------------------------------------------------
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Note that a leader of `epoch` writes from `start_offset` on; gives whether that is new.
+
+        Called before each append. What contradicts it at the end is removed; the file is written at once.
+        """
+        return self.assign_all(((epoch, start_offset),))
+
+    def assign_all(self, pairs: Iterable[tuple[int, int]]) -> bool:
+        """Assign each pair of epoch and start offset, and write the file once: for replay of a log."""
+        latest = self.entries[-1] if self.entries else None
+        changed: list[EpochEntry] | None = None
+        removed = 0
+        for epoch, start_offset in pairs:
+            if epoch < 0 or start_offset < 0:
+                raise ValueError(
+                    f"{self.path}: expected an epoch and a start offset of at least 0, "
+                    f"found {epoch} and {start_offset}"
+                )
+            if latest is not None and latest.epoch == epoch and latest.start_offset <= start_offset:
+                continue
+            if changed is None:
+                changed = list(self.entries)
+            while changed and (changed[-1].epoch >= epoch or changed[-1].start_offset >= start_offset):
+                changed.pop()
+                removed += 1
+            latest = EpochEntry(epoch, start_offset)
+            changed.append(latest)
+        if changed is None:
+            return False
+        if removed:
+            log.info(f"{self.path}: {removed} epochs gave way to newer ones, the latest is {changed[-1]}")
+        self._store(tuple(changed))
+        return True
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Remove the entries that start at or behind `end_offset`; none for a negative one. Not flushed."""
+        if end_offset >= 0:
+            entries = self.entries
+            self._replace(entries[: bisect_left(entries, end_offset, key=_start_offset)])
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Let the epoch at `start_offset` begin there, and remove those before it. Not flushed."""
+        entries = self.entries
+        at = bisect_right(entries, start_offset, key=_start_offset)
+        if at:
+            self._replace((EpochEntry(entries[at - 1].epoch, start_offset), *entries[at:]))
+
+    def clear(self) -> None:
+        """Remove all entries; the file is written at once."""
+        self._store(())
+
+    def flush(self) -> None:
+        """Write the file if a truncation has not been written yet."""
+        if self.dirty:
+            # Put off, so the partition's directory may be gone by now.
+            self.dirty = not write_lines_if_directory_exists(self.path, _lines(self.entries))
+
+    def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
+        if entries != self.entries:
+            self.entries = entries
+            self.dirty = True
+
+    def _store(self, entries: tuple[EpochEntry, ...]) -> None:
+        # The file first: when it cannot be written, nothing has changed.
+        write_lines(self.path, _lines(entries))
+        self.entries = entries
+        self.dirty = False
+
+
+def _lines(entries: tuple[EpochEntry, ...]) -> list[str]:
+    return [f"{epoch} {start_offset}" for epoch, start_offset in entries]
+
+
+def _parse(path: Path, lines: list[list[str]]) -> tuple[EpochEntry, ...]:
+    entries: list[EpochEntry] = []
+    for number, fields in enumerate(lines, start=3):
+        epoch = parse_int32(fields[0]) if len(fields) == 2 else None
+        start_offset = parse_int64(fields[1]) if len(fields) == 2 else None
+        if epoch is None or start_offset is None or epoch < 0 or start_offset < 0:
+            raise CorruptCheckpointError(
+                f"{path}: line {number}: expected <epoch> <start offset>, numbers not negative, "
+                f"found {' '.join(fields)[:80]!r}"
+            )
+        if entries and (epoch <= entries[-1].epoch or start_offset <= entries[-1].start_offset):
+            raise CorruptCheckpointError(
+                f"{path}: line {number}: expected an epoch above {entries[-1].epoch} that starts behind "
+                f"offset {entries[-1].start_offset}, found epoch {epoch} from offset {start_offset}"
+            )
+        entries.append(EpochEntry(epoch, start_offset))
+    return tuple(entries)

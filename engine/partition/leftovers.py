@@ -1,0 +1,79 @@
+"""Files that a crash left in the middle of something: removed, or the something completed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engine.errors import InvalidNameError
+from engine.partition.chain import Chain
+from engine.record import MAX_INT64
+from engine.segment.segment import Segment
+from engine.store.files import TEMPORARY_SUFFIX, sync_directory
+from engine.store.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
+
+log = logging.getLogger(__name__)
+
+
+def remove_temporary(directory: Path, names: set[str]) -> set[str]:
+    """Remove what was on its way out, and what was never finished. Gives the names that are left.
+
+    A `.swap` file at or above the lowest `.cleaned` one belongs to a swap that had not begun for all of its
+    segments: the originals are still there, and complete."""
+    cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX)]
+    unfinished = min(cleaned, default=MAX_INT64 + 1)
+    gone = {
+        name
+        for name in names
+        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX))
+        or (name.endswith(SWAP_SUFFIX) and _offset(name) >= unfinished)
+    }
+    for name in sorted(gone):
+        log.info(f"{directory.name}/{name}: left over from an interrupted run, removed")
+        (directory / name).unlink(missing_ok=True)
+    return names - gone
+
+
+def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
+    """Complete a swap that had begun: the originals that it replaces go, the new files get their names.
+
+    Gives the names that there are then."""
+    swaps = sorted(name for name in names if name.endswith(SWAP_SUFFIX))
+    logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    if not swaps:
+        return names
+    directory = chain.directory
+    left = set(names)
+    if logs:
+        bases = [_offset(name) for name in logs]
+        low, high = min(bases), max(_next_offset(chain, base) for base in bases)
+        for name in sorted(names):
+            if not name.endswith(SWAP_SUFFIX) and low <= _offset(name) < high:
+                log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")
+                (directory / name).unlink()
+                left.discard(name)
+    for name in swaps:
+        final = name.removesuffix(SWAP_SUFFIX)
+        log.info(f"{directory.name}/{name}: the swap is completed")
+        (directory / name).rename(directory / final)
+        left.discard(name)
+        left.add(final)
+    sync_directory(directory)
+    return left
+
+
+def _next_offset(chain: Chain, base: int) -> int:
+    segment = Segment.load(
+        chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=SWAP_SUFFIX
+    )
+    end = segment.next_offset()
+    segment.close()
+    return end
+
+
+def _offset(name: str) -> int:
+    """The offset that a file's name begins with; -1 for a name without one."""
+    try:
+        return offset_of_file(name)
+    except InvalidNameError:
+        return -1

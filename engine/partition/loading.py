@@ -1,0 +1,170 @@
+"""Opening a partition's directory, after a clean stop or a crash.
+
+After a clean stop names are read and little else. After a crash every batch from the recovery point on is
+checked; what cannot be vouched for is cut off, and the log says how much. The order of steps matters, and is
+that of `load`. States that a crash leaves, and what becomes of them:
+
+    <x>.deleted                          removed: its removal had been decided
+    <base>.*.cleaned, no .swap           removed: the originals are complete
+    <base>.*.cleaned beside .swap ≥ it   both removed: the swap had not begun, the originals are complete
+    <base>.*.swap only                   completed: the originals within its range are removed
+    .index, .timeindex without .log      removed
+    .log without .index                  recovered, even after a clean stop
+    .log without .timeindex              gets an empty one: only look-ups by time become slower
+    a batch that is damaged or cut off   cut there; later segments are removed
+    zeros behind the last batch          cut off
+    .log with offsets too far up         split
+    damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits
+    damaged .txnindex                    rebuilt with its segment
+    damaged .snapshot                    the one before it is used, and batches are replayed
+    damaged leader-epoch-checkpoint      rebuilt from the batches
+    *.tmp                                removed: the file it was to replace is complete
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import CorruptCheckpointError
+from engine.partition.chain import Chain, segment_settings
+from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.leftovers import finish_swaps, remove_temporary
+from engine.partition.log import Log
+from engine.partition.offsets import Offsets
+from engine.partition.partition import Partition
+from engine.partition.recovery import Recovery, rebuild_epochs, transaction_index_is_sound
+from engine.partition.replay import rebuild
+from engine.producer.manager import ProducerStates
+from engine.record import Clock
+from engine.segment.descriptors import Descriptors
+from engine.settings.topic import TopicSettings
+from engine.store.files import write_atomically
+from engine.store.metadata import PartitionMetadata
+from engine.store.names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    index_file,
+    log_file,
+    offset_of_file,
+    transaction_index_file,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the store knew of a partition when it last ran.
+
+    clean           it was stopped cleanly
+    recovery_point  everything below it is on disk
+    start           the start offset, where it lay above the first segment's base
+    high_watermark  None where it is not known
+    """
+
+    clean: bool = False
+    recovery_point: int = 0
+    start: int = 0
+    high_watermark: int | None = None
+
+
+def load(
+    topic: str,
+    number: int,
+    directory: Path,
+    settings: TopicSettings,
+    producer_expiration_ms: int,
+    known: Known,
+    clock: Clock,
+    descriptors: Descriptors,
+    lone: bool = True,
+) -> Partition:
+    """Open a partition's directory: see the module's head for what may be found there."""
+    chain = Chain(directory, segment_settings(settings), clock, descriptors)
+    names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
+    epochs, epochs_are_known = _open_epochs(directory / EPOCHS_FILE)
+    recovery = Recovery(chain, epochs, known.start, producer_expiration_ms, settings.file_delete_delay_ms)
+    had_segments = _open_segments(chain, names, recovery)
+    if not known.clean:
+        recovery.from_offset(known.recovery_point)
+    end = _settle_end(chain, epochs, known.start, settings.file_delete_delay_ms)
+    if not epochs_are_known:
+        rebuild_epochs(chain, epochs)
+    epochs.truncate_from_end(end)
+    epochs.truncate_from_start(known.start)
+    epochs.flush()
+    start = max(known.start, chain.segments.first.base_offset)
+    producers = ProducerStates.open(directory, producer_expiration_ms)
+    producers.remove_stray_snapshots([segment.base_offset for segment in chain.segments])
+    mark = end if lone else min(max(known.high_watermark or start, start), end)
+    rebuild(chain, producers, start, end, mark, clock(), after_clean_stop=known.clean)
+    log = Log(
+        f"{topic}-{number}",
+        settings,
+        clock,
+        chain,
+        producers,
+        epochs,
+        PartitionMetadata.load(directory),
+        Offsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        # Recovering alone does not advance the recovery point: what was checked need not be on disk.
+        end if known.clean and had_segments else max(start, min(known.recovery_point, end)),
+        lone,
+    )
+    log.publish()
+    return Partition(topic, number, log)
+
+
+def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
+    """The leader epochs, and whether the file could be read."""
+    try:
+        return LeaderEpochs.open(path), True
+    except CorruptCheckpointError as error:
+        logger.warning(f"leader epochs are forgotten: {error}")
+        write_atomically(path, b"")
+        return LeaderEpochs.open(path), False
+
+
+def _open_segments(chain: Chain, names: set[str], recovery: Recovery) -> bool:
+    """Put the segments that there are into the chain. Those whose index is missing or whose transaction index
+    is damaged are recovered at once, also after a clean stop. False where there is no segment."""
+    bases = sorted(offset_of_file(name) for name in names if name.endswith(LOG_SUFFIX))
+    for name in sorted(names):
+        if (
+            name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX))
+            and log_file(offset_of_file(name)) not in names
+        ):
+            logger.warning(f"{chain.directory.name}/{name}: an index without its log, removed")
+            (chain.directory / name).unlink()
+    chain.add(chain.load(base) for base in bases)
+    for segment in tuple(chain.segments):
+        base = segment.base_offset
+        has_transactions = transaction_index_file(base) in names
+        if index_file(base) not in names:
+            logger.warning(f"{segment.path}: has no offset index: the segment is recovered")
+        elif not has_transactions or transaction_index_is_sound(segment):
+            continue
+        recovery.recover(segment)
+    return bool(bases)
+
+
+def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int, delay_ms: int) -> int:
+    """Where the log ends. A log that ends below its start offset is emptied, an empty one begins there."""
+    if len(chain.segments):
+        end = chain.active.next_offset()
+        if end >= start:
+            return end
+        logger.warning(
+            f"{chain.directory.name}: {len(chain.segments)} segments end at offset {end}, below the start offset "
+            f"{start}: they are removed"
+        )
+        chain.remove(tuple(chain.segments), delay_ms)
+        epochs.clear()
+    chain.add((chain.create(start),))
+    return start

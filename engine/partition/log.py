@@ -1,0 +1,455 @@
+"""The changing heart of a partition: segments, producers, epochs and offsets that must agree.
+
+Every method that changes something takes the lock, or says that its caller holds it. Offsets are published
+last, in one step, so that readers never see a state between two.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.table import Bytes, Longs
+from engine.errors import (
+    ClosedError,
+    CorruptIndexError,
+    InvalidOffsetError,
+    OffsetOutOfRangeError,
+    RecordBatchTooLargeError,
+    RollError,
+    UnexpectedAppendOffsetError,
+)
+from engine.kernels import encode as encoding
+from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    POSITION,
+    PRODUCER_ID,
+)
+from engine.partition.chain import Chain, segment_settings
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.offsets import Appended, Offsets
+from engine.partition.recovery import epoch_changes
+from engine.partition.replay import rebuild
+from engine.producer import snapshot
+from engine.producer.entry import BatchInfo, Origin
+from engine.producer.manager import ProducerStates, ProducerUpdate
+from engine.record import NO_OFFSET, NO_TIMESTAMP, Clock
+from engine.segment.segment import Segment
+from engine.segment.transaction_index import AbortedTransaction
+from engine.settings.topic import TopicSettings
+from engine.store.files import sync_directory
+from engine.store.metadata import PartitionMetadata
+
+logger = logging.getLogger(__name__)
+
+
+class Log:
+    """One partition's log.
+
+    name              `<topic>-<number>`, for messages
+    settings          the topic's; replaced as a whole by `reconfigure`
+    chain             segments
+    producers         idempotence and transactions
+    epochs            leader epochs and where each began
+    metadata          the topic id
+    offsets           what readers see, published in one step
+    recovery_point    everything below it is known to be on disk
+    lone              no other replica must acknowledge: the high watermark follows the end by itself
+    leader_epoch      stamped into batches that are appended here as leader
+    last_flush_ms     when the log was last flushed
+    failure           the error that took the log offline, None while it is not
+    lock              held by whoever changes anything
+    _flushing         held during a flush, taken before `lock`
+    _unflushed_roll   base of the newest segment: what lies below it waits for a flush
+    _snapshots        producer snapshots that wait for a flush
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: TopicSettings,
+        clock: Clock,
+        chain: Chain,
+        producers: ProducerStates,
+        epochs: LeaderEpochs,
+        metadata: PartitionMetadata,
+        offsets: Offsets,
+        recovery_point: int,
+        lone: bool,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.clock = clock
+        self.chain = chain
+        self.producers = producers
+        self.epochs = epochs
+        self.metadata = metadata
+        self.offsets = offsets
+        self.recovery_point = recovery_point
+        self.lone = lone
+        self.leader_epoch = epochs.latest_epoch or 0
+        self.last_flush_ms = clock()
+        self.failure: Exception | None = None
+        self.lock = threading.RLock()
+        self._closed = False
+        self._flushing = threading.Lock()
+        self._unflushed_roll = NO_OFFSET
+        self._snapshots: list[Path] = []
+
+    def check_open(self) -> None:
+        """ClosedError where the log was closed, or went offline."""
+        if self.failure is not None:
+            raise ClosedError(f"{self.name} is offline after an error: {self.failure}") from self.failure
+        if self._closed:
+            raise ClosedError(f"{self.name} is closed")
+
+    def _fail(self, error: Exception) -> None:
+        logger.error(f"{self.name}: taken offline: {error}")
+        self.failure = error
+
+    # -- appending ------------------------------------------------------------------------------------
+
+    def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin) -> Appended:
+        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed."""
+        with self.lock:
+            self.check_open()
+            first = self.offsets.end
+            encoding.stamp(batch, 0, first, self.leader_epoch)
+            row[LAST_OFFSET] += first - row[BASE_OFFSET]
+            row[BASE_OFFSET] = first
+            row[LEADER_EPOCH] = self.leader_epoch
+            append_time = now if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else NO_TIMESTAMP
+            appended = self._write(batch, row.reshape(1, -1), origin, append_time)
+        if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
+            self.flush()
+        return appended
+
+    def follow(self, data: Bytes, table: Longs) -> Appended:
+        """Append batches as another log has them."""
+        with self.lock:
+            self.check_open()
+            first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
+            if first < self.offsets.end:
+                raise UnexpectedAppendOffsetError(
+                    f"{self.name}: offsets {first} to {last} to append, expected none below {self.offsets.end}",
+                    first,
+                    last,
+                )
+            appended = self._write(data, table, Origin.REPLICATION, NO_TIMESTAMP)
+        if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
+            self.flush()
+        return appended
+
+    def _write(self, data: Bytes, table: Longs, origin: Origin, append_time: int) -> Appended:
+        """Append batches that have their offsets. The caller holds the lock."""
+        if data.size > self.settings.segment_bytes:
+            raise RecordBatchTooLargeError(
+                f"{self.name}: {data.size} bytes to append, segment.bytes is {self.settings.segment_bytes}"
+            )
+        self.metadata.maybe_flush()
+        self.epochs.assign_all(epoch_changes(table))
+        latest = (
+            table[int(table[:, MAX_TIMESTAMP].argmax())].tolist() if len(table) > 1 else table[0].tolist()
+        )
+        first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
+        self._maybe_roll(data.size, first, last, latest[MAX_TIMESTAMP])
+        update = self._prepare(data, table, origin)
+        if isinstance(update, Appended):
+            return update
+        self.chain.active.append(data, table)
+        if update is None:
+            self.producers.advance(last + 1)
+            self.publish(end=last + 1)
+        else:
+            self._commit(update, last + 1)
+        return Appended(
+            first,
+            last,
+            latest[MAX_TIMESTAMP],
+            latest[LAST_OFFSET] if latest[MAX_TIMESTAMP] >= 0 else NO_OFFSET,
+            append_time,
+        )
+
+    def _prepare(self, data: Bytes, table: Longs, origin: Origin) -> ProducerUpdate | Appended | None:
+        """What the append changes for producers: None for nothing; Appended where it is a duplicate."""
+        with_producer = np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist()
+        if not with_producer:
+            return None
+        update = self.producers.prepare(origin)
+        for at in with_producer:
+            row = table[at]
+            marker = None
+            if int(row[ATTRIBUTES]) & CONTROL:
+                marker = batches.marker(data, row, int(table[0, POSITION]))
+            repeated = update.add(BatchInfo.of_row(row.tolist(), marker))
+            if repeated is not None:
+                return Appended(
+                    repeated.first_offset,
+                    repeated.last_offset,
+                    repeated.timestamp,
+                    repeated.last_offset,
+                    repeated.timestamp if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else NO_TIMESTAMP,
+                    duplicate=True,
+                )
+        return update
+
+    def _commit(self, update: ProducerUpdate, end: int) -> None:
+        """Take over what a written append changed. The records are in the log, whatever fails here."""
+        self.producers.commit(update)
+        self.producers.advance(end)
+        try:
+            for completed in update.completed:
+                if completed.is_aborted:
+                    self.chain.active.transactions.append(
+                        AbortedTransaction(
+                            completed.producer_id,
+                            completed.first_offset,
+                            completed.last_offset,
+                            self.producers.last_stable_offset_for(completed),
+                        )
+                    )
+                self.producers.complete_transaction(completed)
+        except (OSError, CorruptIndexError, InvalidOffsetError) as error:
+            # Without its index entry an aborted transaction would show: it stays open until recovery.
+            self._fail(error)
+            raise
+        finally:
+            self.publish(end=end)
+
+    # -- rolling --------------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Seal the active segment, and begin one at the end offset."""
+        with self.lock:
+            self.check_open()
+            self._roll(self.offsets.end)
+
+    def _maybe_roll(self, size: int, first: int, last: int, latest: int) -> None:
+        settings = self.settings
+        longest = settings.segment_ms
+        if settings.compact:
+            longest = min(longest, settings.max_compaction_lag_ms)
+        if self.chain.active.should_roll(size, latest, last, self.clock(), settings.segment_bytes, longest):
+            self._roll(first)
+
+    def _roll(self, base: int) -> None:
+        active = self.chain.active
+        if base == active.base_offset and active.size == 0:
+            # Full indexes, or an offset far ahead: the empty segment makes way for a fresh one.
+            self.remove((active,))
+        elif base <= active.base_offset:
+            raise RollError(
+                f"{self.name}: a segment at offset {base} would not lie above the active one's "
+                f"{active.base_offset}"
+            )
+        else:
+            active.seal()
+        self.chain.add((self.chain.create(base),))
+        self.producers.advance(base)
+        taken = self.producers.take_snapshot(fsync=False)
+        if taken is not None:
+            self._snapshots.append(taken)
+        self._unflushed_roll = base
+        self.publish()
+
+    # -- offsets --------------------------------------------------------------------------------------
+
+    def publish(
+        self, *, start: int | None = None, high_watermark: int | None = None, end: int | None = None
+    ) -> None:
+        """Show readers new offsets, all in one step. The caller holds the lock."""
+        old = self.offsets
+        new_end = old.end if end is None else end
+        new_start = old.start if start is None else start
+        mark = old.high_watermark if high_watermark is None else high_watermark
+        mark = new_end if self.lone else min(max(mark, new_start), new_end)
+        self.producers.on_high_watermark(mark)
+        unstable = self.producers.first_unstable_offset
+        stable = mark if unstable is None else min(max(unstable, new_start), mark)
+        active = self.chain.active
+        self.offsets = Offsets(new_start, stable, mark, new_end, active.base_offset, active.size)
+
+    def set_high_watermark(self, offset: int) -> None:
+        """Set the high watermark, cut to what the log holds; it no longer follows the end by itself."""
+        with self.lock:
+            self.lone = False
+            self.publish(high_watermark=offset)
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """Raise the high watermark. A lower one changes nothing, one above the end is an error."""
+        with self.lock:
+            if offset > self.offsets.end:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: high watermark {offset} to set, the end is {self.offsets.end}"
+                )
+            self.set_high_watermark(max(offset, self.offsets.high_watermark))
+
+    def become_leader(self, epoch: int) -> None:
+        """Stamp this epoch into batches from now on."""
+        with self.lock:
+            self.check_open()
+            self.epochs.assign(epoch, self.offsets.end)
+            self.leader_epoch = epoch
+
+    def raise_start_offset(self, offset: int) -> bool:
+        """Make `offset` the first that may be read. False where it is not above the present one."""
+        with self.lock:
+            self.check_open()
+            if offset > self.offsets.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: start offset {offset} to set, the high watermark is "
+                    f"{self.offsets.high_watermark}"
+                )
+            if offset <= self.offsets.start:
+                return False
+            self.epochs.truncate_from_start(offset)
+            self.producers.on_start_offset(offset)
+            self.publish(start=offset)
+            logger.info(f"{self.name}: start offset raised to {offset}")
+            return True
+
+    # -- cutting --------------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> bool:
+        """Cut off everything from `offset` on. False where there is nothing."""
+        if offset < 0:
+            raise ValueError(f"truncation to offset {offset}: expected 0 or more")
+        with self.lock:
+            self.check_open()
+            if offset >= self.offsets.end:
+                self.epochs.truncate_from_end(offset)
+                self.epochs.flush()
+                return False
+            if offset < self.chain.segments.first.base_offset:
+                self.restart_at(offset)
+                return True
+            self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset))
+            active = self.chain.active
+            active.transactions.truncate_to(offset)
+            active.truncate_to(offset)
+            self.epochs.truncate_from_end(offset)
+            self.epochs.flush()
+            self._settle(start=min(self.offsets.start, offset), end=offset)
+            logger.info(f"{self.name}: truncated to offset {offset}")
+            return True
+
+    def restart_at(self, offset: int, start: int | None = None) -> None:
+        """Throw everything away and begin anew at `offset`."""
+        with self.lock:
+            self.check_open()
+            self.remove(tuple(self.chain.segments))
+            self.chain.add((self.chain.create(offset),))
+            self.epochs.clear()
+            self.producers.truncate_fully_and_start_at(offset)
+            self._settle(start=offset if start is None else start, end=offset)
+            logger.info(f"{self.name}: emptied, begins anew at offset {offset}")
+
+    def _settle(self, start: int, end: int) -> None:
+        """Make producer state fit a log that ends earlier, before readers see that end."""
+        mark = min(self.offsets.high_watermark, end)
+        rebuild(self.chain, self.producers, start, end, mark, self.clock())
+        self.recovery_point = min(self.recovery_point, end)
+        self._unflushed_roll = min(self._unflushed_roll, end)
+        self.publish(start=start, high_watermark=mark, end=end)
+
+    def remove(self, segments: Sequence[Segment]) -> None:
+        """Take segments out of the log, with their snapshots. The caller holds the lock."""
+        delay = self.settings.file_delete_delay_ms
+        self.chain.remove(segments, delay)
+        for segment in segments:
+            renamed = self.producers.mark_snapshot_for_deletion(segment.base_offset)
+            if renamed is not None:
+                self.chain.doom_file(renamed, delay)
+
+    # -- keeping --------------------------------------------------------------------------------------
+
+    def reconfigure(self, settings: TopicSettings) -> None:
+        """Take new settings; segments that exist keep what they were made with."""
+        with self.lock:
+            self.settings = settings
+            self.chain.settings = segment_settings(settings)
+
+    @property
+    def has_unflushed_roll(self) -> bool:
+        """Whether segments were sealed that no flush has covered."""
+        return self._unflushed_roll > self.recovery_point
+
+    def flush_roll(self) -> None:
+        """Bring the segments that were sealed onto the disk."""
+        self.flush(self._unflushed_roll)
+
+    def flush(self, up_to: int | None = None, with_active: bool = False) -> None:
+        """Bring what lies below `up_to` (all of it, where none is given) onto the disk: log and indexes.
+
+        fsync runs outside the lock: appends go on meanwhile, only another flush waits. `with_active` includes
+        an active segment that is empty, whose index files then exist."""
+        with self._flushing:
+            self.check_open()
+            target = self.offsets.end if up_to is None else up_to
+            point = self.recovery_point
+            if target <= point and not with_active:
+                return
+            try:
+                self._sync(point, target, with_active)
+            except OSError as error:
+                # What the disk refused once it may report as written the next time: nothing is known any more.
+                self._fail(error)
+                raise
+            with self.lock:
+                self.recovery_point = max(self.recovery_point, min(target, self.offsets.end))
+                self.last_flush_ms = self.clock()
+
+    def _sync(self, start: int, end: int, with_active: bool) -> None:
+        waiting, self._snapshots = self._snapshots, []
+        for path in waiting:
+            snapshot.flush(path)
+        segments = self.chain.segments
+        floor = segments.floor(start)
+        created = False
+        for segment in segments.from_base(start if floor is None else floor.base_offset):
+            if segment.base_offset < end or (with_active and segment is segments.last):
+                segment.flush()
+                segment.transactions.flush()
+                created = created or segment.base_offset >= start
+        if created:
+            sync_directory(self.chain.directory)
+
+    def close(self) -> None:
+        """Stop cleanly: everything on disk, a snapshot at the end, every file at its true size."""
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                if self.failure is None:
+                    self.metadata.maybe_flush()
+                    self.flush(with_active=True)
+                    self.epochs.flush()
+                    self.producers.take_snapshot(fsync=True)
+            finally:
+                self._closed = True
+                self.chain.close()
+
+    def abandon(self) -> None:
+        """Stop as a crash would: nothing more is written."""
+        with self.lock:
+            self._closed = True
+            self.chain.abandon()
+
+    def rename(self, directory: Path) -> None:
+        """Move the directory, for its deletion. Nothing can be read or appended any more."""
+        with self.lock:
+            self.metadata.maybe_flush()
+            self._closed = True
+            self.chain.close()
+            self.chain.directory.rename(directory)
+            sync_directory(directory.parent)

@@ -1,0 +1,357 @@
+"""One partition: a log that grows at its end, and may be cut at either.
+
+Reading takes no lock; changes go through `Log`, which has one (see `engine/CONCURRENCY.md`). Nothing here runs
+by itself: what Kafka does on a schedule is a method, which whoever owns the partition calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.batch.table import Bytes
+from engine.errors import ClosedError, OffsetOutOfRangeError, OffsetsOutOfOrderError, PolicyViolationError
+from engine.kernels.encode import RECORD_OVERHEAD
+from engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
+from engine.partition import reader, timestamps
+from engine.partition.hold import Hold
+from engine.partition.log import Log
+from engine.partition.offsets import Appended, Isolation, Offsets
+from engine.partition.validate import accept, batch_limit, check_records, check_size, shape_for
+from engine.producer.entry import Origin, increment
+from engine.record import NO_OFFSET, Record
+from engine.settings.topic import TopicSettings
+
+T = TypeVar("T")
+Data = bytes | bytearray | memoryview | Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who appends, for idempotence and transactions.
+
+    producer_id, epoch  as given by a coordinator
+    sequence            of the first record of this append
+    transactional       the records belong to the producer's open transaction, or begin it
+    """
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    transactional: bool = False
+
+
+class Partition:
+    """One partition of a topic.
+
+    topic, number  its name is `<topic>-<number>`
+    log            what it holds, and all that changes it
+    """
+
+    def __init__(self, topic: str, number: int, log: Log) -> None:
+        self.topic = topic
+        self.number = number
+        self.log = log
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.name} {self.start_offset}..{self.end_offset}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what it is -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<number>`."""
+        return f"{self.topic}-{self.number}"
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are."""
+        return self.log.chain.directory
+
+    @property
+    def settings(self) -> TopicSettings:
+        """The topic's."""
+        return self.log.settings
+
+    @property
+    def topic_id(self) -> str | None:
+        """The topic's id, None where none was given."""
+        return self.log.metadata.topic_id
+
+    @property
+    def offsets(self) -> Offsets:
+        """All four offsets as of one moment."""
+        return self.log.offsets
+
+    @property
+    def start_offset(self) -> int:
+        """The first record that may be read."""
+        return self.log.offsets.start
+
+    @property
+    def stable_offset(self) -> int:
+        """Below every open transaction."""
+        return self.log.offsets.stable
+
+    @property
+    def high_watermark(self) -> int:
+        """Below it, every replica has the records."""
+        return self.log.offsets.high_watermark
+
+    @property
+    def end_offset(self) -> int:
+        """The next record's offset."""
+        return self.log.offsets.end
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it is known to be on disk."""
+        return self.log.recovery_point
+
+    @property
+    def size(self) -> int:
+        """Bytes in `.log` files."""
+        return self.log.chain.segments.size
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        isolation: Isolation = Isolation.COMMITTED,
+        at_least_one: bool = True,
+    ) -> reader.Fetch:
+        """Raw batches from the one that holds `offset` on, as a consumer would be sent them."""
+        return self._while_segments_change(
+            lambda: reader.fetch(self.log.chain, self.offsets, offset, max_bytes, isolation, at_least_one)
+        )
+
+    def columns(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        isolation: Isolation = Isolation.COMMITTED,
+    ) -> Iterator[Columns]:
+        """The records in [start, end) as arrays, a chunk of some 1 MiB at a time.
+
+        What is removed meanwhile is still delivered; what is appended meanwhile is not."""
+        self.log.check_open()
+        offsets = self.offsets
+        first = offsets.start if start is None else start
+        last = min(offsets.limit(isolation), offsets.end if end is None else end)
+        if not offsets.start <= first <= offsets.end:
+            raise OffsetOutOfRangeError(
+                f"{self.name}: offset {first} to read from, expected {offsets.start} to {offsets.end}"
+            )
+        with self.hold(first, max(first, last)) as hold:
+            for part in reader.read_columns(hold.segments, offsets, first, last, isolation):
+                yield part
+                hold.release(int(part.offsets[-1]))
+
+    def records(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        isolation: Isolation = Isolation.COMMITTED,
+    ) -> Iterator[Record]:
+        """The records in [start, end), one object each."""
+        for part in self.columns(start, end, isolation):
+            yield from part.records()
+
+    def offset_for_timestamp(
+        self, timestamp: int, isolation: Isolation = Isolation.COMMITTED
+    ) -> timestamps.Found | None:
+        """The first record at or after a time, or one of the special timestamps of `timestamps`."""
+        return self._while_segments_change(
+            lambda: timestamps.find(self.log.chain, self.offsets, self.log.epochs, timestamp, isolation)
+        )
+
+    def _while_segments_change(self, look: Callable[[], T]) -> T:
+        """Look again when a segment was removed between taking the published list and reading it."""
+        while True:
+            self.log.check_open()
+            segments = self.log.chain.segments
+            try:
+                return look()
+            except ClosedError:
+                if self.log.chain.segments is segments:
+                    raise
+
+    def hold(self, start: int | None = None, end: int | None = None) -> Hold:
+        """Keep the segments that hold [start, end) readable until the hold is let go."""
+        offsets = self.offsets
+        return Hold.take(
+            self.log.chain, offsets.start if start is None else start, offsets.end if end is None else end
+        )
+
+    # -- appending ------------------------------------------------------------------------------------
+
+    def append(self, records: Record | Sequence[Record], producer: Producer | None = None) -> Appended:
+        """Append records, in one batch where they fit in one. Either all are valid, or none is appended."""
+        if isinstance(records, Record):
+            records = (records,)
+        now = self.log.clock()
+        settings = self.settings
+        times = np.array([now if r.timestamp is None else r.timestamp for r in records], np.int64)
+        check_records(times, np.array([r.key is None for r in records], np.bool_), settings, now)
+        shape = shape_for(settings)
+        built = []
+        done = 0
+        for part in _split(records, batch_limit(settings)):
+            if producer is not None:
+                shape = replace(
+                    shape,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    base_sequence=increment(producer.sequence, done),
+                    transactional=producer.transactional,
+                )
+            built.append(batches.from_records(part, now, shape))
+            check_size(built[-1], settings)
+            done += len(part)
+        if not built:
+            raise ValueError("an append needs at least one record")
+        return _joined([self._append_own(batch, now, Origin.CLIENT) for batch in built])
+
+    def append_lines(self, lines: Data) -> Appended:
+        """Append each line as a record: its bytes without the newline are the value, the key is null.
+
+        A last line without a newline counts. Lines before one that is refused are kept."""
+        data = lines if isinstance(lines, np.ndarray) else np.frombuffer(lines, np.uint8)
+        if not data.size:
+            raise ValueError("an append needs at least one line")
+        now = self.log.clock()
+        settings = self.settings
+        if settings.compact:
+            check_records(np.array([now]), np.ones(1, np.bool_), settings, now)
+        shape = shape_for(settings)
+        limit = batch_limit(settings)
+        done = []
+        start = 0
+        while start < data.size:
+            batch, start = batches.from_lines(data, now, shape, limit, start)
+            done.append(self._append_own(batch, now, Origin.CLIENT))
+        return _joined(done)
+
+    def append_batch(self, batch: Data, origin: Origin = Origin.CLIENT) -> Appended:
+        """Append one batch that a producer built: validated, given its offsets, rewritten where the topic asks."""
+        data = batch if isinstance(batch, np.ndarray) else np.frombuffer(batch, np.uint8)
+        now = self.log.clock()
+        accepted = accept(data, self.settings, now, origin)
+        return self.log.lead(accepted.batch, accepted.row, now, origin)
+
+    def append_raw(self, data: Data) -> Appended:
+        """Append batches as another log has them: offsets, leader epochs and bytes are taken as they are."""
+        array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        table = batches.scan(array)
+        if not len(table):
+            raise ValueError("an append needs at least one batch")
+        falling = np.flatnonzero(table[1:, BASE_OFFSET] <= table[:-1, LAST_OFFSET])
+        if falling.size:
+            at = int(falling[0])
+            raise OffsetsOutOfOrderError(
+                f"{self.name}: batch {at + 1} begins at offset {table[at + 1, BASE_OFFSET]}, "
+                f"expected one above {table[at, LAST_OFFSET]}"
+            )
+        return self.log.follow(array, table)
+
+    def end_transaction(
+        self, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
+    ) -> Appended:
+        """Append the marker that commits or aborts the producer's open transaction."""
+        now = self.log.clock()
+        kind = batches.COMMIT if commit else batches.ABORT
+        batch = batches.end_marker(producer_id, epoch, kind, coordinator_epoch, now)
+        return self._append_own(batch, now, Origin.COORDINATOR)
+
+    def _append_own(self, batch: Bytes, now: int, origin: Origin) -> Appended:
+        return self.log.lead(batch, batches.scan(batch, check=False)[0], now, origin)
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Seal the active segment, and begin a new one."""
+        self.log.roll()
+
+    def truncate_to(self, offset: int) -> bool:
+        """Cut off everything from `offset` on. False where there is nothing."""
+        return self.log.truncate_to(offset)
+
+    def restart_at(self, offset: int) -> None:
+        """Throw everything away and begin anew at `offset`."""
+        self.log.restart_at(offset)
+
+    def delete_records(self, before: int) -> int:
+        """Raise the start offset, to the high watermark where -1 is given. Gives the start offset.
+
+        The space is freed when retention next runs."""
+        log = self.log
+        if not log.settings.delete:
+            raise PolicyViolationError(
+                f"{self.name}: records are deleted only where cleanup.policy has 'delete', "
+                f"found {log.settings.cleanup_policy_text!r}"
+            )
+        with log.lock:
+            mark = log.offsets.high_watermark
+            offset = mark if before == NO_OFFSET else before
+            if not 0 <= offset <= mark:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: records before {offset} to delete, expected 0 to the high watermark {mark}"
+                )
+            log.raise_start_offset(offset)
+            return log.offsets.start
+
+    def flush(self, up_to: int | None = None) -> None:
+        """Bring everything, or everything below an offset, onto the disk: log and indexes."""
+        self.log.flush(up_to)
+
+    def close(self) -> None:
+        """Stop cleanly: after it, opening the partition checks nothing."""
+        self.log.close()
+
+
+def _split(records: Sequence[Record], limit: int) -> Iterator[Sequence[Record]]:
+    """Cut a list of records into batches of at most `limit` bytes, by an upper bound of their sizes."""
+    first, size = 0, HEADER_SIZE
+    for at, record in enumerate(records):
+        needed = (
+            RECORD_OVERHEAD
+            + len(record.key or b"")
+            + len(record.value or b"")
+            + sum(10 + 4 * len(name) + len(value or b"") for name, value in record.headers)
+        )
+        if size + needed > limit and at > first:
+            yield records[first:at]
+            first, size = at, HEADER_SIZE
+        size += needed
+    if first < len(records):
+        yield records[first:]
+
+
+def _joined(parts: Sequence[Appended]) -> Appended:
+    """One answer for several appends that followed each other."""
+    if len(parts) == 1:
+        return parts[0]
+    latest = max(parts, key=attrgetter("max_timestamp"))
+    return Appended(
+        parts[0].first_offset,
+        parts[-1].last_offset,
+        latest.max_timestamp,
+        latest.offset_of_max_timestamp,
+        parts[-1].append_time,
+        all(part.duplicate for part in parts),
+    )

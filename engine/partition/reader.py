@@ -1,0 +1,171 @@
+"""Reading a partition, without a lock, beside one appender, retention and compaction.
+
+A reader takes the published offsets first and the published segments then: whatever is removed or rolled in
+between, the segments hold what the offsets promise, or the offset is found to be out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.batch.table import Bytes, Longs
+from engine.errors import OffsetOutOfRangeError
+from engine.kernels.decode import CONTROL, TRANSACTIONAL
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
+from engine.partition.chain import Chain
+from engine.partition.offsets import Isolation, Offsets
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+from engine.segment.transaction_index import AbortedTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A slice of a segment.
+
+    data                    whole batches as they lie in the file, but the last may be cut off; the first may
+                            hold records below the offset asked for
+    offset                  the offset asked for
+    segment_base            of the segment that holds the data
+    position                of the data in that segment
+    first_batch_incomplete  the first batch is larger than the limit and was cut off
+    aborted                 with Isolation.COMMITTED, the aborted transactions that overlap the data
+    """
+
+    data: bytes
+    offset: int
+    segment_base: int
+    position: int
+    first_batch_incomplete: bool = False
+    aborted: tuple[AbortedTransaction, ...] = ()
+
+
+def fetch(
+    chain: Chain, offsets: Offsets, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool
+) -> Fetch:
+    """The bytes from the batch that holds `start` on, never across segments."""
+    if max_bytes < 0:
+        raise ValueError(f"a read of {max_bytes} bytes: expected 0 or more")
+    segments = chain.segments
+    segment = segments.floor(start) if offsets.start <= start <= offsets.end else None
+    if segment is None:
+        raise OffsetOutOfRangeError(
+            f"{chain.directory.name}: offset {start} is outside {offsets.start} to {offsets.end}"
+        )
+    limit = offsets.limit(isolation)
+    nothing = Fetch(b"", start, offsets.active_base, offsets.end_position)
+    if start >= limit:
+        return Fetch(b"", start, segment.base_offset, 0) if start < offsets.end else nothing
+    found = segment.position_of(start)
+    while found is None:
+        # Compaction may have removed everything from `start` to this segment's end.
+        following = segments.higher(segment.base_offset)
+        if following is None:
+            return nothing
+        segment = following
+        found = segment.position_of(start)
+    position, size, _, _ = found
+    end = _end_position(segment, offsets, limit)
+    wanted = max(max_bytes, size) if at_least_one else max_bytes
+    length = min(end - position, wanted)
+    if length <= 0:
+        return Fetch(b"", start, segment.base_offset, position)
+    data = segment.read(position, length)
+    aborted: tuple[AbortedTransaction, ...] = ()
+    if isolation == Isolation.COMMITTED:
+        upper = _upper_bound(segments, segment, position, length, offsets)
+        aborted = tuple(aborted_between(segments, segment, start, upper))
+    return Fetch(data, start, segment.base_offset, position, wanted < size, aborted)
+
+
+def _end_position(segment: Segment, offsets: Offsets, limit: int) -> int:
+    """Where in the segment the records end that lie below `limit`."""
+    if limit == offsets.end:
+        return offsets.end_position if segment.base_offset == offsets.active_base else segment.size
+    if segment.base_offset > limit:
+        return 0
+    found = segment.position_of(limit)
+    if found is None:
+        return (
+            min(segment.size, offsets.end_position)
+            if segment.base_offset == offsets.active_base
+            else segment.size
+        )
+    return found[0]
+
+
+def _upper_bound(segments: Segments, segment: Segment, position: int, length: int, offsets: Offsets) -> int:
+    """An offset behind everything in segment[position:position+length], found without reading it."""
+    entry = segment.offset_index.upper_bound(position, length)
+    if entry is not None:
+        return entry[0]
+    following = segments.higher(segment.base_offset)
+    return offsets.end if following is None else following.base_offset
+
+
+def aborted_between(segments: Segments, first: Segment, start: int, end: int) -> Iterator[AbortedTransaction]:
+    """The aborted transactions that overlap the offsets from `start` to, not including, `end`."""
+    segment: Segment | None = first
+    while segment is not None:
+        found, complete = segment.transactions.collect(start, end)
+        yield from found
+        if complete:
+            return
+        segment = segments.higher(segment.base_offset)
+
+
+# -- whole batches ------------------------------------------------------------------------------------
+
+
+def read_batches(
+    segments: Segments, offsets: Offsets, start: int, end: int, isolation: Isolation
+) -> Iterator[tuple[Bytes, Longs, int]]:
+    """The data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
+    its position in the file. With Isolation.COMMITTED, batches of aborted transactions are left out."""
+    segment = segments.floor(start)
+    while segment is not None and segment.base_offset < end:
+        found = segment.position_of(start)
+        if found is not None and found[2] < end:
+            stop = _end_position(segment, offsets, offsets.limit(isolation))
+            for buffer, table in segment.batches(found[0], stop):
+                origin = int(table[0, POSITION])
+                kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]
+                if isolation == Isolation.COMMITTED and len(kept):
+                    kept = _without_aborted(segments, segment, kept)
+                if len(kept):
+                    yield buffer, kept, origin
+                if table[-1, LAST_OFFSET] >= end:
+                    return
+        segment = segments.higher(segment.base_offset)
+
+
+def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Longs:
+    transactional = table[:, ATTRIBUTES] & TRANSACTIONAL != 0
+    if not transactional.any():
+        return table
+    keep = np.ones(len(table), np.bool_)
+    start, end = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET]) + 1
+    for aborted in aborted_between(segments, segment, start, end):
+        keep &= ~(
+            transactional
+            & (table[:, PRODUCER_ID] == aborted.producer_id)
+            & (table[:, BASE_OFFSET] >= aborted.first_offset)
+            & (table[:, LAST_OFFSET] <= aborted.last_offset)
+        )
+    return table[keep]
+
+
+def read_columns(
+    segments: Segments, offsets: Offsets, start: int, end: int, isolation: Isolation
+) -> Iterator[Columns]:
+    """The records in [start, end), as columns."""
+    for buffer, table, origin in read_batches(segments, offsets, start, end, isolation):
+        for part in batches.columns(buffer, table, origin):
+            within = part.between(start, end)
+            if len(within):
+                yield within

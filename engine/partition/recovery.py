@@ -1,0 +1,137 @@
+"""Checking segments after a crash, batch by batch, and cutting off what cannot be vouched for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptIndexError, InvalidOffsetError, OffsetOverflowError
+from engine.kernels.scan import BASE_OFFSET, LEADER_EPOCH, POSITION
+from engine.partition.chain import Chain
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.replay import rebuild, replay
+from engine.partition.split import split
+from engine.producer.manager import ProducerStates
+from engine.segment.segment import Segment
+from engine.segment.transaction_index import AbortedTransaction
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What recovering segments needs, and what it keeps from one segment to the next.
+
+    chain, epochs          the partition's
+    start                  its start offset, as far as it is known
+    expiration_ms          of idle producers
+    delay_ms               before removed files go
+    producers              state as of the end of the last segment that was recovered
+    """
+
+    chain: Chain
+    epochs: LeaderEpochs
+    start: int
+    expiration_ms: int
+    delay_ms: int
+    producers: ProducerStates | None = None
+
+    def from_offset(self, recovery_point: int) -> None:
+        """Recover the segments from the one that holds the recovery point on. Where one had to be cut, those
+        behind it are removed: a log has no hole that compaction did not make."""
+        floor = self.chain.segments.floor(recovery_point)
+        waiting = list(self.chain.segments.from_base(floor.base_offset if floor else 0))
+        while waiting:
+            segment = waiting.pop(0)
+            try:
+                cut = self.recover(segment)
+            except OffsetOverflowError:
+                waiting[:0] = split(self.chain, segment, self.delay_ms)
+                continue
+            if cut:
+                self._remove_behind(segment)
+                return
+
+    def recover(self, segment: Segment) -> int:
+        """Recover one segment. Gives how many bytes were cut off."""
+        try:
+            return self._check(segment)
+        except InvalidOffsetError as error:
+            size = segment.size
+            segment.truncate_to(segment.base_offset)
+            log.warning(f"{segment.path}: all of its {size} bytes cut off, offsets are out of order: {error}")
+            return size
+
+    def _remove_behind(self, segment: Segment) -> None:
+        """Remove the segments behind this one, with their snapshots."""
+        later = tuple(s for s in self.chain.segments if s.base_offset > segment.base_offset)
+        if not later:
+            return
+        log.warning(
+            f"{self.chain.directory.name}: {len(later)} segments with {sum(s.size for s in later)} bytes behind "
+            f"the cut in segment {segment.base_offset} are removed, from offset {later[0].base_offset} on"
+        )
+        self.chain.remove(later, self.delay_ms)
+        if self.producers is not None:
+            for each in later:
+                renamed = self.producers.mark_snapshot_for_deletion(each.base_offset)
+                if renamed is not None:
+                    self.chain.doom_file(renamed, self.delay_ms)
+
+    def _check(self, segment: Segment) -> int:
+        """Check every batch of a segment, rebuild its three indexes, and bring epochs and producers up to its
+        end. Gives how many bytes were cut off."""
+        chain = self.chain
+        if self.producers is None:
+            self.producers = ProducerStates.open(chain.directory, self.expiration_ms)
+        producers = self.producers
+        base = segment.base_offset
+        rebuild(chain, producers, self.start, base, base, chain.clock())
+        aborted = segment.transactions
+        aborted.reset()
+
+        def visit(buffer: Bytes, table: Longs) -> None:
+            self.epochs.assign_all(epoch_changes(table))
+            for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
+                if completed.is_aborted:
+                    aborted.append(
+                        AbortedTransaction(
+                            completed.producer_id, completed.first_offset, completed.last_offset, stable
+                        )
+                    )
+
+        cut = segment.recover(visit)
+        aborted.flush()
+        producers.take_snapshot(fsync=False)
+        return cut
+
+
+def epoch_changes(table: Longs) -> list[tuple[int, int]]:
+    """Leader epoch and base offset of each batch whose epoch differs from the one before; without those that
+    have no epoch."""
+    epochs = table[:, LEADER_EPOCH]
+    first = np.ones(len(table), np.bool_)
+    first[1:] = epochs[1:] != epochs[:-1]
+    first &= epochs >= 0
+    return [(epoch, base) for epoch, base in table[first][:, (LEADER_EPOCH, BASE_OFFSET)].tolist()]
+
+
+def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
+    """Learn the leader epochs from the headers of every batch: for a checkpoint that is damaged."""
+    log.warning(f"{epochs.path}: rebuilt from the batches of {len(chain.segments)} segments")
+    for segment in chain.segments:
+        for _, table in segment.batches(check=False):
+            epochs.assign_all(epoch_changes(table))
+
+
+def transaction_index_is_sound(segment: Segment) -> bool:
+    """Whether the segment's index of aborted transactions can be read."""
+    try:
+        segment.transactions.sanity_check()
+    except CorruptIndexError as error:
+        log.warning(f"{segment.path}: its transaction index is rebuilt: {error}")
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""Bringing producer state up to date: from the newest usable snapshot, then by replaying batches."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.table import Bytes, Longs
+from engine.kernels.decode import CONTROL
+from engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
+from engine.partition.chain import Chain
+from engine.producer.entry import BatchInfo, Origin
+from engine.producer.manager import CompletedTransaction, ProducerStates
+from engine.segment.segment import Segment
+
+log = logging.getLogger(__name__)
+
+
+def replay(
+    producers: ProducerStates, buffer: Bytes, table: Longs, origin: int
+) -> list[tuple[CompletedTransaction, int]]:
+    """Take the batches of a chunk into account, as a replica does; `origin` is the table's position of buffer[0].
+
+    Gives the transactions that they completed, each with the stable offset that its index entry names."""
+    update = producers.prepare(Origin.REPLICATION)
+    for at in np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist():
+        row = table[at]
+        marker = batches.marker(buffer, row, origin) if int(row[ATTRIBUTES]) & CONTROL else None
+        update.add(BatchInfo.of_row(row.tolist(), marker))
+    producers.commit(update)
+    producers.advance(int(table[-1, LAST_OFFSET]) + 1)
+    done = []
+    for completed in update.completed:
+        done.append((completed, producers.last_stable_offset_for(completed)))
+        producers.complete_transaction(completed)
+    return done
+
+
+def rebuild(
+    chain: Chain,
+    producers: ProducerStates,
+    start: int,
+    end: int,
+    high_watermark: int,
+    now: int,
+    after_clean_stop: bool = False,
+) -> None:
+    """Make the state what it is at `end`, with transactions that ended below the high watermark forgotten.
+
+    Snapshots outside the log are deleted, the newest one left is loaded, the batches behind it are replayed,
+    and snapshots are taken where the last two segments begin and at `end`."""
+    wanted = [*(segment.base_offset for segment in chain.segments.last_two), end]
+    if after_clean_stop and producers.latest_snapshot_offset is None:
+        # A clean stop leaves a snapshot where there are producers: without one, there were none.
+        for offset in wanted:
+            producers.advance(offset)
+            producers.take_snapshot(fsync=False)
+        return
+    nothing_to_replay = not len(producers) and producers.map_end_offset >= end
+    producers.truncate_and_reload(start, end, now)
+    reached = producers.map_end_offset
+    if end > reached and not nothing_to_replay:
+        log.info(f"{chain.directory.name}: producer state is replayed from offset {reached} to {end}")
+        for segment in chain.segments.range(reached, end):
+            producers.on_high_watermark(high_watermark)
+            _replay_segment(chain, producers, segment, max(segment.base_offset, reached, start), end, wanted)
+    producers.advance(end)
+    producers.take_snapshot(fsync=False)
+
+
+def _replay_segment(
+    chain: Chain, producers: ProducerStates, segment: Segment, start: int, end: int, wanted: list[int]
+) -> None:
+    producers.advance(start)
+    if segment.base_offset in wanted:
+        producers.take_snapshot(fsync=False)
+    found = segment.position_of(start)
+    if found is None:
+        return
+    for buffer, table in segment.batches(found[0]):
+        below = table[table[:, LAST_OFFSET] < end]
+        if len(below):
+            replay(producers, buffer, below, int(table[0, POSITION]))
+        if len(below) < len(table):
+            return

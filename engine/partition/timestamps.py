@@ -1,0 +1,84 @@
+"""From a time to an offset.
+
+-1  latest: behind the last record that the reader may see
+-2  earliest: the start offset
+-3  the record with the largest timestamp, the first of them
+-4  earliest on this machine: the start offset, as nothing is stored elsewhere
+-5  latest that is stored elsewhere: nothing is
+≥0  the first record that is not earlier
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from engine import batch as batches
+from engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
+from engine.partition.chain import Chain
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.offsets import Isolation, Offsets
+from engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from engine.segment.segments import Segments
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a time leads to: timestamp of the record (NO_TIMESTAMP for a bound), offset, leader epoch."""
+
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+def find(
+    chain: Chain, offsets: Offsets, epochs: LeaderEpochs, timestamp: int, isolation: Isolation
+) -> Found | None:
+    """The record that `timestamp` leads to; None where there is none that this reader may see."""
+    limit = offsets.limit(isolation)
+    match timestamp:
+        case -1:
+            return Found(NO_TIMESTAMP, limit, _epoch(epochs.latest_epoch))
+        case -2 | -4:
+            return Found(NO_TIMESTAMP, offsets.start, _epoch(epochs.epoch_for_offset(offsets.start)))
+        case -5:
+            return Found(NO_TIMESTAMP, NO_OFFSET, NO_LEADER_EPOCH)
+        case -3:
+            found = _largest(chain.segments, offsets)
+        case _ if timestamp >= 0:
+            segment = chain.segments.first_not_before(timestamp)
+            record = None if segment is None else segment.offset_by_timestamp(timestamp, offsets.start)
+            found = None if record is None else Found(*record)
+        case _:
+            raise ValueError(f"timestamp {timestamp}: expected -5 or more")
+    return found if found is not None and found.offset < limit else None
+
+
+def _epoch(epoch: int | None) -> int:
+    return NO_LEADER_EPOCH if epoch is None else epoch
+
+
+def _largest(segments: Segments, offsets: Offsets) -> Found | None:
+    best = None
+    for segment in segments:
+        if best is None or segment.max_timestamp > best.max_timestamp:
+            best = segment
+    if best is None or best.max_timestamp < 0:
+        return None
+    largest = best.max_timestamp
+    found = best.position_of(best.offset_of_max_timestamp)
+    if found is None:
+        return None
+    for buffer, table in best.batches(found[0]):
+        for at in (table[:, MAX_TIMESTAMP] == largest).nonzero()[0].tolist():
+            origin = int(table[0, 0])
+            record = batches.first_record_at_or_after(buffer, table[at], largest, offsets.start, origin)
+            if record is not None:
+                return Found(*record, int(table[at, LEADER_EPOCH]))
+    return None

@@ -1,0 +1,187 @@
+"""What a leader asks of a batch before it takes it in, and how it makes the batch its own.
+
+Each record of a batch is looked at before any is refused, so that an error names all that are wrong. What is
+accepted keeps its bytes where only offset, leader epoch, timestamp type or max timestamp change; it is built
+anew where the topic wants another codec, or where its offsets have holes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import batch as batches
+from engine.batch.columns import codec_of, unordered_columns
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
+from engine.kernels import encode as encoding
+from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    COUNT,
+    LAST_OFFSET,
+    MAX_TIMESTAMP,
+    PRODUCER_ID,
+)
+from engine.producer.entry import Origin
+from engine.record import NO_PRODUCER_ID, NO_TIMESTAMP, Codec, TimestampType
+from engine.settings.topic import TopicSettings
+
+_SHOWN: Final = 3
+"""So many of the wrong records a message tells of."""
+
+
+def batch_limit(settings: TopicSettings) -> int:
+    """The largest batch that can be appended: a batch never spans segments."""
+    return min(settings.max_message_bytes, settings.segment_bytes)
+
+
+def shape_for(settings: TopicSettings) -> batches.Shape:
+    """The shape of batches that are built here, for this topic."""
+    codec = settings.codec or Codec.NONE
+    return batches.Shape(codec, settings.level(codec), settings.message_timestamp_type)
+
+
+def check_records(
+    timestamps: Longs, null_keys: npt.NDArray[np.bool_], settings: TopicSettings, now: int
+) -> None:
+    """The rules for single records: keys on a compacted topic, timestamps within the topic's limits.
+
+    InvalidTimestampError where any timestamp is wrong, else InvalidRecordError; it names every wrong record."""
+    problems: dict[int, str] = {}
+    wrong_times = np.zeros(len(timestamps), np.bool_)
+    if settings.message_timestamp_type == TimestampType.CREATE_TIME:
+        earliest = now - settings.message_timestamp_before_max_ms
+        latest = now + settings.message_timestamp_after_max_ms
+        wrong_times = (timestamps != NO_TIMESTAMP) & (
+            (timestamps < max(earliest, 0)) | (timestamps > min(latest, np.iinfo(np.int64).max))
+        )
+        for index in np.flatnonzero(wrong_times).tolist():
+            problems[index] = (
+                f"timestamp {timestamps[index]} is not within {settings.message_timestamp_before_max_ms} ms before "
+                f"and {settings.message_timestamp_after_max_ms} ms after {now}"
+            )
+    if settings.compact:
+        for index in np.flatnonzero(null_keys).tolist():
+            problems.setdefault(index, "a compacted topic needs a key, found null")
+    if problems:
+        told = "; ".join(f"record {index}: {problems[index]}" for index in sorted(problems)[:_SHOWN])
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        kind = InvalidTimestampError if wrong_times.any() else InvalidRecordError
+        raise kind(
+            f"{len(problems)} of {len(timestamps)} records refused: {told}{more}", tuple(sorted(problems))
+        )
+
+
+def check_size(batch: Bytes, settings: TopicSettings) -> None:
+    """A batch's size, header included, as it is stored."""
+    if batch.size > settings.max_message_bytes:
+        raise RecordTooLargeError(
+            f"a batch of {batch.size} bytes exceeds max.message.bytes={settings.max_message_bytes}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch that may be appended once it has its offset.
+
+    batch   its bytes, ours to change
+    row     its row of the batch table
+    """
+
+    batch: Bytes
+    row: Longs
+
+
+def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Accepted:
+    """Validate one batch from outside, and make it the topic's own. The bytes given are not changed."""
+    check_size(data, settings)
+    table = batches.scan(data)
+    if len(table) != 1:
+        raise InvalidRecordError(f"an append holds exactly one batch, found {len(table)}")
+    row = table[0]
+    _check_header(row, origin)
+    control = bool(int(row[ATTRIBUTES]) & CONTROL)
+    try:
+        found = batches.inspect(data, row)
+    except CorruptBatchError as error:
+        raise InvalidRecordError(f"malformed batch: {error}") from error
+    smallest, largest = found.smallest_timestamp, found.largest_timestamp
+    if int(row[ATTRIBUTES]) & LOG_APPEND_TIME:
+        smallest = largest = int(row[MAX_TIMESTAMP])
+        if settings.message_timestamp_type != TimestampType.CREATE_TIME or largest == NO_TIMESTAMP:
+            raise InvalidTimestampError("producers do not set the timestamp type to LogAppendTime")
+    if (settings.compact and found.null_keys) or not _within(smallest, largest, settings, now):
+        _check_each(data, row, settings, now)
+    codec = codec_of(row)
+    target = codec if control or settings.codec is None else settings.codec
+    if target != codec or not found.sequential:
+        batch = _rebuilt(data, row, target, settings, now)
+        check_size(batch, settings)
+    else:
+        batch = _restamped(data.copy(), row, largest, settings, now)
+    return Accepted(batch, batches.scan(batch, check=False)[0])
+
+
+def _check_header(row: Longs, origin: Origin) -> None:
+    if row[BASE_OFFSET] != 0:
+        raise InvalidRecordError(
+            f"a batch's offsets are the leader's to give: expected base 0, found {row[BASE_OFFSET]}"
+        )
+    if origin != Origin.CLIENT:
+        return
+    if int(row[ATTRIBUTES]) & CONTROL:
+        raise InvalidRecordError("control batches are not for producers to write")
+    if row[COUNT] <= 0 or row[COUNT] != row[LAST_OFFSET] + 1:
+        raise InvalidRecordError(
+            f"a batch of {row[COUNT]} records must have that count and a last offset delta one below it, "
+            f"found {row[LAST_OFFSET]}"
+        )
+    if row[PRODUCER_ID] != NO_PRODUCER_ID and row[BASE_SEQUENCE] < 0:
+        raise InvalidRecordError(f"producer {row[PRODUCER_ID]} sent the sequence {row[BASE_SEQUENCE]}")
+
+
+def _within(smallest: int, largest: int, settings: TopicSettings, now: int) -> bool:
+    """Whether no timestamp can be wrong; looking at the extremes spares looking at each."""
+    if settings.message_timestamp_type != TimestampType.CREATE_TIME:
+        return True
+    return (
+        smallest >= max(0, now - settings.message_timestamp_before_max_ms)
+        and largest <= now + settings.message_timestamp_after_max_ms
+    )
+
+
+def _check_each(data: Bytes, row: Longs, settings: TopicSettings, now: int) -> None:
+    found = unordered_columns(data, row)
+    check_records(found.timestamps, found.key_length < 0, settings, now)
+
+
+def _rebuilt(data: Bytes, row: Longs, codec: Codec, settings: TopicSettings, now: int) -> Bytes:
+    shape = batches.shape_of(row)
+    append_time = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
+    shape = batches.Shape(
+        codec=codec,
+        level=settings.level(codec),
+        timestamp_type=settings.message_timestamp_type,
+        producer_id=shape.producer_id,
+        producer_epoch=shape.producer_epoch,
+        base_sequence=shape.base_sequence,
+        transactional=shape.transactional,
+    )
+    return batches.from_columns(unordered_columns(data, row), shape, now if append_time else None)
+
+
+def _restamped(batch: Bytes, row: Longs, largest: int, settings: TopicSettings, now: int) -> Bytes:
+    """Set the timestamp type and max timestamp that the topic asks for, where they differ."""
+    attributes = int(row[ATTRIBUTES]) & ~LOG_APPEND_TIME
+    if settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME:
+        attributes |= LOG_APPEND_TIME
+        largest = now
+    if attributes != row[ATTRIBUTES] or largest != row[MAX_TIMESTAMP]:
+        encoding.restamp(batch, 0, batch.size, attributes, largest)
+    return batch
