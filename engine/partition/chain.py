@@ -14,8 +14,9 @@ from pathlib import Path
 
 from engine.record import Clock
 from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment, SegmentSettings
+from engine.segment.segment import Segment
 from engine.segment.segments import Segments
+from engine.segment.stored import SegmentSettings
 from engine.settings.topic import TopicSettings
 from engine.store.files import sync_directory
 from engine.store.names import (

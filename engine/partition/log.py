@@ -388,6 +388,20 @@ class Log:
         """Bring the segments that were sealed onto the disk."""
         self.flush(self._unflushed_roll)
 
+    def flush_is_due(self, now: int) -> bool:
+        """Whether `flush.ms` have passed since the last flush, with records behind it."""
+        return self.offsets.end > self.recovery_point and now - self.last_flush_ms >= self.settings.flush_ms
+
+    def remove_due(self, now: int) -> int:
+        """Remove files whose deletion delay is over. Gives how many segments and snapshots went."""
+        with self.lock:
+            return self.chain.remove_due(now)
+
+    def expire_producers(self, now: int) -> int:
+        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many."""
+        with self.lock:
+            return self.producers.remove_expired(now)
+
     def flush(self, up_to: int | None = None, with_active: bool = False) -> None:
         """Bring what lies below `up_to` (all of it, where none is given) onto the disk: log and indexes.
 

@@ -32,7 +32,8 @@ from engine.errors import (
 )
 from engine.kernels.scan import BASE_OFFSET, POSITION, SIZE
 from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment, SegmentSettings
+from engine.segment.segment import Segment
+from engine.segment.stored import SegmentSettings
 
 MAX_INT32 = 2**31 - 1
 

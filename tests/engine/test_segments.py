@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment, SegmentSettings
+from engine.segment.segment import Segment
 from engine.segment.segments import Segments
+from engine.segment.stored import SegmentSettings
 
 DESCRIPTORS = Descriptors(4)
 

@@ -1,0 +1,58 @@
+"""Walking a file of batches in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from engine.batch.table import Bytes, Longs
+from engine.kernels.scan import (
+    COLUMNS,
+    DONE,
+    FULL,
+    HEADER_SIZE,
+    SIZE_OVERHEAD,
+    scan,
+)
+
+_ROWS: Final = 16384
+"""Rows of a batch table that is filled at once."""
+
+NOTHING: Final = np.empty(0, np.uint8)
+
+
+def walk(
+    fill: Callable[[int, memoryview], None], start: int, end: int, check: bool, chunk: int, reuse: bool
+) -> Iterator[tuple[Bytes, Longs, int]]:
+    """Whole batches between two positions of a file, in chunks: bytes, table, and FULL for "more follows".
+
+    The last chunk has neither bytes nor rows, and the status that ended the walk. A chunk grows to hold a
+    batch that is larger, never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
+    position = start
+    buffer = np.empty(max(0, min(chunk, end - start)), np.uint8)
+    table = np.empty((min(_ROWS, buffer.size // HEADER_SIZE + 1), COLUMNS), np.int64)
+    status = DONE
+    while position < end:
+        length = min(buffer.size, end - position)
+        fill(position, memoryview(buffer)[:length])
+        at, status = 0, FULL
+        while status == FULL:
+            rows, used, status = scan(buffer, at, length, position, int(check), table)
+            if rows:
+                yield buffer[at : at + used], table[:rows], FULL
+                at += used
+                if not reuse:
+                    table = np.empty_like(table)
+        if status > FULL:
+            break
+        if at == 0:
+            total = int.from_bytes(buffer[8:SIZE_OVERHEAD].tobytes(), "big") + SIZE_OVERHEAD
+            if length == end - position or total > end - position:
+                break
+            buffer = np.empty(max(total, chunk), np.uint8)
+        elif not reuse:
+            buffer = np.empty_like(buffer)
+        position += at
+    yield NOTHING, table[:0], status
