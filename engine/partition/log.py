@@ -102,7 +102,7 @@ class Log:
         self.failure: Exception | None = None
         self.lock = threading.RLock()
         self._closed = False
-        self._flushing = threading.Lock()
+        self._flushing = threading.RLock()
         self._unflushed_roll = NO_OFFSET
         self._snapshots: list[Path] = []
 
@@ -333,7 +333,8 @@ class Log:
             if offset < self.chain.segments.first.base_offset:
                 self.restart_at(offset)
                 return True
-            self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset))
+            # From the end on: a crash in between leaves a shorter log, never one with a hole.
+            self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset)[::-1])
             active = self.chain.active
             active.transactions.truncate_to(offset)
             active.truncate_to(offset)
@@ -347,7 +348,7 @@ class Log:
         """Throw everything away and begin anew at `offset`."""
         with self.lock:
             self.check_open()
-            self.remove(tuple(self.chain.segments))
+            self.remove(tuple(self.chain.segments)[::-1])
             self.chain.add((self.chain.create(offset),))
             self.epochs.clear()
             self.producers.truncate_fully_and_start_at(offset)
@@ -402,26 +403,29 @@ class Log:
         with self.lock:
             return self.producers.remove_expired(now)
 
-    def flush(self, up_to: int | None = None, with_active: bool = False) -> None:
+    def flush(self, up_to: int | None = None) -> None:
         """Bring what lies below `up_to` (all of it, where none is given) onto the disk: log and indexes.
 
-        fsync runs outside the lock: appends go on meanwhile, only another flush waits. `with_active` includes
-        an active segment that is empty, whose index files then exist."""
+        fsync runs outside the lock: appends go on meanwhile, only another flush waits."""
         with self._flushing:
-            self.check_open()
-            target = self.offsets.end if up_to is None else up_to
-            point = self.recovery_point
-            if target <= point and not with_active:
-                return
-            try:
-                self._sync(point, target, with_active)
-            except OSError as error:
-                # What the disk refused once it may report as written the next time: nothing is known any more.
-                self._fail(error)
-                raise
-            with self.lock:
-                self.recovery_point = max(self.recovery_point, min(target, self.offsets.end))
-                self.last_flush_ms = self.clock()
+            self._flush(self.offsets.end if up_to is None else up_to, with_active=False)
+
+    def _flush(self, target: int, with_active: bool) -> None:
+        """Flush, with `_flushing` held. `with_active` includes an active segment that is empty, whose index
+        files then exist."""
+        self.check_open()
+        point = self.recovery_point
+        if target <= point and not with_active:
+            return
+        try:
+            self._sync(point, target, with_active)
+        except OSError as error:
+            # What the disk refused once it may report as written the next time: nothing is known any more.
+            self._fail(error)
+            raise
+        with self.lock:
+            self.recovery_point = max(self.recovery_point, min(target, self.offsets.end))
+            self.last_flush_ms = self.clock()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
         waiting, self._snapshots = self._snapshots, []
@@ -432,21 +436,26 @@ class Log:
         created = False
         for segment in segments.from_base(start if floor is None else floor.base_offset):
             if segment.base_offset < end or (with_active and segment is segments.last):
-                segment.flush()
-                segment.transactions.flush()
+                try:
+                    segment.flush()
+                    segment.transactions.flush()
+                except (ClosedError, FileNotFoundError):
+                    # Removed meanwhile: then there is nothing of it to keep.
+                    if segment in self.chain.segments:
+                        raise
                 created = created or segment.base_offset >= start
         if created:
             sync_directory(self.chain.directory)
 
     def close(self) -> None:
         """Stop cleanly: everything on disk, a snapshot at the end, every file at its true size."""
-        with self.lock:
+        with self._flushing, self.lock:
             if self._closed:
                 return
             try:
                 if self.failure is None:
                     self.metadata.maybe_flush()
-                    self.flush(with_active=True)
+                    self._flush(self.offsets.end, with_active=True)
                     self.epochs.flush()
                     self.producers.take_snapshot(fsync=True)
             finally:
@@ -461,7 +470,7 @@ class Log:
 
     def rename(self, directory: Path) -> None:
         """Move the directory, for its deletion. Nothing can be read or appended any more."""
-        with self.lock:
+        with self._flushing, self.lock:
             self.metadata.maybe_flush()
             self._closed = True
             self.chain.close()
