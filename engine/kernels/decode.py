@@ -79,7 +79,7 @@ def _headers_end(buffer, position, end):
 
 
 @inline
-def _walk(buffer, position, end):
+def walk_record(buffer, position, end):
     """The fields of the record at `position`: status, where it was found, body end, timestamp delta,
     offset delta, and start and length of key and value, and start of the headers."""
     length, at = read_varint(buffer, position, end)
@@ -157,7 +157,7 @@ def decode(
     for index in range(count):
         if position >= end:
             return TOO_FEW, index, position
-        status, at, body, delta, place, key, key_size, value, value_size, headers = _walk(
+        status, at, body, delta, place, key, key_size, value, value_size, headers = walk_record(
             buffer, position, end
         )
         if status != GOOD:
@@ -196,7 +196,7 @@ def inspect(buffer, start, end, count, base_timestamp):
     for index in range(count):
         if position >= end:
             return TOO_FEW, index, position, smallest, largest, nulls, sequential
-        status, at, body, delta, place, _, key_size, _, _, _ = _walk(buffer, position, end)
+        status, at, body, delta, place, _, key_size, _, _, _ = walk_record(buffer, position, end)
         if status != GOOD:
             return status, index, at, smallest, largest, nulls, sequential
         if place != index:

@@ -97,10 +97,11 @@ def restamp(out, start, end, attributes, max_timestamp):
     return crc
 
 
-@kernel(results(INT, INT, INT), READ, INT, INT, WRITE, INT, INT)
-def encode_lines(source, start, end, out, position, limit):
+@kernel(results(INT, INT, INT), READ, INT, INT, INT, WRITE, INT, INT)
+def encode_lines(source, start, end, first, out, position, limit):
     """Make a record of each line of source[start:end]: value = the line without its newline, key null,
-    timestamp = the batch's base timestamp. A last line without a newline counts as a line.
+    timestamp = the batch's base timestamp. A last line without a newline counts as a line. `first` is the
+    number of records that the batch has already.
 
     Stops before the line whose record would end behind out[limit]. Gives the number of records, the
     position in `source` of the first byte not used, and the position behind the last record."""
@@ -112,13 +113,13 @@ def encode_lines(source, start, end, out, position, limit):
         newline = find_byte(source, start, end, NEWLINE)
         length = newline - start
         # attributes, timestamp delta 0, null key and no headers take one byte each
-        body = 4 + varint_size(count) + varint_size(length) + length
+        body = 4 + varint_size(first + count) + varint_size(length) + length
         if position + varint_size(body) + body > limit:
             break
         position = write_varint(out, position, body)
         out[position] = 0
         out[position + 1] = 0
-        position = write_varint(out, position + 2, count)
+        position = write_varint(out, position + 2, first + count)
         out[position] = 1
         position = write_varint(out, position + 1, length)
         copy(out, position, source, start, length)
