@@ -14,6 +14,7 @@ from engine.batch.build import (
     from_records,
     shape_of,
 )
+from engine.batch.builder import BatchBuilder
 from engine.batch.columns import Columns, Inspection, columns, first_record_at_or_after, inspect
 from engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
 from engine.batch.table import scan
@@ -22,6 +23,7 @@ __all__ = [
     "ABORT",
     "COMMIT",
     "PLAIN",
+    "BatchBuilder",
     "Columns",
     "Inspection",
     "Marker",

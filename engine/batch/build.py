@@ -94,12 +94,12 @@ def from_lines(
     # An empty line, one byte, becomes a record of 11 at most. Untouched room costs address space only.
     room = min(limit, HEADER_SIZE + 12 * (lines.size - start) + RECORD_OVERHEAD)
     out = np.empty(room, np.uint8)
-    count, used, end = encoding.encode_lines(lines, start, lines.size, out, HEADER_SIZE, room)
+    count, used, end = encoding.encode_lines(lines, start, lines.size, 0, out, HEADER_SIZE, room)
     if not count:
         raise RecordTooLargeError(
             f"a line of up to {lines.size - start} bytes exceeds a batch of {limit} bytes"
         )
-    return _finish(out, end, count, timestamp, timestamp, shape), used
+    return finish(out, end, count, timestamp, timestamp, shape), used
 
 
 def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Bytes:
@@ -133,7 +133,7 @@ def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> B
     largest = int(timestamps.max())
     if shape.timestamp_type == TimestampType.LOG_APPEND_TIME:
         largest = now
-    return _finish(out, end, len(records), base_timestamp, largest, shape)
+    return finish(out, end, len(records), base_timestamp, largest, shape)
 
 
 def _name(name: str) -> bytes:
@@ -167,10 +167,10 @@ def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None
         )
     if max_timestamp is None:
         max_timestamp = int(source.timestamps.max()) if count else NO_TIMESTAMP
-    return _finish(out, end, count, base_timestamp, max_timestamp, shape)
+    return finish(out, end, count, base_timestamp, max_timestamp, shape)
 
 
-def _finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp: int, shape: Shape) -> Bytes:
+def finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp: int, shape: Shape) -> Bytes:
     """Compress the records of out[HEADER_SIZE:end] if the shape says so, and write the header."""
     if shape.codec != Codec.NONE:
         stream = compress(shape.codec, out[HEADER_SIZE:end], shape.level)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.batch.compression import DECOMPRESSED_LIMIT, decompress
 from engine.batch.table import Bytes, Ints, Longs
@@ -74,6 +75,11 @@ class Columns:
         return Columns(
             self.buffer, offsets[first:end], timestamps[first:end], *(span[first:end] for span in spans)
         )
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Columns:
+        """The records of these rows, in their order."""
+        offsets, timestamps, *spans = self.arrays
+        return Columns(self.buffer, offsets[rows], timestamps[rows], *(span[rows] for span in spans))
 
     def between(self, start_offset: int, end_offset: int) -> Columns:
         """The records whose offsets are at least `start_offset` and below `end_offset`."""

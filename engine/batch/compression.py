@@ -3,7 +3,7 @@
     gzip    one RFC 1952 member
     snappy  xerial stream: 82 "SNAPPY" 00, int32 version 1, int32 least compatible version 1, then blocks of
             int32 compressed length and a raw snappy block of at most 32 KiB; one bare raw block is read too
-    lz4     LZ4 frame with independent 64 KiB blocks and no checksums
+    lz4     LZ4 frame with independent 64 KiB blocks; no checksums at the default level, the blocks' at others
     zstd    standard frame, usually without its content size
 
 A stream does not say how large it becomes, and may lie where it does: output goes into a buffer that grows
@@ -159,14 +159,18 @@ def _snappy_blocks(blocks: Callable[[], Iterable[Bytes]], limit: int) -> Bytes:
 
 
 def _compress_lz4(data: Bytes, level: int) -> Bytes:
-    # The frame is written here because cramjam's own has dependent blocks, which Kafka refuses to read.
-    options: dict[str, Any] = {"store_size": False}
+    # cramjam's plain call gives dependent blocks, which Kafka refuses to read. Its compressor object can do
+    # without, and heeds the level, but adds block checksums; its single blocks have no level but the fast one.
     if level != _LZ4_FAST_LEVEL:
-        options |= {"mode": "high_compression", "compression": min(level, _LZ4_HIGHEST_LEVEL)}
+        compressor = cramjam.lz4.Compressor(
+            level=min(level, _LZ4_HIGHEST_LEVEL), content_checksum=False, block_linked=False
+        )
+        compressor.compress(data.tobytes())
+        return _array(bytes(compressor.finish()))
     parts = [_LZ4_HEADER]
     for start in range(0, data.size, _LZ4_BLOCK):
         plain = data[start : start + _LZ4_BLOCK]
-        block = bytes(cramjam.lz4.compress_block(plain, **options))
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
         if len(block) < plain.size:
             parts += (struct.pack("<I", len(block)), block)
         else:

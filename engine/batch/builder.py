@@ -1,0 +1,104 @@
+"""A batch that grows: lines and columns are added until it is full, then it is finished."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from engine.batch.build import Shape, finish
+from engine.batch.columns import Columns
+from engine.batch.table import Bytes
+from engine.errors import RecordTooLargeError
+from engine.kernels import encode as encoding
+from engine.kernels.scan import HEADER_SIZE
+from engine.record import NO_TIMESTAMP
+
+_SMALLEST: Final = 4096
+
+
+class BatchBuilder:
+    """Records on their way into one batch.
+
+    limit           the largest batch, in bytes before compression
+    count           records so far
+    base_timestamp  of the first record
+    max_timestamp   of all records so far
+    _out, _end      their bytes, behind room for the header
+    """
+
+    __slots__ = ("_end", "_out", "base_timestamp", "count", "limit", "max_timestamp")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
+        self._out = np.empty(min(limit, _SMALLEST), np.uint8)
+        self._end = HEADER_SIZE
+
+    @property
+    def size(self) -> int:
+        """Bytes that the batch would have now, uncompressed."""
+        return self._end
+
+    def add_lines(self, lines: Bytes, start: int, now: int) -> int:
+        """Add lines[start:], a record each, as far as they fit. Gives the position of the first left over.
+
+        RecordTooLargeError where not even an empty batch could hold the first line."""
+        if self.count == 0:
+            self.base_timestamp = self.max_timestamp = now
+        # An empty line, one byte, becomes a record of 11 at most; long lines grow by little.
+        self._make_room(
+            12 * (lines.size - start) if lines.size - start < _SMALLEST else 2 * (lines.size - start)
+        )
+        added, used, self._end = encoding.encode_lines(
+            lines, start, lines.size, self.count, self._out, self._end, self._out.size
+        )
+        self.count += added
+        if not added and not self.count and self._out.size >= self.limit:
+            raise RecordTooLargeError(f"a line exceeds a batch of {self.limit} bytes")
+        if used < lines.size and self._out.size < self.limit:
+            return self.add_lines(lines, used, now)
+        return int(used)
+
+    def add_columns(self, columns: Columns) -> int:
+        """Add records as far as they fit. Gives how many were added.
+
+        RecordTooLargeError where not even an empty batch could hold the first one."""
+        if not len(columns):
+            return 0
+        if self.count == 0:
+            self.base_timestamp = self.max_timestamp = int(columns.timestamps[0])
+        spans = (
+            np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
+        )
+        self._make_room(int(spans.sum(dtype=np.int64)) + encoding.RECORD_OVERHEAD * len(columns))
+        arrays = tuple(np.ascontiguousarray(array) for array in columns.arrays[1:])
+        offsets = np.arange(self.count, self.count + len(columns), dtype=np.int64)
+        added, self._end = encoding.encode_columns(
+            columns.buffer, offsets, *arrays, 0, self.base_timestamp, self._out, self._end
+        )
+        if added:
+            self.max_timestamp = max(self.max_timestamp, int(columns.timestamps[:added].max()))
+            self.count += added
+        elif not self.count:
+            raise RecordTooLargeError(f"a record exceeds a batch of {self.limit} bytes")
+        return int(added)
+
+    def finish(self, shape: Shape, append_time: int | None) -> Bytes:
+        """The batch, ready to be appended; the builder is empty afterwards. `append_time` is every record's
+        timestamp where the shape says so."""
+        latest = self.max_timestamp if append_time is None else append_time
+        batch = finish(self._out, self._end, self.count, self.base_timestamp, latest, shape)
+        self.count = 0
+        self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
+        self._out = np.empty(min(self._out.size, self.limit), np.uint8)
+        self._end = HEADER_SIZE
+        return batch
+
+    def _make_room(self, more: int) -> None:
+        wanted = min(self.limit, self._end + more)
+        if wanted > self._out.size:
+            grown = np.empty(min(self.limit, max(wanted, 2 * self._out.size)), np.uint8)
+            grown[: self._end] = self._out[: self._end]
+            self._out = grown
