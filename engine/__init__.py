@@ -1,1 +1,56 @@
-"""The log engine: Kafka's storage layer, byte for byte."""
+"""The log engine: Kafka's storage layer, byte for byte, as a library.
+
+A store holds topics, a topic has partitions, and a partition is a log of records, each under its offset:
+
+    >>> from engine import Record, Store
+    >>> with Store.open("data") as store:
+    ...     orders = store.create("orders")
+    ...     appended = orders.append([Record(b"10 apples", key=b"ann"), Record(b"3 pears", key=b"bob")])
+    ...     for record in orders.records():
+    ...         print(record.offset, record.key, record.value)
+    0 b'ann' b'10 apples'
+    1 b'bob' b'3 pears'
+
+`data/logs` is then a log directory that a Kafka broker can serve, and one that a broker wrote can be opened.
+
+Store       `open`, `close`; `create`, `create_topic`, `delete`, `delete_topic`; `partition`, `partitions`, `topics`,
+            `"orders-0" in store`; `configure`, `explain`, `topic_settings`, `daemon`; `upkeep`, to be called every
+            second or so by a program that keeps the store open
+Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `columns`, `read`, `hold`;
+            `offset_for_timestamp`; `start_offset`, `stable_offset`, `high_watermark`, `end_offset`; `flush`
+Record      what is appended and read. `Columns` holds many as arrays, for speed
+Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends that
+Isolation   how far a reader sees: COMMITTED (the default), UNCOMMITTED, LOG_END
+Appended    where records went; Offsets: the bounds of a partition at one moment
+Clock       milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
+errors      everything that the engine raises on purpose; all of them are `EngineError`
+"""
+
+from engine import errors
+from engine.batch.columns import Columns
+from engine.errors import EngineError
+from engine.partition.offsets import Appended, Isolation, Offsets
+from engine.partition.partition import Partition, Producer
+from engine.record import Clock, Codec, Record, TimestampType, now_ms
+from engine.settings.daemon import DaemonSettings
+from engine.settings.topic import TopicSettings
+from engine.store.store import Store
+
+__all__ = [
+    "Appended",
+    "Clock",
+    "Codec",
+    "Columns",
+    "DaemonSettings",
+    "EngineError",
+    "Isolation",
+    "Offsets",
+    "Partition",
+    "Producer",
+    "Record",
+    "Store",
+    "TimestampType",
+    "TopicSettings",
+    "errors",
+    "now_ms",
+]

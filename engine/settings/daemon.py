@@ -27,6 +27,7 @@ class DaemonSettings:
     log_cleaner_io_max_bytes_per_second  of all threads together; the largest float: no limit
     log_flush_scheduler_interval_ms      2^63-1: never
     log_dir_failure_timeout_ms           without effect: there is no controller to tell
+    batch_size                           bytes, of each file open for appending; 0: every write by itself
     """
 
     num_partitions: int
@@ -49,6 +50,8 @@ class DaemonSettings:
     producer_id_expiration_check_interval_ms: int
     transaction_max_timeout_ms: int
     log_dir_failure_timeout_ms: int
+    batch_size: int
+    linger_ms: int
 
 
 def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:

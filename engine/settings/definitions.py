@@ -428,4 +428,20 @@ DAEMON: Final = (
         running=False,
         effect=False,
     ),
+    # Of the mount's writers, under the names that Kafka's producer has for its own.
+    Setting(
+        "batch.size",
+        Kind.INT,
+        # A producer's 16 KiB are made for a network; the mount's batches go straight into the log.
+        1024 * 1024,
+        "bytes of records that an open file collects before it appends them",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "linger.ms",
+        Kind.LONG,
+        5,
+        "how long an open file keeps lines back to append more at once",
+        ranges=at_least(0),
+    ),
 )

@@ -1,0 +1,48 @@
+"""Directories of deleted partitions: renamed at once, removed after a delay."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class Removals:
+    """The `-delete` directories that wait.
+
+    _waiting  when each is due, in milliseconds since the epoch
+    _lock     guards the list; not held while a directory is removed
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Path]] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, directory: Path, due: int) -> None:
+        """Have the directory removed when that time has come."""
+        with self._lock:
+            self._waiting.append((due, directory))
+
+    def remove_due(self, now: int) -> int:
+        """Remove what is due, and give how many there were. What cannot be removed is tried again next time."""
+        with self._lock:
+            due = [entry for entry in self._waiting if entry[0] <= now]
+            self._waiting = [entry for entry in self._waiting if entry[0] > now]
+        removed = 0
+        for entry in due:
+            try:
+                if entry[1].exists():
+                    shutil.rmtree(entry[1])
+            except OSError as error:
+                log.error(f"{entry[1]}: cannot be removed, stays until the next try: {error}")
+                with self._lock:
+                    self._waiting.append(entry)
+                continue
+            removed += 1
+        return removed

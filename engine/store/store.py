@@ -1,0 +1,486 @@
+"""The store: every partition under one directory, found, created, deleted and kept.
+
+    BACKING/
+    ├── server.properties            of the daemon, and defaults of topics
+    ├── topics/<topic>.properties    overrides of a topic
+    ├── logs/                        a Kafka log.dir
+    │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
+    │   └── <topic>-<partition>/ …
+    ├── views/  staging/             not the engine's
+
+After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
+After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep` is to be called
+every second or so.
+
+Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), one slot's
+(loading), then those of partitions and checkpoints. Finding a partition that is loaded takes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from engine.errors import (
+    ClosedError,
+    EngineError,
+    InvalidNameError,
+    InvalidSettingError,
+    PartitionExistsError,
+    PolicyViolationError,
+    UnknownPartitionError,
+)
+from engine.partition.loading import Known
+from engine.partition.partition import Partition
+from engine.record import Clock, now_ms
+from engine.settings.daemon import DaemonSettings
+from engine.settings.topic import Explained, TopicSettings
+from engine.store import upkeep
+from engine.store.configuration import TOPICS, Configuration
+from engine.store.files import sync_directory
+from engine.store.listing import Listing, PartitionKey
+from engine.store.lock import DirectoryLock
+from engine.store.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
+from engine.store.names import (
+    NOT_PARTITIONS,
+    deletion_directory,
+    parse_partition_directory,
+    partition_directory,
+)
+from engine.store.partitions import Partitions
+from engine.store.removal import Removals
+from engine.store.slot import Slot
+
+log = logging.getLogger(__name__)
+
+LOGS: Final = "logs"
+_DIRECTORIES: Final = (LOGS, TOPICS, "views", "staging")
+
+
+class Store:
+    """All partitions under one directory. Opened by `open`.
+
+    backing        the directory
+    logs           its log directory
+    meta           the log directory's ids
+    strays         names of directories that a broker set aside or was moving here: kept, not used
+    stopped_clean  whether the stop before this opening was a clean one
+    clock          gives the time
+    """
+
+    def __init__(
+        self,
+        backing: Path,
+        clock: Clock,
+        lock: DirectoryLock,
+        configuration: Configuration,
+        meta: MetaProperties,
+        strays: tuple[str, ...],
+        partitions: Partitions,
+    ) -> None:
+        self.backing = backing
+        self.logs = backing / LOGS
+        self.meta = meta
+        self.strays = strays
+        self.stopped_clean = partitions.stopped_clean
+        self.clock = clock
+        self._directory_lock = lock
+        self._configuration = configuration
+        self._partitions = partitions
+        self._checkpoints = partitions.checkpoints
+        self._removals = Removals()
+        self._schedule = upkeep.Schedule(clock(), configuration.daemon)
+        self._guard = threading.RLock()
+        self._closed = False
+
+    # -- opening and closing --------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        backing: Path | str,
+        settings: Mapping[str, str] | None = None,
+        clock: Clock = now_ms,
+        lone: bool = True,
+    ) -> Store:
+        """Open the store in a directory, which is made where there is none.
+
+        settings  lines that outrank those of server.properties
+        lone      no other replica must acknowledge: what is appended is committed"""
+        backing = Path(backing).absolute()
+        for name in _DIRECTORIES:
+            (backing / name).mkdir(parents=True, exist_ok=True)
+        sync_directory(backing)
+        lock = DirectoryLock.acquire(backing / LOGS)
+        try:
+            return cls._open_locked(backing, settings or {}, clock, lone, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _open_locked(
+        cls, backing: Path, settings: Mapping[str, str], clock: Clock, lone: bool, lock: DirectoryLock
+    ) -> Store:
+        logs = backing / LOGS
+        # What refuses the opening comes before the marker goes: it says nothing against the logs.
+        configuration = Configuration.load(backing, settings, clock)
+        listing = Listing.of(logs)
+        meta = MetaProperties.load_or_create(logs, clock)
+        marker = CleanShutdown.of(logs)
+        # Without partitions there is nothing that could be unclean.
+        clean = marker.exists() or not listing.partitions
+        partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone)
+        marker.remove()
+        log.info(
+            f"{logs}: {len(listing.partitions)} partitions after {'a clean' if clean else 'an unclean'} stop, "
+            f"{len(listing.condemned)} directories to remove, {len(listing.strays)} set aside"
+        )
+        store = cls(backing, clock, lock, configuration, meta, tuple(listing.strays), partitions)
+        for directory in listing.condemned:
+            store._condemn(directory)
+        if not clean:
+            try:
+                partitions.recover()
+            except BaseException:
+                partitions.abandon()
+                raise
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.backing}>"
+
+    def close(self) -> None:
+        """Stop cleanly: every partition on disk, checkpoints, then the marker that says so.
+
+        A partition that cannot be closed does not stop the others, but then there is no marker: the next
+        opening recovers. Partitions that were not used since a clean stop are not touched."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                unclean = self._partitions.close()
+                self._checkpoints.write_all()
+                if unclean:
+                    log.error(f"{self.logs}: not stopped cleanly, for {', '.join(unclean)}")
+                else:
+                    CleanShutdown.of(self.logs).write()
+            finally:
+                self._directory_lock.release()
+
+    def abandon(self) -> None:
+        """Let go of everything as a crash would: nothing is flushed or written."""
+        with self._guard:
+            if not self._closed:
+                self._closed = True
+                self._partitions.abandon()
+                self._directory_lock.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.backing} is closed")
+
+    # -- finding --------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, number: int | None = None) -> Partition:
+        """A partition, by topic and number or by its name `<topic>-<number>`; loaded if it was not."""
+        self._check_open()
+        return self._partitions.use(self._partitions.find(topic, number))
+
+    def partitions(self) -> list[PartitionKey]:
+        """Topic and number of every partition, in order."""
+        return sorted(self._partitions.slots)
+
+    def topics(self) -> dict[str, list[int]]:
+        """The numbers of each topic's partitions, in order."""
+        topics: dict[str, list[int]] = {}
+        for topic, number in self.partitions():
+            topics.setdefault(topic, []).append(number)
+        return topics
+
+    def __contains__(self, partition: object) -> bool:
+        """Whether there is this partition: a name, or topic and number."""
+        if isinstance(partition, str):
+            try:
+                topic, number, suffix = parse_partition_directory(partition)
+            except InvalidNameError:
+                return False
+            return not suffix and (topic, number) in self._partitions.slots
+        return isinstance(partition, tuple) and partition in self._partitions.slots
+
+    def _slots_of(self, topic: str) -> list[Slot]:
+        slots = self._partitions.of_topic(topic)
+        if not slots:
+            raise UnknownPartitionError(f"{self.logs}: expected a topic {topic}, found no partition of it")
+        return slots
+
+    # -- creating -------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        topic: str,
+        partition: int = 0,
+        overrides: Mapping[str, str] | None = None,
+        topic_id: str | None = None,
+    ) -> Partition:
+        """Create a partition, and with it its topic if that is new.
+
+        overrides  settings of a new topic; of one that exists they must be those that it has, or None
+        topic_id   of a new topic, random where none is given; of one that exists it must be its id"""
+        with self._guard:
+            self._check_open()
+            self._check_free(topic, partition)
+            shared_id = self._topic_id(topic, topic_id)
+            with self._configured(topic, overrides):
+                return self._create(topic, partition, shared_id)
+
+    def create_topic(
+        self, topic: str, partitions: int | None = None, overrides: Mapping[str, str] | None = None
+    ) -> list[Partition]:
+        """Create a topic with so many partitions, `num.partitions` where no number is given."""
+        count = self.daemon.num_partitions if partitions is None else partitions
+        if count < 1:
+            raise InvalidSettingError(f"partitions of topic {topic!r}: expected at least 1, found {count}")
+        with self._guard:
+            self._check_open()
+            if self._partitions.of_topic(topic):
+                raise PartitionExistsError(f"topic {topic}: exists, with partitions {self.topics()[topic]}")
+            for number in range(count):
+                self._check_free(topic, number)
+            topic_id = random_uuid()
+            with self._configured(topic, overrides):
+                return [self._create(topic, number, topic_id) for number in range(count)]
+
+    def _check_free(self, topic: str, number: int) -> None:
+        name = partition_directory(topic, number)
+        if name in NOT_PARTITIONS:
+            raise InvalidNameError(f"partition {name}: a broker keeps something else under this name")
+        if (self.logs / name).exists():
+            raise PartitionExistsError(f"{self.logs / name}: exists")
+
+    @contextlib.contextmanager
+    def _configured(self, topic: str, overrides: Mapping[str, str] | None) -> Iterator[None]:
+        """Write a new topic's settings before its partitions come, so that none is ever there without them.
+        Taken back where none comes."""
+        if overrides is None:
+            yield
+            return
+        present = self._configuration.overrides(topic)
+        if self._partitions.of_topic(topic) and overrides != present:
+            raise InvalidSettingError(
+                f"topic {topic}: expected no overrides or those that it has, {dict(present)}, "
+                f"found {dict(overrides)}"
+            )
+        if not self._partitions.of_topic(topic):
+            self._configuration.set_topic(topic, overrides)
+        try:
+            yield
+        except BaseException:
+            if not self._partitions.of_topic(topic):
+                self._configuration.remove_topic(topic)
+            raise
+
+    def _topic_id(self, topic: str, wanted: str | None) -> str:
+        """The id that the topic's partitions have, else the wanted one, else a new one."""
+        for slot in self._partitions.of_topic(topic):
+            found = PartitionMetadata.load(slot.directory)
+            if found.topic_id is not None:
+                if wanted is not None:
+                    found.record(wanted)
+                return found.topic_id
+        return random_uuid() if wanted is None else wanted
+
+    def _create(self, topic: str, number: int, topic_id: str) -> Partition:
+        # Made under a name that the next opening removes, so that a crash leaves no partition without its id:
+        # a broker would set that aside.
+        unfinished = self.logs / deletion_directory(topic, number)
+        slot = self._partitions.empty_slot(topic, number)
+        metadata = PartitionMetadata.load(unfinished)
+        metadata.record(topic_id)
+        self._checkpoints.forget(slot.key)
+        unfinished.mkdir()
+        try:
+            metadata.maybe_flush()
+            unfinished.rename(slot.directory)
+            sync_directory(self.logs)
+            slot.partition = self._partitions.load(slot, Known(clean=True))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                slot.directory.rename(unfinished)
+            self._removals.add(unfinished, self.clock())
+            raise
+        self._partitions.add(slot)
+        log.info(f"{slot.name}: created, topic id {topic_id}")
+        return slot.partition
+
+    # -- deleting and cutting -------------------------------------------------------------------------
+
+    def delete(self, topic: str, number: int | None = None) -> None:
+        """Delete a partition: gone at once, its files after `log.segment.delete.delay.ms`. The topic's
+        settings stay, also without a partition."""
+        with self._guard:
+            self._check_open()
+            slot = self._partitions.find(topic, number)
+            self._check_deletion(slot.name)
+            self._delete(slot)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete all partitions of a topic, then its settings."""
+        with self._guard:
+            self._check_open()
+            slots = self._slots_of(topic)
+            self._check_deletion(topic)
+            for slot in slots:
+                self._delete(slot)
+            self._configuration.remove_topic(topic)
+
+    def _check_deletion(self, name: str) -> None:
+        if not self.daemon.delete_topic_enable:
+            raise PolicyViolationError(f"{name}: not deleted, as delete.topic.enable is false")
+
+    def _delete(self, slot: Slot) -> None:
+        condemned = self.logs / deletion_directory(slot.topic, slot.number)
+        with slot.lock:
+            try:
+                if slot.partition is not None and slot.error is None:
+                    slot.partition.log.rename(condemned)
+                else:
+                    slot.directory.rename(condemned)
+                    sync_directory(self.logs)
+            except (EngineError, OSError) as error:
+                # What is closed half way is offline; deleting it can be tried again.
+                slot.error = error
+                raise
+            slot.gone = True
+        log.info(f"{slot.name}: deleted, removed later as {condemned.name}")
+        self._partitions.remove(slot)
+        self._condemn(condemned)
+        try:
+            self._checkpoints.forget(slot.key)
+        except OSError as error:
+            # The next write brings it about, and no partition of that name is created before.
+            log.warning(f"{self.logs}: the checkpoints still have {slot.name}: {error}")
+
+    def _condemn(self, directory: Path) -> None:
+        delay = self._configuration.topic_defaults.file_delete_delay_ms
+        self._removals.add(directory, self.clock() + delay)
+
+    def truncate(self, topic: str, number: int, offset: int) -> bool:
+        """`Partition.truncate_to`, with the checkpoints following."""
+        with self._cutting(topic, number, offset) as partition:
+            return partition.truncate_to(offset)
+
+    def restart_at(self, topic: str, number: int, offset: int) -> None:
+        """`Partition.restart_at`, with the checkpoints following."""
+        with self._cutting(topic, number, 0) as partition:
+            partition.restart_at(offset)
+
+    @contextlib.contextmanager
+    def _cutting(self, topic: str, number: int, ceiling: int) -> Iterator[Partition]:
+        partition = self.partition(topic, number)
+        with self._checkpoints.held_down((topic, number), ceiling):
+            yield partition
+
+    # -- settings -------------------------------------------------------------------------------------
+
+    @property
+    def daemon(self) -> DaemonSettings:
+        """The daemon's settings."""
+        return self._configuration.daemon
+
+    def topic_settings(self, topic: str) -> TopicSettings:
+        """The settings that hold for a topic."""
+        self._slots_of(topic)
+        return self._configuration.topic(topic)
+
+    def explain(self, topic: str) -> list[Explained]:
+        """Every setting of a topic, with its value and where it comes from."""
+        self._slots_of(topic)
+        return self._configuration.explain(topic)
+
+    def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change overrides of a topic; None removes one. All of them take effect at once, or none."""
+        with self._guard:
+            self._check_open()
+            slots = self._slots_of(topic)
+            self._configuration.change_topic(topic, changes)
+            self._partitions.reconfigure(slots)
+
+    def configure_daemon(self, changes: Mapping[str, str | None]) -> None:
+        """Change lines of server.properties; None removes one. All of them take effect at once, or none."""
+        with self._guard:
+            self._check_open()
+            self._configuration.change_daemon(changes)
+            self._partitions.reconfigure(self._partitions.slots.values())
+
+    # -- upkeep ---------------------------------------------------------------------------------------
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write down below which offset each partition is on disk."""
+        self._check_open()
+        self._checkpoints.write_recovery_points()
+
+    def checkpoint_start_offsets(self) -> None:
+        """Write down the start offsets that lie above their partition's first segment's base."""
+        self._check_open()
+        self._checkpoints.write_start_offsets()
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write down the high watermarks."""
+        self._check_open()
+        self._checkpoints.write_high_watermarks()
+
+    def flush_rolled(self) -> int:
+        """Bring sealed segments onto the disk. Gives how many partitions had some."""
+        self._check_open()
+        return upkeep.flush_rolled(self._partitions.loaded())
+
+    def flush_due(self, now: int | None = None) -> int:
+        """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
+        self._check_open()
+        return upkeep.flush_due(self._partitions.loaded(), self.clock() if now is None else now)
+
+    def remove_due(self, now: int | None = None) -> int:
+        """Remove files and directories whose deletion delay is over. Gives how many went."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        return upkeep.remove_due(self._partitions.loaded(), now) + self._removals.remove_due(now)
+
+    def expire_producers(self, now: int | None = None) -> int:
+        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many there were."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        return sum(partition.log.expire_producers(now) for partition in self._partitions.loaded())
+
+    def upkeep(self, now: int | None = None) -> None:
+        """Do what is due. What fails is logged, does not stop the rest, and is tried again when next due."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        self.flush_rolled()
+        self.remove_due(now)
+        tasks: dict[upkeep.Task, Callable[[], object]] = {
+            upkeep.Task.FLUSH: lambda: self.flush_due(now),
+            upkeep.Task.RECOVERY_POINTS: self.checkpoint_recovery_points,
+            upkeep.Task.START_OFFSETS: self.checkpoint_start_offsets,
+            upkeep.Task.HIGH_WATERMARKS: self.checkpoint_high_watermarks,
+            upkeep.Task.PRODUCERS: lambda: self.expire_producers(now),
+        }
+        for task in self._schedule.due(now, self.daemon):
+            try:
+                tasks[task]()
+            except OSError as error:
+                log.error(f"{self.backing}: {task.value} failed, tried again when it is next due: {error!r}")
