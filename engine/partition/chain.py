@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 
+from engine.errors import ClosedError
 from engine.record import Clock
-from engine.segment.descriptors import Descriptors
+from engine.segment.descriptors import Descriptors, sync_file
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from engine.segment.stored import SegmentSettings
@@ -70,6 +71,11 @@ class Chain:
         """The segment that appends go to."""
         return self.segments.last
 
+    @property
+    def doomed_segments(self) -> list[Segment]:
+        """Segments that are out of the list, and whose files are still there."""
+        return [what for _, what in list(self.doomed) if isinstance(what, Segment)]
+
     # -- coming ---------------------------------------------------------------------------------------
 
     def load(self, base_offset: int) -> Segment:
@@ -102,6 +108,12 @@ class Chain:
         for segment in gone:
             self._doom(segment, delay_ms)
 
+    def recreate(self, segment: Segment, delay_ms: int) -> None:
+        """Put a fresh segment in the place of an empty one, whose files go after the delay."""
+        # The list keeps the old one until the new one is there: readers always find a segment at the end.
+        self._doom(segment, delay_ms)
+        self.segments = self.segments.with_replaced((segment,), (self.create(segment.base_offset),))
+
     def replace(self, old: Iterable[Segment], new: Iterable[Segment], delay_ms: int) -> None:
         """Put finished `.cleaned` segments in the place of old ones, so that a crash at any step leaves either.
 
@@ -128,7 +140,7 @@ class Chain:
 
     def remove_due(self, now: int) -> int:
         """Remove the files whose delay is over and that no reader has pinned. Gives how many were removed."""
-        due = [doomed for doomed in self.doomed if doomed[0] <= now]
+        due = [doomed for doomed in list(self.doomed) if doomed[0] <= now]
         removed = 0
         for entry in due:
             what = entry[1]
@@ -141,6 +153,21 @@ class Chain:
             self.doomed.remove(entry)
             removed += 1
         return removed
+
+    # -- keeping --------------------------------------------------------------------------------------
+
+    def sync(self, segment: Segment) -> None:
+        """fsync a segment's files, by their names: an appender may seal it and close its own at any moment."""
+        try:
+            sync_file(segment.log.path)
+            for index in (segment.offset_index, segment.time_index):
+                if index.exists():
+                    sync_file(index.path)
+            segment.transactions.flush()
+        except (ClosedError, FileNotFoundError):
+            # Removed meanwhile: then there is nothing of it to keep.
+            if segment in self.segments:
+                raise
 
     def close(self) -> None:
         """Close every segment: final time entries, indexes and logs cut to their true size."""

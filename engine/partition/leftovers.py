@@ -28,7 +28,8 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
         if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX))
         or (name.endswith(SWAP_SUFFIX) and _offset(name) >= unfinished)
     }
-    for name in sorted(gone):
+    # `.cleaned` files go last: a crash in between must find them, or it would complete what is left of the swap.
+    for name in sorted(gone, key=lambda name: (name.endswith(CLEANED_SUFFIX), name)):
         log.info(f"{directory.name}/{name}: left over from an interrupted run, removed")
         (directory / name).unlink(missing_ok=True)
     return names - gone

@@ -90,7 +90,8 @@ def load(
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
     epochs, epochs_are_known = _open_epochs(directory / EPOCHS_FILE)
     recovery = Recovery(chain, epochs, known.start, producer_expiration_ms, settings.file_delete_delay_ms)
-    had_segments = _open_segments(chain, names, recovery)
+    had_segments = _open_segments(chain, names)
+    _recover_without_index(chain, names, recovery, known)
     if not known.clean:
         recovery.from_offset(known.recovery_point)
     end = _settle_end(chain, epochs, known.start, settings.file_delete_delay_ms)
@@ -131,9 +132,8 @@ def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
         return LeaderEpochs.open(path), False
 
 
-def _open_segments(chain: Chain, names: set[str], recovery: Recovery) -> bool:
-    """Put the segments that there are into the chain. Those whose index is missing or whose transaction index
-    is damaged are recovered at once, also after a clean stop. False where there is no segment."""
+def _open_segments(chain: Chain, names: set[str]) -> bool:
+    """Put the segments that there are into the chain. False where there is none."""
     bases = sorted(offset_of_file(name) for name in names if name.endswith(LOG_SUFFIX))
     for name in sorted(names):
         if (
@@ -143,15 +143,24 @@ def _open_segments(chain: Chain, names: set[str], recovery: Recovery) -> bool:
             logger.warning(f"{chain.directory.name}/{name}: an index without its log, removed")
             (chain.directory / name).unlink()
     chain.add(chain.load(base) for base in bases)
+    return bool(bases)
+
+
+def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, known: Known) -> None:
+    """Recover the segments whose index is missing or whose transaction index is damaged, also after a clean
+    stop. Not those that will be recovered anyway: a cut found here would be no cut there any more, and what
+    lies behind it would stay."""
+    floor = None if known.clean else chain.segments.floor(known.recovery_point)
     for segment in tuple(chain.segments):
         base = segment.base_offset
+        if not known.clean and (floor is None or base >= floor.base_offset):
+            return
         has_transactions = transaction_index_file(base) in names
         if index_file(base) not in names:
             logger.warning(f"{segment.path}: has no offset index: the segment is recovered")
         elif not has_transactions or transaction_index_is_sound(segment):
             continue
-        recovery.recover(segment)
-    return bool(bases)
+        recovery.single(segment)
 
 
 def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int, delay_ms: int) -> int:
@@ -164,7 +173,11 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int, delay_ms: int) -
             f"{chain.directory.name}: {len(chain.segments)} segments end at offset {end}, below the start offset "
             f"{start}: they are removed"
         )
-        chain.remove(tuple(chain.segments), delay_ms)
+        chain.remove(tuple(chain.segments)[::-1], delay_ms)
         epochs.clear()
-    chain.add((chain.create(start),))
+    empty = chain.create(start)
+    # Created with the first entry otherwise; a broker expects an index beside every log.
+    empty.offset_index.trim()
+    empty.time_index.trim()
+    chain.add((empty,))
     return start

@@ -6,9 +6,10 @@ last, in one step, so that readers never see a state between two.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ from engine.partition.replay import rebuild
 from engine.producer import snapshot
 from engine.producer.entry import BatchInfo, Origin
 from engine.producer.manager import ProducerStates, ProducerUpdate
-from engine.record import NO_OFFSET, NO_TIMESTAMP, Clock
+from engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
 from engine.segment.segment import Segment
 from engine.segment.transaction_index import AbortedTransaction
 from engine.settings.topic import TopicSettings
@@ -67,11 +68,14 @@ class Log:
     lone              no other replica must acknowledge: the high watermark follows the end by itself
     leader_epoch      stamped into batches that are appended here as leader
     last_flush_ms     when the log was last flushed
+    cuts              how often segments were cut: what was read meanwhile may be of two states
     failure           the error that took the log offline, None while it is not
     lock              held by whoever changes anything
     _flushing         held during a flush, taken before `lock`
     _unflushed_roll   base of the newest segment: what lies below it waits for a flush
+    _cut              lowest end of a truncation since the last flush began
     _snapshots        producer snapshots that wait for a flush
+    _published        tells those who wait for offsets; _waiting is how many do
     """
 
     def __init__(
@@ -99,12 +103,16 @@ class Log:
         self.lone = lone
         self.leader_epoch = epochs.latest_epoch or 0
         self.last_flush_ms = clock()
+        self.cuts = 0
         self.failure: Exception | None = None
         self.lock = threading.RLock()
         self._closed = False
         self._flushing = threading.RLock()
         self._unflushed_roll = NO_OFFSET
+        self._cut = MAX_INT64
         self._snapshots: list[Path] = []
+        self._published = threading.Condition()
+        self._waiting = 0
 
     def check_open(self) -> None:
         """ClosedError where the log was closed, or went offline."""
@@ -116,6 +124,16 @@ class Log:
     def _fail(self, error: Exception) -> None:
         logger.error(f"{self.name}: taken offline: {error}")
         self.failure = error
+
+    @contextlib.contextmanager
+    def _whole_or_offline(self) -> Iterator[None]:
+        """Take the log offline where an error stops a change halfway: what is in memory and what is on disk no
+        longer agree, and a later append would overlap what was not removed. Recovery takes what is on disk."""
+        try:
+            yield
+        except OSError as error:
+            self._fail(error)
+            raise
 
     # -- appending ------------------------------------------------------------------------------------
 
@@ -245,15 +263,15 @@ class Log:
     def _roll(self, base: int) -> None:
         active = self.chain.active
         if base == active.base_offset and active.size == 0:
-            # Full indexes, or an offset far ahead: the empty segment makes way for a fresh one.
-            self.remove((active,))
-        elif base <= active.base_offset:
+            # Its indexes are full, or somebody asked. The snapshot at its base stays: nothing has changed.
+            self._recreate(active)
+            return
+        if base <= active.base_offset:
             raise RollError(
                 f"{self.name}: a segment at offset {base} would not lie above the active one's "
                 f"{active.base_offset}"
             )
-        else:
-            active.seal()
+        active.seal()
         self.chain.add((self.chain.create(base),))
         self.producers.advance(base)
         taken = self.producers.take_snapshot(fsync=False)
@@ -261,6 +279,14 @@ class Log:
             self._snapshots.append(taken)
         self._unflushed_roll = base
         self.publish()
+
+    def _recreate(self, active: Segment) -> None:
+        try:
+            self.chain.recreate(active, self.settings.file_delete_delay_ms)
+        except OSError as error:
+            # The old segment is gone and there is no new one: nothing can be appended.
+            self._fail(error)
+            raise
 
     # -- offsets --------------------------------------------------------------------------------------
 
@@ -278,6 +304,25 @@ class Log:
         stable = mark if unstable is None else min(max(unstable, new_start), mark)
         active = self.chain.active
         self.offsets = Offsets(new_start, stable, mark, new_end, active.base_offset, active.size)
+        if self._waiting:
+            with self._published:
+                self._published.notify_all()
+
+    def wait_for(self, offset: int, timeout: float) -> bool:
+        """Wait until the stable offset is above `offset`, `timeout` seconds at most. False where it is not.
+
+        ClosedError when the log is closed meanwhile."""
+        if self.offsets.stable > offset:
+            return True
+        with self._published:
+            self._waiting += 1
+            try:
+                # An append that published before `_waiting` was raised is seen here.
+                self._published.wait_for(lambda: self.offsets.stable > offset or self._closed, timeout)
+            finally:
+                self._waiting -= 1
+        self.check_open()
+        return self.offsets.stable > offset
 
     def set_high_watermark(self, offset: int) -> None:
         """Set the high watermark, cut to what the log holds; it no longer follows the end by itself."""
@@ -333,14 +378,16 @@ class Log:
             if offset < self.chain.segments.first.base_offset:
                 self.restart_at(offset)
                 return True
-            # From the end on: a crash in between leaves a shorter log, never one with a hole.
-            self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset)[::-1])
-            active = self.chain.active
-            active.transactions.truncate_to(offset)
-            active.truncate_to(offset)
-            self.epochs.truncate_from_end(offset)
-            self.epochs.flush()
-            self._settle(start=min(self.offsets.start, offset), end=offset)
+            with self._whole_or_offline():
+                # From the end on: a crash in between leaves a shorter log, never one with a hole.
+                self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset)[::-1])
+                active = self.chain.active
+                active.transactions.truncate_to(offset)
+                active.truncate_to(offset)
+                self.epochs.truncate_from_end(offset)
+                self.epochs.flush()
+                self._settle(start=min(self.offsets.start, offset), end=offset)
+            self.cuts += 1
             logger.info(f"{self.name}: truncated to offset {offset}")
             return True
 
@@ -348,11 +395,12 @@ class Log:
         """Throw everything away and begin anew at `offset`."""
         with self.lock:
             self.check_open()
-            self.remove(tuple(self.chain.segments)[::-1])
-            self.chain.add((self.chain.create(offset),))
-            self.epochs.clear()
-            self.producers.truncate_fully_and_start_at(offset)
-            self._settle(start=offset if start is None else start, end=offset)
+            with self._whole_or_offline():
+                self.remove(tuple(self.chain.segments)[::-1])
+                self.chain.add((self.chain.create(offset),))
+                self.epochs.clear()
+                self.producers.truncate_fully_and_start_at(offset)
+                self._settle(start=offset if start is None else start, end=offset)
             logger.info(f"{self.name}: emptied, begins anew at offset {offset}")
 
     def _settle(self, start: int, end: int) -> None:
@@ -360,6 +408,7 @@ class Log:
         mark = min(self.offsets.high_watermark, end)
         rebuild(self.chain, self.producers, start, end, mark, self.clock())
         self.recovery_point = min(self.recovery_point, end)
+        self._cut = min(self._cut, end)
         self._unflushed_roll = min(self._unflushed_roll, end)
         self.publish(start=start, high_watermark=mark, end=end)
 
@@ -394,9 +443,10 @@ class Log:
         return self.offsets.end > self.recovery_point and now - self.last_flush_ms >= self.settings.flush_ms
 
     def remove_due(self, now: int) -> int:
-        """Remove files whose deletion delay is over. Gives how many segments and snapshots went."""
-        with self.lock:
-            return self.chain.remove_due(now)
+        """Remove files whose deletion delay is over. Gives how many segments and snapshots went.
+
+        Without the lock: removing a large file takes a while, and nobody appends to it."""
+        return self.chain.remove_due(now)
 
     def expire_producers(self, now: int) -> int:
         """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many."""
@@ -415,6 +465,7 @@ class Log:
         files then exist."""
         self.check_open()
         point = self.recovery_point
+        self._cut = MAX_INT64
         if target <= point and not with_active:
             return
         try:
@@ -424,27 +475,30 @@ class Log:
             self._fail(error)
             raise
         with self.lock:
-            self.recovery_point = max(self.recovery_point, min(target, self.offsets.end))
+            # What was cut off meanwhile, and appended anew, is not on disk.
+            self.recovery_point = max(self.recovery_point, min(target, self.offsets.end, self._cut))
             self.last_flush_ms = self.clock()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
-        waiting, self._snapshots = self._snapshots, []
+        with self.lock:
+            waiting, self._snapshots = self._snapshots, []
+            segments = self.chain.segments
+            floor = segments.floor(start)
+            flushed = [
+                segment
+                for segment in segments.from_base(start if floor is None else floor.base_offset)
+                if segment.base_offset < end or (with_active and segment is segments.last)
+            ]
+            for segment in flushed:
+                if segment.is_active:
+                    # Index files come into being here, as only who holds the lock may create and cut them.
+                    segment.offset_index.trim()
+                    segment.time_index.trim()
         for path in waiting:
             snapshot.flush(path)
-        segments = self.chain.segments
-        floor = segments.floor(start)
-        created = False
-        for segment in segments.from_base(start if floor is None else floor.base_offset):
-            if segment.base_offset < end or (with_active and segment is segments.last):
-                try:
-                    segment.flush()
-                    segment.transactions.flush()
-                except (ClosedError, FileNotFoundError):
-                    # Removed meanwhile: then there is nothing of it to keep.
-                    if segment in self.chain.segments:
-                        raise
-                created = created or segment.base_offset >= start
-        if created:
+        for segment in flushed:
+            self.chain.sync(segment)
+        if any(segment.base_offset >= start for segment in flushed):
             sync_directory(self.chain.directory)
 
     def close(self) -> None:
@@ -459,20 +513,25 @@ class Log:
                     self.epochs.flush()
                     self.producers.take_snapshot(fsync=True)
             finally:
-                self._closed = True
+                self._shut()
                 self.chain.close()
 
     def abandon(self) -> None:
         """Stop as a crash would: nothing more is written."""
         with self.lock:
-            self._closed = True
+            self._shut()
             self.chain.abandon()
+
+    def _shut(self) -> None:
+        self._closed = True
+        with self._published:
+            self._published.notify_all()
 
     def rename(self, directory: Path) -> None:
         """Move the directory, for its deletion. Nothing can be read or appended any more."""
         with self._flushing, self.lock:
             self.metadata.maybe_flush()
-            self._closed = True
+            self._shut()
             self.chain.close()
             self.chain.directory.rename(directory)
             sync_directory(directory.parent)

@@ -17,7 +17,13 @@ import numpy as np
 from engine import batch as batches
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes
-from engine.errors import ClosedError, OffsetOutOfRangeError, OffsetsOutOfOrderError, PolicyViolationError
+from engine.errors import (
+    ClosedError,
+    CorruptError,
+    OffsetOutOfRangeError,
+    OffsetsOutOfOrderError,
+    PolicyViolationError,
+)
 from engine.kernels.encode import RECORD_OVERHEAD
 from engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
 from engine.partition import reader, timestamps
@@ -150,6 +156,7 @@ class Partition:
 
         What is removed meanwhile is still delivered; what is appended meanwhile is not."""
         self.log.check_open()
+        cuts = self.log.cuts
         offsets = self.offsets
         first = offsets.start if start is None else start
         last = min(offsets.limit(isolation), offsets.end if end is None else end)
@@ -158,9 +165,14 @@ class Partition:
                 f"{self.name}: offset {first} to read from, expected {offsets.start} to {offsets.end}"
             )
         with self.hold(first, max(first, last)) as hold:
-            for part in reader.read_columns(hold.segments, offsets, first, last, isolation):
-                yield part
-                hold.release(int(part.offsets[-1]))
+            try:
+                for part in reader.read_columns(hold.segments, offsets, first, last, isolation):
+                    yield part
+                    hold.release(int(part.offsets[-1]))
+            except CorruptError as error:
+                if self.log.cuts == cuts:
+                    raise
+                raise OffsetOutOfRangeError(f"{self.name}: truncated while it was read: {error}") from error
 
     def records(
         self,
@@ -181,15 +193,18 @@ class Partition:
         )
 
     def _while_segments_change(self, look: Callable[[], T]) -> T:
-        """Look again when a segment was removed between taking the published list and reading it."""
+        """Look again when a segment was removed, or cut and appended to, while it was looked at."""
         while True:
             self.log.check_open()
-            segments = self.log.chain.segments
+            segments, cuts = self.log.chain.segments, self.log.cuts
             try:
-                return look()
-            except ClosedError:
-                if self.log.chain.segments is segments:
+                found = look()
+            except (ClosedError, FileNotFoundError, CorruptError, OffsetOutOfRangeError):
+                if self.log.chain.segments is segments and self.log.cuts == cuts:
                     raise
+            else:
+                if self.log.cuts == cuts:
+                    return found
 
     def hold(self, start: int | None = None, end: int | None = None) -> Hold:
         """Keep the segments that hold [start, end) readable until the hold is let go."""
@@ -277,6 +292,10 @@ class Partition:
         kind = batches.COMMIT if commit else batches.ABORT
         batch = batches.end_marker(producer_id, epoch, kind, coordinator_epoch, now)
         return self._append_own(batch, now, Origin.COORDINATOR)
+
+    def append_built(self, batch: Bytes) -> Appended:
+        """Append a batch that was built in this process, of records that were checked: it is not looked into."""
+        return self._append_own(batch, self.log.clock(), Origin.CLIENT)
 
     def _append_own(self, batch: Bytes, now: int, origin: Origin) -> Appended:
         return self.log.lead(batch, batches.scan(batch, check=False)[0], now, origin)

@@ -128,6 +128,8 @@ def read_batches(
     """The data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
     its position in the file. With Isolation.COMMITTED, batches of aborted transactions are left out."""
     segment = segments.floor(start)
+    if segment is None and start < end:
+        raise OffsetOutOfRangeError(f"offset {start} was removed before its segment could be held")
     while segment is not None and segment.base_offset < end:
         found = segment.position_of(start)
         if found is not None and found[2] < end:

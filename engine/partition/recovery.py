@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,24 +47,30 @@ class Recovery:
         waiting = list(self.chain.segments.from_base(floor.base_offset if floor else 0))
         while waiting:
             segment = waiting.pop(0)
-            try:
-                cut = self.recover(segment)
-            except OffsetOverflowError:
-                waiting[:0] = split(self.chain, segment, self.delay_ms)
-                continue
-            if cut:
-                self._remove_behind(segment)
-                return
+            waiting[:0] = self._recover(segment, self._remove_behind)
+            waiting = [each for each in waiting if each in self.chain.segments]
 
-    def recover(self, segment: Segment) -> int:
-        """Recover one segment. Gives how many bytes were cut off."""
+    def single(self, segment: Segment) -> None:
+        """Recover one segment by itself; what lies behind it stays."""
+        for part in self._recover(segment, lambda _: None):
+            self.single(part)
+
+    def _recover(self, segment: Segment, before_cut: Callable[[Segment], None]) -> list[Segment]:
+        """Recover one segment, unless it has to be split: gives the parts then, to be recovered.
+
+        `before_cut` comes before bytes are cut off. The other way round, a crash in between would leave a
+        segment that seems whole, and those behind it would stay."""
         try:
-            return self._check(segment)
+            self._check(segment, before_cut)
+        except OffsetOverflowError:
+            return split(self.chain, segment, self.delay_ms, before_cut)
         except InvalidOffsetError as error:
+            before_cut(segment)
             size = segment.size
+            segment.transactions.reset()
             segment.truncate_to(segment.base_offset)
             log.warning(f"{segment.path}: all of its {size} bytes cut off, offsets are out of order: {error}")
-            return size
+        return []
 
     def _remove_behind(self, segment: Segment) -> None:
         """Remove the segments behind this one, with their snapshots."""
@@ -74,16 +81,16 @@ class Recovery:
             f"{self.chain.directory.name}: {len(later)} segments with {sum(s.size for s in later)} bytes behind "
             f"the cut in segment {segment.base_offset} are removed, from offset {later[0].base_offset} on"
         )
-        self.chain.remove(later, self.delay_ms)
+        self.chain.remove(later[::-1], self.delay_ms)
         if self.producers is not None:
             for each in later:
                 renamed = self.producers.mark_snapshot_for_deletion(each.base_offset)
                 if renamed is not None:
                     self.chain.doom_file(renamed, self.delay_ms)
 
-    def _check(self, segment: Segment) -> int:
+    def _check(self, segment: Segment, before_cut: Callable[[Segment], None]) -> None:
         """Check every batch of a segment, rebuild its three indexes, and bring epochs and producers up to its
-        end. Gives how many bytes were cut off."""
+        end."""
         chain = self.chain
         if self.producers is None:
             self.producers = ProducerStates.open(chain.directory, self.expiration_ms)
@@ -103,10 +110,9 @@ class Recovery:
                         )
                     )
 
-        cut = segment.recover(visit)
+        segment.recover(visit, lambda _: before_cut(segment))
         aborted.flush()
         producers.take_snapshot(fsync=False)
-        return cut
 
 
 def epoch_changes(table: Longs) -> list[tuple[int, int]]:

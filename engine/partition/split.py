@@ -7,10 +7,13 @@ that fit, by the same swap as compaction uses; every batch keeps its bytes.
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from engine.errors import CorruptSegmentError, RollError
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptBatchError, RollError
 from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from engine.partition.chain import Chain
 from engine.record import MAX_INT32
@@ -20,10 +23,13 @@ from engine.store.names import CLEANED_SUFFIX
 log = logging.getLogger(__name__)
 
 
-def split(chain: Chain, segment: Segment, delay_ms: int) -> list[Segment]:
-    """Replace the segment by as many as it needs. RollError where it has no offset that is too far up."""
+def split(
+    chain: Chain, segment: Segment, delay_ms: int, before_cut: Callable[[Segment], None]
+) -> list[Segment]:
+    """Replace the segment by as many as it needs. What cannot be vouched for at its end is left out, after a
+    call of `before_cut`. RollError where no offset is too far up."""
     parts: list[Segment] = []
-    for buffer, table in segment.batches():
+    for buffer, table in _good(segment):
         origin = int(table[0, POSITION])
         first = 0
         while first < len(table):
@@ -40,21 +46,43 @@ def split(chain: Chain, segment: Segment, delay_ms: int) -> list[Segment]:
             stop = int(rows[-1, POSITION] + rows[-1, SIZE]) - origin
             parts[-1].append(buffer[start:stop], rows)
             first = end
-    size = sum(part.size for part in parts)
-    if size != segment.size or (len(parts) == 1 and parts[0].base_offset == segment.base_offset):
+    if not parts or (len(parts) == 1 and parts[0].base_offset == segment.base_offset):
         for part in parts:
             part.delete()
-        if size != segment.size:
-            raise CorruptSegmentError(f"{segment.path}: {size} bytes after a split, expected {segment.size}")
         raise RollError(
             f"{segment.path}: no offset is more than {MAX_INT32} above the base: nothing to split"
         )
+    size = segment.size
+    cut = size - sum(part.size for part in parts)
+    if cut:
+        before_cut(segment)
+        log.warning(f"{segment.path}: {cut} of {size} bytes cut off at position {size - cut}: no good batch")
+    written = os.stat(segment.path).st_mtime_ns
     for part in parts:
         part.seal()
         part.flush()
+        # A segment without timestamps is as old as its file.
+        os.utime(part.path, ns=(written, written))
     log.warning(
         f"{segment.path}: split into segments {', '.join(str(part.base_offset) for part in parts)}, "
         f"as offsets go more than {MAX_INT32} above its base"
     )
     chain.replace((segment,), parts, delay_ms)
     return parts
+
+
+def _good(segment: Segment) -> Iterator[tuple[Bytes, Longs]]:
+    """The batches up to the first that is damaged, cut off, or not above the one before."""
+    before = segment.base_offset - 1
+    try:
+        for buffer, table in segment.batches():
+            floors = np.concatenate(([before], table[:-1, LAST_OFFSET]))
+            falling = np.flatnonzero(table[:, BASE_OFFSET] <= floors)
+            good = int(falling[0]) if falling.size else len(table)
+            if good:
+                yield buffer, table[:good]
+            if good < len(table):
+                return
+            before = int(table[-1, LAST_OFFSET])
+    except CorruptBatchError as error:
+        log.warning(f"{segment.path}: is split up to there: {error}")

@@ -112,7 +112,8 @@ def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Ac
     except CorruptBatchError as error:
         raise InvalidRecordError(f"malformed batch: {error}") from error
     smallest, largest = found.smallest_timestamp, found.largest_timestamp
-    if int(row[ATTRIBUTES]) & LOG_APPEND_TIME:
+    claimed = bool(int(row[ATTRIBUTES]) & LOG_APPEND_TIME)
+    if claimed:
         smallest = largest = int(row[MAX_TIMESTAMP])
         if settings.message_timestamp_type != TimestampType.CREATE_TIME or largest == NO_TIMESTAMP:
             raise InvalidTimestampError("producers do not set the timestamp type to LogAppendTime")
@@ -120,7 +121,8 @@ def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Ac
         _check_each(data, row, settings, now)
     codec = codec_of(row)
     target = codec if control or settings.codec is None else settings.codec
-    if target != codec or not found.sequential:
+    # A claimed append time is what readers of the producer's batch saw: each record gets it for its own.
+    if not control and (target != codec or claimed or not found.sequential):
         batch = _rebuilt(data, row, target, settings, now)
         check_size(batch, settings)
     else:
@@ -129,12 +131,12 @@ def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Ac
 
 
 def _check_header(row: Longs, origin: Origin) -> None:
+    if origin != Origin.CLIENT:
+        return
     if row[BASE_OFFSET] != 0:
         raise InvalidRecordError(
             f"a batch's offsets are the leader's to give: expected base 0, found {row[BASE_OFFSET]}"
         )
-    if origin != Origin.CLIENT:
-        return
     if int(row[ATTRIBUTES]) & CONTROL:
         raise InvalidRecordError("control batches are not for producers to write")
     if row[COUNT] <= 0 or row[COUNT] != row[LAST_OFFSET] + 1:

@@ -189,8 +189,11 @@ class Segment(StoredSegment):
 
     # -- recovery and truncation --------------------------------------------------------------------
 
-    def recover(self, visit: Callable[[Bytes, Longs], None]) -> int:
-        """Keep the good batches and rebuild the indexes; gives the bytes that were cut off.
+    def recover(
+        self, visit: Callable[[Bytes, Longs], None], before_cut: Callable[[int], None] | None = None
+    ) -> int:
+        """Keep the good batches and rebuild the indexes; gives the bytes that were cut off. `before_cut` is
+        called with their number while they are still there, for what must not outlive them.
 
         `visit` gets every chunk of good batches, valid during the call only. What it raises comes out, and so
         does OffsetOverflowError for a good batch too far above the base: the segment can be truncated, or
@@ -207,6 +210,8 @@ class Segment(StoredSegment):
         self._since = 0
         valid, problem = self._rebuild(found, visit)
         if valid < found:
+            if before_cut is not None:
+                before_cut(found - valid)
             log.warning(
                 f"{self.log.path}: {found - valid} of {found} bytes cut off at position {valid}: {problem}"
             )

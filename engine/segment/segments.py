@@ -11,9 +11,15 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, takewhile
 from operator import attrgetter
 
+from engine.record import NO_TIMESTAMP
 from engine.segment.segment import Segment
 
 _base_offset = attrgetter("base_offset")
+
+
+def _latest(segment: Segment) -> int:
+    """The segment's largest timestamp. One that is empty has none: its file's time would hide the next ones."""
+    return segment.largest_timestamp if segment.size else NO_TIMESTAMP
 
 
 class Segments:
@@ -155,7 +161,7 @@ class Segments:
         missing = self._segments[len(maxima) : -1]
         if missing:
             known = maxima[-1:]
-            each = accumulate((*known, *(segment.largest_timestamp for segment in missing)), max)
+            each = accumulate((*known, *map(_latest, missing)), max)
             maxima = (*maxima, *tuple(each)[len(known) :])
             self._maxima = maxima
         return maxima
