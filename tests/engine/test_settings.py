@@ -103,6 +103,8 @@ DAEMON_TABLE = [
     ("producer.id.expiration.check.interval.ms", "600000", 1, MAX_INT32),
     ("transaction.max.timeout.ms", "900000", 1, MAX_INT32),
     ("log.dir.failure.timeout.ms", "30000", 1, MAX_INT64),
+    ("batch.size", "1048576", 0, MAX_INT32),
+    ("linger.ms", "5", 0, MAX_INT64),
 ]
 
 

@@ -1,0 +1,179 @@
+"""A store's settings while it runs: KAFKA_FORMAT 11. The settings themselves are tested in test_settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from houses import House, living
+
+from engine.errors import InvalidSettingError, UnknownPartitionError
+from engine.store.properties import edit_properties, read_properties
+
+
+@pytest.fixture
+def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
+    with living(tmp_path / "backing", caplog) as made:
+        yield made
+
+
+def overrides(house: House, topic: str = "orders") -> dict[str, str]:
+    return read_properties(house.root / "topics" / f"{topic}.properties")
+
+
+# -- of a topic -------------------------------------------------------------------------------------
+
+
+def test_a_change_holds_at_once_for_every_partition_and_after_the_next_opening(house: House) -> None:
+    partitions = house.open().create_topic("orders", 2)
+    other = house.store.create("other")
+    house.store.configure("orders", {"retention.ms": "5", "cleanup.policy": "compact"})
+    assert all(partition.settings.retention_ms == 5 for partition in partitions)
+    assert all(partition.settings.compact for partition in partitions)
+    assert other.settings.retention_ms == 604_800_000
+    assert overrides(house) == {"retention.ms": "5", "cleanup.policy": "compact"}
+    assert house.reopen().partition("orders-1").settings.retention_ms == 5
+
+
+def test_none_removes_an_override(house: House) -> None:
+    partition = house.open().create("orders", overrides={"retention.ms": "5", "segment.ms": "7"})
+    house.store.configure("orders", {"retention.ms": None, "flush.ms": None})
+    assert partition.settings.retention_ms == 604_800_000
+    assert overrides(house) == {"segment.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segment.ms": "9", "retention.ms": "soon"},
+        {"segment.ms": "9", "retention.mss": "5"},
+        {"segment.ms": "9", "retention.mss": None},
+        {"segment.ms": "9", "log.retention.ms": "5"},
+        {"segment.ms": "9", "min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"},
+    ],
+)
+def test_a_change_with_one_bad_line_changes_nothing(house: House, changes: dict[str, str | None]) -> None:
+    partition = house.open().create("orders", overrides={"retention.ms": "5"})
+    before = partition.settings
+    with pytest.raises(InvalidSettingError):
+        house.store.configure("orders", changes)
+    assert partition.settings is before
+    assert house.store.topic_settings("orders") == before
+    assert overrides(house) == {"retention.ms": "5"}
+
+
+def test_a_change_that_cannot_be_written_changes_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = house.open().create("orders")
+    before = partition.settings
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.store.properties.write_atomically", fail)
+        with pytest.raises(OSError, match="No space"):
+            house.store.configure("orders", {"retention.ms": "5"})
+    assert partition.settings is before
+    assert house.store.topic_settings("orders") == before
+
+
+def test_every_setting_is_explained_with_its_source(house: House) -> None:
+    house.file("server.properties", "log.retention.hours=1\n")
+    house.open().create("orders", overrides={"segment.ms": "7"})
+    found = {each.name: (each.value, each.source) for each in house.store.explain("orders")}
+    assert found["segment.ms"] == ("7", "topic")
+    assert found["retention.ms"] == ("3600000", "daemon:log.retention.hours")
+    assert found["cleanup.policy"] == ("delete", "default")
+
+
+def test_an_unknown_topic_has_no_settings(house: House) -> None:
+    house.file("topics/orders.properties", "segment.ms=7\n")
+    store = house.open()
+    for ask in (
+        lambda: store.topic_settings("orders"),
+        lambda: store.explain("orders"),
+        lambda: store.configure("orders", {}),
+    ):
+        with pytest.raises(UnknownPartitionError, match="orders"):
+            ask()
+
+
+# -- of the daemon ----------------------------------------------------------------------------------
+
+
+def test_a_daemons_change_is_written_and_reaches_the_topics_without_an_override(house: House) -> None:
+    house.file("server.properties", "# ours\nlog.retention.ms=5\nnum.partitions=1\n")
+    a = house.open().create("a")
+    b = house.store.create("b", overrides={"retention.ms": "6"})
+    house.store.configure_daemon({"log.retention.ms": "7", "producer.id.expiration.ms": "1000"})
+    assert (a.settings.retention_ms, b.settings.retention_ms) == (7, 6)
+    assert a.log.producers.expiration_ms == house.store.daemon.producer_id_expiration_ms == 1000
+    text = (house.root / "server.properties").read_text()
+    assert text == "# ours\nlog.retention.ms=7\nnum.partitions=1\nproducer.id.expiration.ms=1000\n"
+    assert house.reopen().partition("a-0").settings.retention_ms == 7
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log.retention.ms": "7", "num.partitions": "2"},
+        {"log.retention.ms": "7", "log.retention.mss": None},
+        {"log.retention.ms": "7", "log.cleaner.threads": "9"},
+        {"log.retention.ms": "7", "log.cleaner.max.compaction.lag.ms": "5"},
+    ],
+)
+def test_a_daemons_change_with_one_bad_line_changes_nothing(
+    house: House, changes: dict[str, str | None]
+) -> None:
+    partition = house.open().create("orders", overrides={"min.compaction.lag.ms": "10"})
+    before = partition.settings, house.store.daemon
+    with pytest.raises(InvalidSettingError):
+        house.store.configure_daemon(changes)
+    assert (partition.settings, house.store.daemon) == before
+    assert not (house.root / "server.properties").exists()
+
+
+def test_a_line_that_open_was_given_can_be_changed_until_the_next_opening(house: House) -> None:
+    given = {"log.retention.ms": "5"}
+    partition = house.open(given).create("orders")
+    house.store.configure_daemon({"log.retention.ms": "7"})
+    assert partition.settings.retention_ms == 7
+    assert house.reopen(given).topic_settings("orders").retention_ms == 5
+    assert house.reopen().topic_settings("orders").retention_ms == 7
+
+
+# -- editing a file ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "after"),
+    [
+        ("", {"a": "1"}, "a=1\n"),
+        ("a=1\nb=2\n", {"a": "3"}, "a=3\nb=2\n"),
+        ("a=1\nb=2", {"a": None}, "b=2\n"),
+        ("# why\n\n a : 1\n! and\nb 2\n", {"a": "9"}, "# why\n\na=9\n! and\nb 2\n"),
+        ("a=1\nb=2\na=3\n", {"a": "4"}, "b=2\na=4\n"),
+        ("a=1\\\n   2\nb=3\n", {"a": "4"}, "a=4\nb=3\n"),
+        ("b=1\\", {"a": "4"}, "b=1\\\n\na=4\n"),
+        ("\\u0061=1\n", {"a": "ä=:"}, "a=\\u00E4\\=\\:\n"),
+        ("# gr\xfc\xdfe\na=1\n", {"a": "2"}, "# gr\xfc\xdfe\na=2\n"),
+        ("a=1\r\nb=2\r\n", {"b": None, "c": None}, "a=1\n"),
+    ],
+)
+def test_editing_changes_the_lines_named_and_no_other(
+    tmp_path: Path, before: str, changes: dict[str, str | None], after: str
+) -> None:
+    path = tmp_path / "x.properties"
+    path.write_bytes(before.encode("latin-1"))
+    edit_properties(path, changes)
+    assert path.read_bytes().decode("latin-1") == after
+    found = read_properties(path)
+    assert {name: found.get(name) for name in changes} == changes
+
+
+def test_editing_a_missing_file_makes_it(tmp_path: Path) -> None:
+    edit_properties(tmp_path / "x.properties", {"a": "1", "b": None})
+    assert read_properties(tmp_path / "x.properties") == {"a": "1"}
