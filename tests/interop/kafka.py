@@ -1,12 +1,12 @@
 """The real Kafka, as Maven Central publishes it: a broker on loopback, and the dump tool.
 
-The jars lie in `.tools/kafka`; INSTALL is the command that puts them there. The broker is a cluster of one node,
-broker and controller in one process. A directory for it:
+The jars lie in `.tools/kafka`; INSTALL is the command that puts them there. The broker is a cluster of one
+node, broker and controller in one process. Its directories:
 
     log_dir/        partitions; the directory whose format `logs/` has to share
     home/           server.properties and broker.log of this run; nothing that Kafka keeps
     metadata_dir/   the controller's own log, `__cluster_metadata-0`. By default it is log_dir, as in Kafka.
-                    Elsewhere, log_dir holds nothing but what a broker needs: so our own `logs/` is served as it is.
+                    When it lies elsewhere, our own `logs/` is served as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOGGING: Final = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
-# One compiler tier and one collector thread: a broker that lives for seconds on two shared cores starts faster.
+# One compiler tier and one collector thread: a broker that lives for seconds starts faster with few cores.
 SMALL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
 
 CLUSTER_ID: Final = "TopicfsInteropCluster0"
@@ -55,9 +55,11 @@ SETTINGS: Final[Mapping[str, str]] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    # Smaller than the default of 10 MiB, which a copy of a directory would write out in zeros.
+    "log.index.size.max.bytes": "1048576",
     # Records of the tests carry timestamps of years ago.
     "log.retention.ms": "-1",
-    # After kill -9 the controller takes the broker for alive until its session ends, and refuses its successor.
+    # After kill -9 the controller refuses the broker's successor until the old session has ended.
     "broker.heartbeat.interval.ms": "200",
     "broker.session.timeout.ms": "1000",
 }
@@ -80,7 +82,9 @@ def java(main: str, *arguments: str, jvm: Iterable[str] = ()) -> list[str]:
     """The command line that runs a class of Kafka."""
     brokers = sorted(jar.name for jar in JARS.glob("kafka_2.13-*.jar"))
     if len(brokers) != 1:
-        raise KafkaError(f"expected one version of Kafka in {JARS}, found {brokers}: empty it and run `{INSTALL}`")
+        raise KafkaError(
+            f"expected one version of Kafka in {JARS}, found {brokers}: empty it and run `{INSTALL}`"
+        )
     return ["java", *SMALL, *LOGGING, *jvm, "-cp", f"{JARS}/*", main, *arguments]
 
 
@@ -96,8 +100,8 @@ DUMPED: Final = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 
 # What the tool prints when it finds fault, on one stream or the other; its exit status stays 0.
 COMPLAINT: Final = re.compile(
-    r"invalid bytes|isvalid: false|Mismatches in|mismatch in|out of order|not found in the log|Non-consecutive"
-    r"|Ignoring unknown file|Exception|[Cc]orrupt|WARN|ERROR|FATAL"
+    r"invalid bytes|isvalid: false|Mismatches in|mismatch in|out of order|not found in the log"
+    r"|Non-consecutive|Ignoring unknown file|Exception|[Cc]orrupt|WARN|ERROR|FATAL"
 )
 
 
@@ -107,7 +111,7 @@ def files_of(partition: Path) -> list[Path]:
 
 
 def dump(files: Iterable[Path], *options: str) -> str:
-    """What the dump tool prints of the files: its output, then its errors, then a line of ours if it failed."""
+    """What the dump tool prints: its output, then its errors, then a line of ours if it failed."""
     names = [str(path) for path in files]
     if not names:
         raise KafkaError("expected files to dump, found none")
@@ -119,8 +123,8 @@ def dump(files: Iterable[Path], *options: str) -> str:
 def complaints(output: str) -> list[str]:
     """The lines of a dump that find fault.
 
-    Lines of records (`|`) are left out: they print keys and values, which may hold any word. The tool expects each
-    file's first record at offset 0, so of the breaks in offsets the pair `-1 is followed by` is not one.
+    Lines of records (`|`) are left out: they print keys and values, which may hold any word. The tool
+    expects each file to begin at offset 0, so the pair `-1 is followed by` is no break in offsets.
     """
     lines = [line for line in output.splitlines() if not line.startswith("|")]
     found = []
@@ -172,7 +176,7 @@ class Broker:
     ) -> Self:
         """Start on a directory, which is formatted first if Kafka does not know it; return when it serves.
 
-        `topics` are made known to a cluster that is formatted now, under the ids that their directories carry.
+        `topics` are made known to a cluster that is formatted now, under the ids in their directories.
         """
         home.mkdir(parents=True, exist_ok=True)
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -217,7 +221,7 @@ class Broker:
         self.stop(clean=kind is None)
 
     def stop(self, *, clean: bool = True) -> None:
-        """Stop and wait for the end: cleanly (SIGTERM), or as a crash (SIGKILL). A second call does nothing."""
+        """Stop cleanly (SIGTERM) or as a crash (SIGKILL), and wait. A second call does nothing."""
         if self.process.poll() is not None:
             return
         self.process.send_signal(signal.SIGTERM if clean else signal.SIGKILL)
@@ -233,8 +237,10 @@ class Broker:
         return (self.home / "broker.log").read_text(errors="replace")
 
     def complaints(self) -> list[str]:
-        """Warnings and errors that the broker logged about its logs: a bad index, a stray directory, a cut tail."""
-        found = re.compile(r" (WARN|ERROR|FATAL) (kafka\.log\.|kafka\.server\.Log|org\.apache\.kafka\.storage\.)")
+        """What the broker warned of in its logs: a bad index, a stray directory, a cut tail."""
+        found = re.compile(
+            r" (WARN|ERROR|FATAL) (kafka\.log\.|kafka\.server\.Log|org\.apache\.kafka\.storage\.)"
+        )
         return [line for line in self.log().splitlines() if found.search(line)]
 
     def recovered(self) -> list[str]:
@@ -266,7 +272,13 @@ def _identity(log_dir: Path) -> dict[str, str]:
 def _format(properties: Path, cluster_id: str) -> None:
     """Give directories that have no identity one; those that have it keep it."""
     done = run_tool(
-        "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(properties), "--ignore-formatted"
+        "kafka.tools.StorageTool",
+        "format",
+        "--cluster-id",
+        cluster_id,
+        "--config",
+        str(properties),
+        "--ignore-formatted",
     )
     if done.returncode:
         raise KafkaError(f"format ended with {done.returncode}\n{done.stdout}{done.stderr}")

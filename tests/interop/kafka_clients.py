@@ -1,4 +1,4 @@
-"""Kafka's wire protocol from Python: topics, producers and consumers as plain calls, each with its own connection.
+"""Kafka's wire protocol as plain calls, each with its own connection.
 
 A record is the engine's own `Record`, so that what went over the wire compares with what the engine reads.
 """
@@ -13,10 +13,12 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from engine.record import Record
+from engine.record import Record, now_ms
 
 POLL_MS: Final = 500
 READ_SECONDS: Final = 30
+# The broker's upper limit: what is left open is to stay open for as long as the tests run.
+TRANSACTION_MS: Final = 900_000
 
 
 def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]]) -> None:
@@ -38,7 +40,7 @@ def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]]) -> No
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[Record], codec: str | None = None) -> list[Record]:
-    """Send records to partition 0 with an idempotent producer; give them back with their offsets and timestamps."""
+    """Send records with an idempotent producer; give them back with their offsets and timestamps."""
 
     async def send() -> list[Record]:
         async with AIOKafkaProducer(
@@ -58,7 +60,11 @@ def transact(
     """
 
     async def send() -> list[Record]:
-        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=TRANSACTION_MS,
+        )
         await producer.start()
         committed: list[Record] = []
         try:
@@ -116,25 +122,20 @@ def consume(bootstrap: str, topic: str, *, committed: bool = True, group: str | 
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[Record]) -> list[Record]:
-    pending = [
-        (
-            record,
-            await producer.send(
-                topic,
-                value=record.value,
-                key=record.key,
-                partition=0,
-                timestamp_ms=record.timestamp,
-                headers=list(record.headers),
-            ),
+    """Send records, those without a timestamp as of now: the answer tells only the batch's."""
+    pending = []
+    for record in records:
+        timestamp = now_ms() if record.timestamp is None else record.timestamp
+        answer = await producer.send(
+            topic,
+            value=record.value,
+            key=record.key,
+            partition=0,
+            timestamp_ms=timestamp,
+            headers=list(record.headers),
         )
-        for record in records
-    ]
-    sent = []
-    for record, answer in pending:
-        place = await answer
-        sent.append(replace(record, offset=place.offset, timestamp=place.timestamp))
-    return sent
+        pending.append((replace(record, timestamp=timestamp), answer))
+    return [replace(record, offset=(await answer).offset) for record, answer in pending]
 
 
 def _record(received: ConsumerRecord[Any, Any]) -> Record:

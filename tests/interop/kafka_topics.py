@@ -1,18 +1,19 @@
 """Making a cluster know topics that it did not create, under the ids that their directories carry.
 
-A broker renames every partition directory whose topic id the cluster does not know to `-stray`, and a client cannot
-choose the id of a topic. But a newly formatted cluster takes its first metadata from a file, whatever that holds:
+A broker renames a partition directory to `-stray` when the cluster does not know its topic id, and a client
+cannot choose the id of a topic. But a newly formatted cluster takes its first metadata from a file:
 
     bootstrap.checkpoint := header batch (control) · batch of metadata records · footer batch (control)
 
-`introduce` puts a second batch of metadata records before the footer. A metadata record is the value of a record:
+`introduce` puts one more batch of metadata records before the footer. Each is the value of a record:
 
-    value     := frame version (uvarint, 1) · kind (uvarint) · version (uvarint) · fields · 0 (no tagged fields)
+    value     := frame version 1 · kind · version · fields · 0 (no tagged fields); numbers as uvarint
     TOPIC     2 v0   name, id
-    PARTITION 3 v1   number, topic id, replicas, in-sync replicas, being removed, being added, leader, leader epoch,
-                     partition epoch, directories (one id a replica)
+    PARTITION 3 v1   number, topic id, replicas, in-sync replicas, being removed, being added, leader,
+                     leader epoch, partition epoch, directories (one id a replica)
     SETTING   4 v0   resource type (int8, 2 = topic), topic, name, value
-    string    := length + 1 (uvarint) · UTF-8        array := count + 1 (uvarint) · elements      id := 16 bytes
+    PRODUCERS 15 v0  node, epoch of the node, next producer id to give away
+    string    := length + 1 · UTF-8        array := count + 1 · elements        id := 16 bytes
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 TOPIC: Final = 2
 PARTITION: Final = 3
 SETTING: Final = 4
+PRODUCERS: Final = 15
 TOPIC_RESOURCE: Final = 2
+
+# A new cluster gives away producer ids from 0 on, also those that the logs hold already. The first batch of
+# such a producer is refused, for it does not continue the sequence of its namesake.
+FIRST_PRODUCER_ID: Final = 1_000_000
 
 BASE_OFFSET: Final = struct.Struct(">q")
 LENGTH: Final = struct.Struct(">i")
@@ -68,10 +74,11 @@ def topics_of(log_dir: Path, overrides: Mapping[str, Mapping[str, str]]) -> list
 
 
 def introduce(topics: Iterable[Topic], metadata_dir: Path, identity: Mapping[str, str]) -> None:
-    """Write topics into a formatted directory's first metadata; `identity` is the log directory's meta.properties."""
+    """Write topics into the first metadata; `identity` is the log directory's meta.properties."""
     values = [value for topic in topics for value in _describe(topic, identity)]
     if not values:
         return
+    values.append(_record(PRODUCERS, 0, struct.pack(">iqq", int(identity["node.id"]), -1, FIRST_PRODUCER_ID)))
     path = metadata_dir / "bootstrap.checkpoint"
     *batches, footer = _split(path.read_bytes())
     offset = BASE_OFFSET.unpack_from(footer)[0]
@@ -140,7 +147,9 @@ def _batch(values: list[bytes]) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size)
     for number, value in enumerate(values):
         if builder.append(number, 0, None, value, []) is None:
-            raise ValueError(f"expected {len(values)} metadata records to fit into {size} bytes, found {number}")
+            raise ValueError(
+                f"expected {len(values)} metadata records to fit into {size} bytes, found {number}"
+            )
     return bytes(builder.build())
 
 

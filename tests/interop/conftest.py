@@ -1,0 +1,19 @@
+"""Tests against the real Kafka: skipped where it is not installed, with the command that installs it."""
+
+from __future__ import annotations
+
+import kafka
+import pytest
+from broker_written import Written, broker_writes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kafka_is_installed() -> None:
+    reason = kafka.missing()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def written_by_broker(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return broker_writes(tmp_path_factory.mktemp("broker"))
