@@ -1,0 +1,7 @@
+"""`make bench`: every measurement beside its baseline, in one run. Takes some minutes and 12 GB of disk."""
+
+from __future__ import annotations
+
+import bench_engine
+
+bench_engine.run()

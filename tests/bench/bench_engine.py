@@ -1,0 +1,241 @@
+"""The engine beside plain system calls: encode, decode, append, read, look up, open, memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from report import Row, compare, seconds, show
+from workplace import folder, lines, rss
+
+from engine import Isolation, Partition, Store
+from engine import batch as batches
+
+MIB = 1 << 20
+RECORDS = 10_000_000
+PER_BATCH = 100
+QUIET = {"flush.messages": str(2**62)}
+
+
+def run() -> None:
+    show("Engine: kernels (one core, 100-byte values, uncompressed)", kernels())
+    with folder() as place:
+        show("Engine: append and read", transfers(place))
+    with folder() as place:
+        show(f"Engine: offset look-up in {RECORDS:,} records", lookups(place))
+    with folder() as place:
+        show("Engine: opening", openings(place))
+    with folder() as place:
+        show("Engine: memory", memory(place))
+
+
+def kernels() -> list[Row]:
+    source = lines(10_000)
+    batch, _ = batches.from_lines(source, 0)
+    table = batches.scan(batch)
+    copied = np.empty_like(batch)
+
+    def rate(work) -> float:  # type: ignore[no-untyped-def]
+        return 200 * batch.size / seconds(lambda: [work() for _ in range(200)]) / 1e9
+
+    encode, copy, _ = compare(
+        lambda: rate(lambda: batches.from_lines(source, 0)), lambda: rate(lambda: np.copyto(copied, batch))
+    )
+    decode = statistics.median(rate(lambda: list(batches.columns(batch, table))) for _ in range(7))
+    check = statistics.median(rate(lambda: batches.inspect(batch, table[0])) for _ in range(7))
+    plain = f"memory copy {copy:.1f} GB/s"
+    return [
+        Row("lines to batch, with checksum", f"{encode:.2f} GB/s", plain, ">= 1 GB/s", encode >= 1),
+        Row("batch to columns", f"{decode:.2f} GB/s", plain, ">= 1.5 GB/s", decode >= 1.5),
+        Row("batch to check", f"{check:.2f} GB/s", plain, "", None),
+    ]
+
+
+def transfers(place: Path) -> list[Row]:
+    count = 128
+    batch, _ = batches.from_lines(lines(9_700), int(time.time() * 1000))
+    data = batch.tobytes()
+    number = iter(range(1000))
+
+    def ours() -> float:
+        with Store.open(place / f"store{next(number)}") as store:
+            partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
+            return (
+                count
+                * len(data)
+                / seconds(lambda: [partition.append_batch(data) for _ in range(count)])
+                / 1e9
+            )
+
+    def lines_ours() -> float:
+        source = lines(9_700)
+        with Store.open(place / f"store{next(number)}") as store:
+            partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
+            return (
+                count
+                * len(data)
+                / seconds(lambda: [partition.append_lines(source) for _ in range(count)])
+                / 1e9
+            )
+
+    def theirs() -> float:
+        descriptor = os.open(place / f"plain{next(number)}", os.O_WRONLY | os.O_CREAT)
+        try:
+            return (
+                count * len(data) / seconds(lambda: [os.write(descriptor, data) for _ in range(count)]) / 1e9
+            )
+        finally:
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    appended, written, ratio = compare(ours, theirs)
+    of_lines, written_too, lines_ratio = compare(lines_ours, theirs)
+    with Store.open(place / "read") as store:
+        partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
+        for _ in range(count):
+            partition.append_batch(data)
+        log = partition.directory / f"{0:020d}.log"
+        starts = range(0, partition.end_offset, 9_700)
+        descriptor = os.open(log, os.O_RDONLY)
+        read, pread, read_ratio = compare(
+            lambda: (
+                log.stat().st_size / seconds(lambda: [partition.read(o, len(data)) for o in starts]) / 1e9
+            ),
+            lambda: (
+                log.stat().st_size
+                / seconds(lambda: [os.pread(descriptor, len(data), i * len(data)) for i in range(count)])
+                / 1e9
+            ),
+            rounds=15,
+        )
+        os.close(descriptor)
+        columns = statistics.median(
+            log.stat().st_size / seconds(lambda: sum(len(part) for part in partition.columns())) / 1e9
+            for _ in range(5)
+        )
+    return [
+        Row(
+            "append 1 MiB batches, validated",
+            f"{appended:.2f} GB/s",
+            f"os.write {written:.2f} GB/s",
+            f"{ratio:.2f} x, >= 0.5 x",
+            ratio >= 0.5,
+        ),
+        Row(
+            "append 1 MiB of lines",
+            f"{of_lines:.2f} GB/s",
+            f"os.write {written_too:.2f} GB/s",
+            f"{lines_ratio:.2f} x, >= 0.5 x",
+            lines_ratio >= 0.5,
+        ),
+        Row(
+            "sequential read, 1 MiB",
+            f"{read:.2f} GB/s",
+            f"os.pread {pread:.2f} GB/s",
+            f"{read_ratio:.2f} x, >= 0.7 x",
+            read_ratio >= 0.7,
+        ),
+        Row(
+            "read, check and decode to columns", f"{columns:.2f} GB/s", f"os.pread {pread:.2f} GB/s", "", None
+        ),
+    ]
+
+
+def _fill(partition: Partition, segments: int) -> None:
+    """RECORDS records of 100 bytes in so many segments."""
+    chunk = lines(PER_BATCH)
+    per_segment = RECORDS // segments // PER_BATCH
+    for segment in range(segments):
+        if segment:
+            partition.roll()
+        for _ in range(per_segment):
+            partition.append_lines(chunk)
+
+
+def lookups(place: Path) -> list[Row]:
+    cost = {}
+    for segments in (10, 10_000):
+        with Store.open(place / str(segments)) as store:
+            partition = store.create("bench", 0)
+            _fill(partition, segments)
+            offsets = [random.Random(7).randrange(RECORDS) for _ in range(30_000)]
+            offsets = random.Random(8).sample(range(RECORDS), 30_000)
+            for offset in range(0, RECORDS, RECORDS // segments):
+                partition.read(offset, 1, Isolation.UNCOMMITTED)
+            samples = []
+            for offset in offsets:
+                start = time.perf_counter()
+                partition.read(offset, 1, Isolation.UNCOMMITTED)
+                samples.append(time.perf_counter() - start)
+            cost[segments] = statistics.median(samples) * 1e6
+    growth = cost[10_000] / cost[10]
+    return [
+        Row("10 segments", f"{cost[10]:.1f} us", "", "<= 60 us", cost[10] <= 60),
+        Row(
+            "10,000 segments",
+            f"{cost[10_000]:.1f} us",
+            f"{growth:.2f} x",
+            "<= 60 us, < 1.5 x",
+            cost[10_000] <= 60 and growth < 1.5,
+        ),
+    ]
+
+
+def openings(place: Path) -> list[Row]:
+    line = lines(1)
+    with Store.open(place / "many") as store:
+        for number in range(1000):
+            partition = store.create("bench", number)
+            for segment in range(10):
+                if segment:
+                    partition.roll()
+                partition.append_lines(line)
+    with Store.open(place / "long") as store:
+        partition = store.create("bench", 0)
+        for segment in range(10_000):
+            if segment:
+                partition.roll()
+            partition.append_lines(line)
+
+    def open_many() -> None:
+        with Store.open(place / "many") as opened:
+            assert len(opened.partitions()) == 1000
+
+    def open_and_use_many() -> None:
+        with Store.open(place / "many") as opened:
+            assert sum(opened.partition(*name).end_offset for name in opened.partitions()) == 10_000
+
+    def open_long() -> None:
+        with Store.open(place / "long") as opened:
+            assert opened.partition("bench", 0).end_offset == 10_000
+
+    many, used, long = seconds(open_many), seconds(open_and_use_many), seconds(open_long)
+    return [
+        Row("1,000 partitions x 10 segments, open and close", f"{many:.3f} s", "", "< 1 s", many < 1),
+        Row("the same, and the end offset of each", f"{used:.3f} s", "", "", None),
+        Row("one partition of 10,000 segments", f"{long:.3f} s", "", "< 1 s", long < 1),
+    ]
+
+
+def memory(place: Path) -> list[Row]:
+    total = 10 << 30
+    source = lines(9_700)
+    with Store.open(place) as store:
+        partition = store.create("bench", 0, {"segment.bytes": str(256 * MIB)})
+        highest = rss()
+        while partition.size < total:
+            partition.append_lines(source)
+            highest = max(highest, rss())
+        appending = highest
+        highest = 0
+        for part in partition.columns():
+            assert len(part)
+            highest = max(highest, rss())
+    return [
+        Row("appending 10 GiB", f"{appending / 1e6:.0f} MB RSS", "", "< 200 MB", appending < 200e6),
+        Row("reading 10 GiB", f"{highest / 1e6:.0f} MB RSS", "", "< 200 MB", highest < 200e6),
+    ]
