@@ -37,6 +37,8 @@ _XERIAL_BLOCK: Final = 32 << 10
 
 # Magic, flags (version 1, independent blocks), largest block 64 KiB, second byte of xxh32 of those two.
 _LZ4_HEADER: Final = bytes.fromhex("04224d18 60 40 82")
+_LZ4_FLAGS: Final = 4
+_LZ4_INDEPENDENT: Final = 0x20
 _LZ4_BLOCK: Final = 64 << 10
 _LZ4_STORED: Final = 1 << 31
 _LZ4_FAST_LEVEL: Final = 9
@@ -72,6 +74,8 @@ def decompress(codec: Codec, stream: Bytes, limit: int = DECOMPRESSED_LIMIT) -> 
         case Codec.SNAPPY:
             return _decompress_snappy(stream, limit)
         case Codec.LZ4:
+            if stream.size > _LZ4_FLAGS and not stream[_LZ4_FLAGS] & _LZ4_INDEPENDENT:
+                raise CorruptBatchError("lz4 stream has dependent blocks, which Kafka does not read")
             return _grow(cramjam.lz4.decompress_into, codec, stream, limit)
         case Codec.ZSTD:
             return _grow(cramjam.zstd.decompress_into, codec, stream, limit)

@@ -1,7 +1,15 @@
 """Walks the batches of a buffer, and fills a table with what their headers say.
 
-The header is drawn in `engine.kernels.encode`. Its size is judged before its magic, and its magic before
-the batch's end: who fetches more bytes because a batch is cut off knows that they are a batch's.
+    header of a batch, big-endian                           the checksum covers [21, end)
+    0   int64  base offset          23  int32  last offset delta     51  int16  producer epoch
+    8   int32  size after here      27  int64  base timestamp        53  int32  base sequence
+    12  int32  leader epoch         35  int64  max timestamp         57  int32  count of records
+    16  int8   magic, always 2      43  int64  producer id           61  …      records, see `encode`
+    17  uint32 CRC-32C
+    21  int16  attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
+
+The size is judged before the magic, and the magic before the batch's end: who fetches more bytes because a
+batch is cut off knows that they are a batch's.
 """
 
 from __future__ import annotations

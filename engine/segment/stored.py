@@ -333,7 +333,8 @@ class StoredSegment:
         seen = -1
         step = min(max(self.settings.index_interval_bytes, HEADER_SIZE), _LONGEST_STEP) + HEADER_SIZE
         while position < end:
-            data = np.frombuffer(self.read(position, step), np.uint8)
+            # Not beyond `end`: what is appended meanwhile is not looked for, and may be where a gap was.
+            data = np.frombuffer(self.read(position, min(step, end - position)), np.uint8)
             status, at, size, base_offset, last_offset = find_batch(data, by, target)
             if status == FOUND and position + at + size <= end:
                 return (position + at, size, base_offset, last_offset), last_offset

@@ -261,7 +261,6 @@ def stored(data: bytes) -> bytes:
     ("stream", "content"),
     [
         (lz4_frame(), TEXT[:500]),
-        (lz4_frame(0x40), TEXT[:500]),
         (lz4_frame(block_size=0x70), TEXT[:500]),
         (lz4_frame(0x68, extra=struct.pack("<Q", 500)), TEXT[:500]),
         (lz4_frame(blocks=stored(b"as it is")), b"as it is"),
@@ -355,3 +354,9 @@ def test_a_zstd_frame_that_asks_for_a_large_window_is_read_or_refused(window: in
         assert unpressed(Codec.ZSTD, stream) == b""
     elif window >> 3 > 17:
         refused(Codec.ZSTD, stream, "too much memory")
+
+
+def test_an_lz4_frame_with_dependent_blocks_is_refused_as_kafka_refuses_it() -> None:
+    linked = np.frombuffer(cramjam.lz4.compress(b"abc" * 100_000), np.uint8)
+    with pytest.raises(CorruptBatchError, match="dependent blocks"):
+        decompress(Codec.LZ4, linked)

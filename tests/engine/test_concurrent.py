@@ -254,6 +254,28 @@ def test_an_append_while_a_flush_opens_a_file_loses_no_index_entry(
     partition.append_batch(batch(1, timestamp=NOW + 2))
 
 
+def test_a_batch_appended_behind_a_gap_while_the_gap_is_read_is_not_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = bench.open()
+    partition.append_batch(batch(3))
+    partition.append_batch(batch(5))
+    bench.truncate(5)  # cuts the second batch: offsets 3 and 4 are a gap
+    segment = partition.log.chain.active
+    real = type(segment).read
+    pending = [batch(2)]
+
+    def read(self: object, position: int, length: int) -> bytes:
+        if pending:
+            partition.append_batch(pending.pop())
+        return real(segment, position, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(segment), "read", read)
+        assert partition.read(4, 1000).data == b""
+    assert whole_batches(partition.read(4, 1000).data) == [(5, 6)]
+
+
 def test_readers_beside_truncation_and_new_appends_see_no_torn_batch(bench: Bench) -> None:
     partition = bench.open(segment_bytes=1500, index_interval_bytes=100, file_delete_delay_ms=0)
     bench.exact = False
@@ -311,7 +333,7 @@ def test_readers_beside_removal_get_their_records_or_are_out_of_range(bench: Ben
 
 
 @pytest.mark.parametrize("_round", range(5))
-def test_a_close_beside_flushes_does_not_hang(bench: Bench, _round: int) -> None:  # noqa: PT019
+def test_a_close_beside_flushes_does_not_hang(bench: Bench, _round: int) -> None:
     partition = bench.open()
     started = threading.Event()
     refused: list[ClosedError] = []

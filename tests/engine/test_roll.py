@@ -250,3 +250,13 @@ def test_new_settings_hold_from_the_next_segment_on(bench: Bench) -> None:
     for _ in range(8):
         partition.append_batch(batch(1))
     assert bases_of(partition) == [0, 2]
+
+
+def test_sealed_segments_rise_in_their_files_times_by_the_millisecond(bench: Bench) -> None:
+    partition = bench.open()
+    for value in range(5):
+        partition.append(Record(b"%d" % value))
+        partition.roll()
+    sealed = partition.log.chain.segments.non_active
+    times = [segment.path.stat().st_mtime_ns // 1_000_000 for segment in sealed]
+    assert times == sorted(set(times))
