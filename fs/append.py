@@ -1,0 +1,241 @@
+"""Appending: bytes of several writers → whole lines → batches → the log.
+
+Each open file has a handle of its own: its lines keep their order, and a batch is of one handle. Lines wait in
+a batch that grows until it is full (`batch.size`), until they have waited for `linger.ms`, or until somebody
+asks: fsync, or the close of any descriptor. A last line without its newline waits for the last close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from engine.batch.table import Bytes
+from engine.errors import EngineError, RecordTooLargeError
+from engine.kernels.lines import first_newline, last_newline
+from engine.record import Clock
+from fs.shown import ShownPartition
+
+log = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """Where whole lines go.
+
+    refusal  why the last `add` did not take everything; None where it did
+    """
+
+    refusal: EngineError | None
+
+    def add(self, lines: Bytes) -> int:
+        """Take whole lines, and give how many bytes were taken: up to the first line that is refused."""
+
+    def flush(self) -> None:
+        """Append what waits. What could not be appended goes on waiting."""
+
+    def persist(self) -> None:
+        """Append what waits, and bring it onto the disk."""
+
+    def line_limit(self) -> int:
+        """A longer line is refused before its end has come."""
+
+    def waiting_since(self) -> int | None:
+        """When the first line that waits came; None where none does."""
+
+    def shown(self) -> tuple[ShownPartition, ...]:
+        """The partitions that it may append to."""
+
+
+class AppendHandle:
+    """One writer: what it wrote since its last whole line, and where whole lines go.
+
+    target   where
+    _tail    the beginning of a line whose newline has not come
+    _failure what the flusher met; the next call of the writer is told
+    """
+
+    def __init__(self, target: Target, writers: Writers) -> None:
+        self.target = target
+        self._writers = writers
+        self._tail = bytearray()
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+
+    def write(self, data: Bytes) -> int:
+        """Take bytes. Fewer than all are taken where a line is refused behind others that are kept: the writer
+        then writes the rest again, which begins with that line, and is told why."""
+        with self._lock:
+            self._tell_failure()
+            for shown in self.target.shown():
+                shown.end_close(self)
+            done = self._complete_tail(data)
+            end = last_newline(data, done, data.size) + 1
+            if end > done:
+                taken = self.target.add(data[done:end])
+                done += taken
+                if done < end:
+                    if taken == 0 and done == 0:
+                        raise self._refused()
+                    return done
+            self._keep_tail(data[done:])
+            self._writers.note(self)
+            return int(data.size)
+
+    def _complete_tail(self, data: Bytes) -> int:
+        """End the unfinished line with what came. Gives how many bytes of `data` that took."""
+        if not self._tail:
+            return 0
+        end = first_newline(data, 0, data.size) + 1
+        if end == 0:
+            return 0
+        line = np.frombuffer(bytes(self._tail) + data[:end].tobytes(), np.uint8)
+        self._tail.clear()
+        if self.target.add(line) < line.size:
+            raise self._refused()
+        return int(end)
+
+    def _keep_tail(self, rest: Bytes) -> None:
+        if len(self._tail) + rest.size > self.target.line_limit():
+            self._tail.clear()
+            self.target.refusal = RecordTooLargeError(f"a line goes beyond {self.target.line_limit()} bytes")
+            raise self._refused()
+        self._tail += rest.tobytes()
+
+    def _refused(self) -> EngineError:
+        error = self.target.refusal
+        assert error is not None
+        for shown in self.target.shown():
+            shown.note_refusal(error)
+        return error
+
+    def _tell_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def flush(self) -> None:
+        """A descriptor is closed: append the whole lines, keep an unfinished one."""
+        with self._lock:
+            self._tell_failure()
+            self.target.flush()
+            if self._tail:
+                for shown in self.target.shown():
+                    shown.begin_close(self)
+
+    def persist(self) -> None:
+        """fsync: the whole lines are on disk afterwards."""
+        with self._lock:
+            self._tell_failure()
+            self.target.persist()
+
+    def flush_waiting(self, before: int) -> None:
+        """Append lines that wait since before some time. An error is kept for the writer's next call."""
+        if not self._lock.acquire(blocking=False):
+            return  # the writer is at work, and sends them itself or waits for the next round
+        try:
+            since = self.target.waiting_since()
+            if since is not None and since <= before:
+                self.target.flush()
+        except (EngineError, OSError) as error:
+            self._failure = error
+        finally:
+            self._lock.release()
+
+    def waiting_since(self) -> int | None:
+        """When the first line that waits came."""
+        return self.target.waiting_since()
+
+    def release(self) -> None:
+        """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
+        with self._lock:
+            try:
+                if self._tail:
+                    line = np.frombuffer(bytes(self._tail) + b"\n", np.uint8)
+                    self._tail.clear()
+                    if self.target.add(line) < line.size:
+                        log.error(f"a last line of {line.size} bytes is refused: {self._refused()}")
+                self.target.flush()
+            except (EngineError, OSError) as error:
+                log.error(f"lines are lost at the last close: {error}")
+                for shown in self.target.shown():
+                    shown.note_refusal(error)
+            finally:
+                for shown in self.target.shown():
+                    shown.end_close(self)
+                self._writers.forget(self)
+
+
+@dataclass(slots=True)
+class Writers:
+    """All open writers, and the flusher's work: lines do not wait longer than `linger_ms`.
+
+    clock      gives the time
+    linger_ms  how long lines may wait
+    """
+
+    clock: Clock
+    linger_ms: int
+    _open: dict[AppendHandle, None] = field(default_factory=dict)
+    _waiting: dict[AppendHandle, None] = field(default_factory=dict)
+    _noted: threading.Condition = field(default_factory=threading.Condition)
+    _stopped: bool = False
+
+    def open(self, target: Target) -> AppendHandle:
+        """A new writer."""
+        handle = AppendHandle(target, self)
+        with self._noted:
+            self._open[handle] = None
+        return handle
+
+    def note(self, handle: AppendHandle) -> None:
+        """Lines of a writer may wait from now on."""
+        if handle not in self._waiting and handle.waiting_since() is not None:
+            with self._noted:
+                self._waiting[handle] = None
+                self._noted.notify()
+
+    def forget(self, handle: AppendHandle) -> None:
+        """A writer is gone."""
+        with self._noted:
+            self._open.pop(handle, None)
+            self._waiting.pop(handle, None)
+
+    def flush_due(self) -> None:
+        """Append the lines that have waited long enough."""
+        with self._noted:
+            handles = list(self._waiting)
+        for handle in handles:
+            handle.flush_waiting(self.clock() - self.linger_ms)
+            if handle.waiting_since() is None:
+                with self._noted:
+                    # Lines that came meanwhile have been noted again, or are seen here.
+                    if handle.waiting_since() is None:
+                        self._waiting.pop(handle, None)
+
+    def flush_all(self) -> None:
+        """Append everything that waits: the mount goes away."""
+        with self._noted:
+            handles = list(self._open)
+        for handle in handles:
+            with contextlib.suppress(EngineError, OSError):
+                handle.release()
+
+    def run(self) -> None:
+        """The flusher's loop, until `stop`."""
+        while not self._stopped:
+            with self._noted:
+                if not self._noted.wait_for(lambda: self._waiting or self._stopped, 1.0):
+                    continue
+                self._noted.wait_for(lambda: self._stopped, max(self.linger_ms, 1) / 1000)
+            self.flush_due()
+
+    def stop(self) -> None:
+        """End the flusher's loop."""
+        self._stopped = True
+        with self._noted:
+            self._noted.notify_all()

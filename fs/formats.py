@@ -1,0 +1,266 @@
+"""The formats of records as lines: txt, tsv, jsonl. Their lines are drawn in `fs.kernels.sizes`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from engine.batch.columns import Columns, records_of
+from engine.batch.table import Bytes, Ints, Longs
+from engine.errors import CorruptBatchError, RecordTooLargeError
+from engine.kernels import decode as decoding
+from engine.kernels.decode import CODEC_MASK, CONTROL
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, LAST_OFFSET, POSITION, SIZE
+from engine.record import MAX_INT32, MAX_INT64
+from fs.errors import BadInputError
+from fs.kernels import parse as parsing
+from fs.kernels import reasons
+from fs.kernels import render as rendering
+from fs.kernels import sizes as sizing
+from fs.kernels.parse import NO_PARTITION
+
+MAX_LINES: Final = (MAX_INT32 - parsing.SLACK) // 2
+"""Bytes of lines that one parse takes: places in what they become are 32 bits wide."""
+
+_NEWLINE: Final = 10
+_MOST_SHOWN: Final = 24
+_NAME: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EXPECTATIONS: Final = frozenset(
+    {
+        reasons.NO_OBJECT, reasons.NO_NAME, reasons.NO_COLON, reasons.NO_COMMA, reasons.TRAILING, reasons.NO_TEXT,
+        reasons.NO_NUMBER, reasons.BAD_TIMESTAMP, reasons.BAD_PARTITION, reasons.NO_HEADERS, reasons.NO_HEADER,
+        reasons.ESCAPE, reasons.SURROGATE, reasons.CONTROL,
+    }
+)  # fmt: skip
+"""Statuses whose message goes on with what was found."""
+
+
+class InputError(BadInputError):
+    """A line is not of its format: `line` in what was parsed, and `position` of the byte in it, from 1 on."""
+
+    def __init__(self, line: int, position: int, reason: str) -> None:
+        super().__init__(f"line {line}, byte {position}: {reason}")
+        self.line = line
+        self.position = position
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The records that lines hold.
+
+    columns     a row for each good line, offsets 0, 1, 2 …
+    partitions  the partition that each line names, NO_PARTITION where it names none
+    used        bytes of the good lines
+    error       what is wrong with the line behind them; None when all are good
+    """
+
+    columns: Columns
+    partitions: Ints
+    used: int
+    error: InputError | None
+
+
+class Format(IntEnum):
+    """A way to show records as lines; its number is the kernels'."""
+
+    TXT = sizing.TXT
+    TSV = sizing.TSV
+    JSONL = sizing.JSONL
+
+    @property
+    def suffix(self) -> str:
+        """The end of a file's name, without the dot."""
+        return self.name.lower()
+
+    # -- records → lines ------------------------------------------------------------------------------
+
+    def sizes(
+        self,
+        buffer: Bytes,
+        table: Longs,
+        origin: int,
+        topic: str,
+        partition: int,
+        first_offset: int = 0,
+        end_offset: int = MAX_INT64,
+    ) -> Longs:
+        """How many bytes each batch of `table` takes: its records in [first_offset, end_offset), none for a
+        control batch. `origin` is the table's position of buffer[0]."""
+        found = np.zeros(len(table), np.int64)
+        prefix = _prefix(topic, partition).size
+        for first, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
+            status, batch, index, at = sizing.sizes(
+                int(self),
+                data,
+                start,
+                rows,
+                first_offset,
+                end_offset,
+                prefix,
+                found[first : first + len(rows)],
+            )
+            _raise_if_bad(status, rows, batch, index, at)
+        return found
+
+    def render(
+        self,
+        buffer: Bytes,
+        table: Longs,
+        origin: int,
+        first_offset: int,
+        end_offset: int,
+        out: Bytes,
+        position: int,
+        topic: str,
+        partition: int,
+    ) -> int:
+        """Write the records in [first_offset, end_offset) of the batches of `table` at out[position:]; gives the
+        position behind them. What `out` holds behind it is undefined. ValueError where `out` has no room."""
+        prefix = _prefix(topic, partition)
+        for _, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
+            status, batch, index, at, position = rendering.render(
+                int(self), data, start, rows, first_offset, end_offset, prefix, out, position
+            )
+            if status == rendering.NO_ROOM:
+                raise ValueError(
+                    f"{self.suffix} of {topic}-{partition}: a line from byte {position} on does not fit into "
+                    f"{out.size} bytes"
+                )
+            _raise_if_bad(status, rows, batch, index, at)
+        return position
+
+    def text(
+        self,
+        buffer: Bytes,
+        table: Longs,
+        origin: int,
+        first_offset: int,
+        end_offset: int,
+        topic: str,
+        partition: int,
+    ) -> Bytes:
+        """What `render` writes, in an array of its size. Each compressed batch is decompressed once."""
+        parts = list(_plain_parts(buffer, table, origin, first_offset, end_offset))
+        out = np.empty(
+            sum(
+                int(self.sizes(data, rows, start, topic, partition, first_offset, end_offset).sum())
+                for _, data, rows, start in parts
+            ),
+            np.uint8,
+        )
+        position = 0
+        for _, data, rows, start in parts:
+            position = self.render(
+                data, rows, start, first_offset, end_offset, out, position, topic, partition
+            )
+        return out
+
+    # -- lines → records ------------------------------------------------------------------------------
+
+    def parse(self, lines: Bytes, now: int) -> Parsed:
+        """The records of these lines, up to the first that is wrong. A last line without a newline counts. `now`
+        is the timestamp of records whose line gives none."""
+        if lines.size > MAX_LINES:
+            raise RecordTooLargeError(f"{lines.size} bytes of lines at once: expected up to {MAX_LINES}")
+        rows = int(np.count_nonzero(lines == _NEWLINE))
+        if lines.size and lines[-1] != _NEWLINE:
+            rows += 1
+        offsets, partitions = np.arange(rows, dtype=np.int64), np.full(rows, NO_PARTITION, np.int32)
+        timestamps, spans = np.full(rows, now, np.int64), np.zeros((parsing.SPANS_ROWS, rows), np.int32)
+        if self == Format.TXT:
+            _span_lines(lines, spans)
+            return Parsed(Columns(lines, offsets, timestamps, *spans), partitions, lines.size, None)
+        if self == Format.TSV:
+            out = np.empty(lines.size, np.uint8)
+            status, good, start, at, used = parsing.parse_tsv(lines, 0, lines.size, out, spans)
+        else:
+            out = np.empty(2 * lines.size + parsing.SLACK, np.uint8)
+            status, good, start, at, used = parsing.parse_jsonl(
+                lines, 0, lines.size, now, out, timestamps, partitions, spans
+            )
+        error = None if status == reasons.GOOD else _input_error(lines, status, good, start, at)
+        found = Columns(out[:used], offsets, timestamps, *spans).rows(0, good)
+        return Parsed(found, partitions[:good], start, error)
+
+
+@lru_cache(maxsize=1024)
+def _prefix(topic: str, partition: int) -> Bytes:
+    """What a jsonl line of this partition has before its offset."""
+    name = json.dumps(topic, ensure_ascii=False)
+    return np.frombuffer(f'{{"topic":{name},"partition":{partition},"offset":'.encode(), np.uint8)
+
+
+# -- batches ------------------------------------------------------------------------------------------
+
+
+def _plain_parts(
+    buffer: Bytes, table: Longs, origin: int, first_offset: int, end_offset: int
+) -> Iterator[tuple[int, Bytes, Longs, int]]:
+    """The table in parts whose records are plain bytes: a run of uncompressed batches as it is, or one batch
+    decompressed. Each is the index of its first row, where its bytes are, its rows, and their origin."""
+    attributes = table[:, ATTRIBUTES]
+    shown = (table[:, LAST_OFFSET] >= first_offset) & (table[:, BASE_OFFSET] < end_offset)
+    squeezed = (attributes & CODEC_MASK != 0) & (attributes & CONTROL == 0) & shown
+    first = 0
+    for batch in np.flatnonzero(squeezed).tolist():
+        if batch > first:
+            yield first, buffer, np.ascontiguousarray(table[first:batch]), origin
+        data = records_of(buffer, table[batch], origin)
+        row = table[batch : batch + 1].copy()
+        row[0, POSITION], row[0, SIZE] = -HEADER_SIZE, HEADER_SIZE + data.size
+        row[0, ATTRIBUTES] &= ~CODEC_MASK
+        yield batch, data, row, 0
+        first = batch + 1
+    if first < len(table):
+        yield first, buffer, np.ascontiguousarray(table[first:]), origin
+
+
+def _raise_if_bad(status: int, table: Longs, batch: int, index: int, at: int) -> None:
+    if status != decoding.GOOD:
+        row = table[batch]
+        raise CorruptBatchError(
+            f"batch at offset {row[BASE_OFFSET]}, record {index} of {row[COUNT]}, byte {at}: "
+            f"{decoding.PROBLEMS[status]}"
+        )
+
+
+# -- lines --------------------------------------------------------------------------------------------
+
+
+def _span_lines(lines: Bytes, spans: Ints) -> None:
+    """Set the spans of records whose values are these lines, where they lie."""
+    ends = np.full(spans.shape[1], lines.size)
+    newlines = np.flatnonzero(lines == _NEWLINE)
+    ends[: newlines.size] = newlines
+    starts = spans[parsing.VALUE_START]
+    starts[1:] = ends[:-1] + 1
+    spans[parsing.VALUE_LENGTH] = ends - starts
+    spans[parsing.KEY_LENGTH] = -1
+
+
+def _input_error(lines: Bytes, status: int, good: int, start: int, at: int) -> InputError:
+    reason = reasons.REASONS[status]
+    behind = lines[at : at + 8 * _MOST_SHOWN].tobytes().split(b"\n", 1)[0].decode("utf-8", "replace")
+    if status in (reasons.UNKNOWN, reasons.DUPLICATE):
+        name = _NAME.match(behind)
+        reason = f"{reason} {_shown(behind if name is None else name[0])}"
+    elif status in _EXPECTATIONS:
+        reason = f"{reason}, found {repr(_shown(behind)) if behind else 'the end of the line'}"
+    return InputError(good + 1, at - start + 1, reason)
+
+
+def _shown(text: str) -> str:
+    """As much of a text as a message can carry."""
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+
+
+FORMATS: Final = {each.suffix: each for each in Format}
+"""Every format by its suffix."""

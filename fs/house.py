@@ -1,0 +1,63 @@
+"""What all of the tree shares: the store, the shown partitions, the open writers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from engine import Store
+from fs.append import Writers
+from fs.shown import ShownPartition
+from fs.texts import Shelf
+
+
+@dataclass(slots=True)
+class House:
+    """The tree's state.
+
+    store       every partition
+    shelf       where size maps are kept
+    writers     open writers, and their flusher
+    batch_size  lines are sent when they make a batch of this many bytes
+    read_only   nothing may be changed through the mount
+    _shown      partitions that were looked at, by topic and number
+    """
+
+    store: Store
+    shelf: Shelf
+    writers: Writers
+    batch_size: int
+    read_only: bool = False
+    _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shown(self, topic: str, number: int) -> ShownPartition:
+        """A partition as it is shown; UnknownPartitionError where there is none."""
+        partition = self.store.partition(topic, number)
+        shown = self._shown.get((topic, number))
+        if shown is None or shown.partition is not partition:
+            with self._lock:
+                shown = self._shown.get((topic, number))
+                if shown is None or shown.partition is not partition:
+                    shown = self._shown[topic, number] = ShownPartition(partition, self.shelf)
+        return shown
+
+    def looked_at(self) -> list[ShownPartition]:
+        """The partitions that somebody looked at."""
+        return list(self._shown.values())
+
+    def delete_partition(self, topic: str, number: int) -> None:
+        """Delete a partition."""
+        self.store.delete(topic, number)
+        self._shown.pop((topic, number), None)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        numbers = self.store.topics().get(topic, [])
+        self.store.delete_topic(topic)
+        for number in numbers:
+            self._shown.pop((topic, number), None)
+
+    def mtime_ns(self) -> int:
+        """When partitions last came or went."""
+        return self.store.logs.stat().st_mtime_ns

@@ -1,0 +1,184 @@
+"""How many bytes a batch takes in a format: what `render` writes, without writing it.
+
+txt    value newline
+tsv    key TAB value newline; null is \\N
+jsonl  {"topic":"orders","partition":0,"offset":5,"timestamp":1700000000000,"key":"k1","value":"v1",
+       "headers":[{"key":"h","value":"x"}]} newline, without blanks; null is null. Where bytes are not UTF-8, the
+       member's name ends in _base64
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
+from engine.kernels.decode import (
+    BAD_LENGTH,
+    BAD_OFFSET,
+    CONTROL,
+    GOOD,
+    LOG_APPEND_TIME,
+    TOO_FEW,
+    TOO_MANY,
+    walk_record,
+)
+from engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    COUNT,
+    HEADER_SIZE,
+    LAST_OFFSET,
+    MAX_TIMESTAMP,
+    POSITION,
+    SIZE,
+)
+from engine.kernels.varint import read_varint
+from fs.kernels.escapes import JSON_EXTRA, count_tsv, find_json, find_json_or_high, utf8_end
+from fs.kernels.numbers import base64_size, decimal_size
+
+TXT = 0
+TSV = 1
+JSONL = 2
+
+
+def piece(text: bytes) -> np.ndarray:
+    """Bytes that every line has."""
+    return np.frombuffer(text, np.uint8)
+
+
+TIMESTAMP = piece(b',"timestamp":')
+KEY = piece(b',"key')
+VALUE = piece(b',"value')
+HEADERS = piece(b',"headers":[')
+HEADER = piece(b'{"key')
+LINE_END = piece(b"]}\n")
+
+NULL = piece(b'":null')
+TEXT = piece(b'":"')
+BASE64 = piece(b'_base64":"')
+
+_FRAME = TIMESTAMP.size + KEY.size + VALUE.size + HEADERS.size + LINE_END.size
+_HEADER_FRAME = HEADER.size + VALUE.size + 1  # and the closing brace
+
+
+@inline
+def _text_size(source, at, end):
+    """Bytes that source[at:end] takes in a JSON string, without its quotes; -1 where it is not UTF-8."""
+    size = end - at
+    at = find_json_or_high(source, at, end)
+    while at < end and source[at] < 0x80:
+        size += JSON_EXTRA[source[at]]
+        at = find_json_or_high(source, at + 1, end)
+    if at == end:
+        return size
+    if utf8_end(source, at, end) != end:
+        return np.int64(-1)
+    at = find_json(source, at, end)
+    while at < end:
+        size += JSON_EXTRA[source[at]]
+        at = find_json(source, at + 1, end)
+    return size
+
+
+@inline
+def _member_size(source, start, length):
+    """Bytes of what follows `,"key` and its like: the end of the name, and the value."""
+    if length < 0:
+        return NULL.size
+    size = _text_size(source, start, start + length)
+    if size < 0:
+        return BASE64.size + base64_size(length) + 1
+    return TEXT.size + size + 1
+
+
+@inline
+def _headers_size(buffer, at, body):
+    """Bytes of the headers, whose section at buffer[at:body] has been walked, with the commas between them."""
+    count, at = read_varint(buffer, at, body)
+    size = max(count - 1, 0)
+    for _ in range(count):
+        length, at = read_varint(buffer, at, body)
+        size += _HEADER_FRAME + _member_size(buffer, at, length)
+        at += length
+        length, at = read_varint(buffer, at, body)
+        size += _member_size(buffer, at, length)
+        at += max(length, 0)
+    return size
+
+
+@inline
+def record_size(form, buffer, offset, timestamp, key, key_length, value, value_length, headers, body, prefix):
+    """Bytes of one record's line. `prefix` is the size of what a jsonl line has before its offset."""
+    if form == TXT:
+        return max(value_length, 0) + 1
+    if form == TSV:
+        size = key_length + count_tsv(buffer, key, key + key_length) if key_length >= 0 else 2
+        size += value_length + count_tsv(buffer, value, value + value_length) if value_length >= 0 else 2
+        return size + 2
+    size = prefix + decimal_size(offset) + decimal_size(timestamp) + _FRAME
+    size += _member_size(buffer, key, key_length) + _member_size(buffer, value, value_length)
+    if body - headers > 1:
+        size += _headers_size(buffer, headers, body)
+    return size
+
+
+@inline
+def is_shown(table, batch, first_offset, end_offset):
+    """Whether a batch can have records for readers in [first_offset, end_offset)."""
+    return (
+        table[batch, ATTRIBUTES] & CONTROL == 0
+        and table[batch, LAST_OFFSET] >= first_offset
+        and table[batch, BASE_OFFSET] < end_offset
+    )
+
+
+@kernel(results(INT, INT, INT, INT), INT, READ, INT, TABLE, INT, INT, INT, LONGS)
+def sizes(form, buffer, origin, table, first_offset, end_offset, prefix, out):
+    """Set out[i] to the bytes that batch i of `table` takes; only records whose offsets are in [first_offset,
+    end_offset) count. The batches must be plain. `origin` is the table's position of buffer[0].
+
+    Gives status, the batch's row, record index, position in `buffer`."""
+    if out.size < table.shape[0]:
+        return BAD_LENGTH, 0, 0, 0
+    for batch in range(table.shape[0]):
+        out[batch] = 0
+        if not is_shown(table, batch, first_offset, end_offset):
+            continue
+        position = table[batch, POSITION] - origin + HEADER_SIZE
+        end = position + table[batch, SIZE] - HEADER_SIZE
+        if position < 0 or end > buffer.size:
+            return BAD_LENGTH, batch, 0, position
+        has_append_time = table[batch, ATTRIBUTES] & LOG_APPEND_TIME != 0
+        last = table[batch, LAST_OFFSET] - table[batch, BASE_OFFSET]
+        before = np.int64(-1)
+        size = 0
+        ended = False
+        for index in range(table[batch, COUNT]):
+            if position >= end:
+                return TOO_FEW, batch, index, position
+            status, at, body, delta, place, key, key_length, value, value_length, headers = walk_record(
+                buffer, position, end
+            )
+            if status != GOOD:
+                return status, batch, index, at
+            if place <= before or place > last:
+                return BAD_OFFSET, batch, index, position
+            before = place
+            position = body
+            offset = table[batch, BASE_OFFSET] + place
+            if offset >= end_offset:
+                ended = True
+                break
+            if offset < first_offset:
+                continue
+            timestamp = (
+                table[batch, MAX_TIMESTAMP] if has_append_time else table[batch, BASE_TIMESTAMP] + delta
+            )
+            size += record_size(
+                form, buffer, offset, timestamp, key, key_length, value, value_length, headers, body, prefix
+            )
+        if not ended and position != end:
+            return TOO_MANY, batch, table[batch, COUNT], position
+        out[batch] = size
+    return GOOD, table.shape[0], 0, 0

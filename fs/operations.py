@@ -1,0 +1,170 @@
+"""The operations of the file system: paths and handles on one side, entries on the other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from engine import Store
+from engine.batch.table import Bytes
+from fs import errors
+from fs.adapter import Opened
+from fs.append import Writers
+from fs.entry import Attributes, Entry, Handle, Owner
+from fs.house import House
+from fs.texts import Shelf
+from fs.tree.root import RootDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An open file: what it was opened on, and how it is read and written."""
+
+    entry: Entry
+    handle: Handle
+
+
+class FileSystem:
+    """A store as a tree of files. Each method is a file operation; any error may come out of it.
+
+    house    what all of the tree shares
+    owner    whose the files are
+    _root    the tree
+    _handles open files, by number
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        shelf: Shelf,
+        batch_size: int,
+        linger_ms: int,
+        metrics: Callable[[], bytes] = bytes,
+    ) -> None:
+        status = os.stat(store.backing)
+        self.house = House(store, shelf, Writers(store.clock, linger_ms), batch_size)
+        self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
+        self._root = RootDirectory(self.house, metrics)
+        self._handles: dict[int, _Open] = {}
+        self._numbers = itertools.count(1)
+
+    # -- names ----------------------------------------------------------------------------------------
+
+    def _entry(self, path: str) -> Entry:
+        entry: Entry = self._root
+        for name in path.split("/"):
+            if name:
+                entry = entry.lookup(name)
+        return entry
+
+    def _parent(self, path: str) -> tuple[Entry, str]:
+        directory, _, name = path.rpartition("/")
+        return self._entry(directory), name
+
+    def getattr(self, path: str, handle: int | None) -> Attributes:
+        entry = self._entry(path) if handle is None or path else self._handles[handle].entry
+        return entry.attributes(self.owner)
+
+    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
+        return [(name, None) for name in self._entry(path).names()]
+
+    def readlink(self, path: str) -> str:
+        return self._entry(path).target()
+
+    def mkdir(self, path: str, mode: int) -> None:
+        parent, name = self._parent(path)
+        parent.create_directory(name)
+
+    def rmdir(self, path: str) -> None:
+        parent, name = self._parent(path)
+        parent.remove_directory(name)
+
+    def getxattr(self, path: str, name: str) -> bytes:
+        value = self._entry(path).xattrs().get(name)
+        if value is None:
+            raise errors.NoAttributeError(f"{path} has no attribute {name}")
+        return value
+
+    def listxattr(self, path: str) -> list[str]:
+        return list(self._entry(path).xattrs())
+
+    def statfs(self, path: str) -> os.statvfs_result:
+        return os.statvfs(self.house.store.backing)
+
+    # -- open files -----------------------------------------------------------------------------------
+
+    def open(self, path: str, flags: int) -> Opened:
+        entry = self._entry(path)
+        opened = entry.open(flags)
+        number = next(self._numbers)
+        self._handles[number] = _Open(entry, opened)
+        return Opened(number, opened.direct_io, opened.keep_cache)
+
+    def read(self, handle: int, position: int, into: Bytes) -> int:
+        return self._handles[handle].handle.read(position, into)
+
+    def write(self, handle: int, data: Bytes) -> int:
+        return self._handles[handle].handle.write(data)
+
+    def flush(self, handle: int) -> None:
+        self._handles[handle].handle.flush()
+
+    def fsync(self, handle: int, datasync: bool) -> None:
+        self._handles[handle].handle.persist()
+
+    def release(self, handle: int) -> None:
+        self._handles.pop(handle).handle.release()
+
+    def close_all(self) -> None:
+        """Release what is still open, as the mount goes away: unfinished lines are lines now."""
+        for number in list(self._handles):
+            self.release(number)
+
+    # -- what logs do not have ------------------------------------------------------------------------
+
+    def create(self, path: str, mode: int, flags: int) -> Opened:
+        raise errors.NotSupportedError(
+            f"{path}: files are not made here; partitions and topics are made by mkdir"
+        )
+
+    def mknod(self, path: str, mode: int, device: int) -> None:
+        raise errors.NotSupportedError(
+            f"{path}: files are not made here; partitions and topics are made by mkdir"
+        )
+
+    def symlink(self, target: str, path: str) -> None:
+        raise errors.NotSupportedError(f"{path}: links are not made here")
+
+    def link(self, existing: str, path: str) -> None:
+        raise errors.NotSupportedError(f"{path}: links are not made here")
+
+    def truncate(self, path: str, length: int, handle: int | None) -> None:
+        self._refuse(path, handle, "cut: use >> to append")
+
+    def unlink(self, path: str) -> None:
+        self._refuse(path, None, "removed")
+
+    def rename(self, old: str, new: str) -> None:
+        self._refuse(old, None, "renamed")
+
+    def chmod(self, path: str, mode: int) -> None:
+        self._refuse(path, None, "given permissions of its own: they are the backing directory's")
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        self._refuse(path, None, "given an owner of its own: it is the backing directory's")
+
+    def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
+        self._refuse(path, None, "given a time: it is that of its data")
+
+    def _refuse(self, path: str, handle: int | None, what: str) -> NoReturn:
+        entry = self._entry(path) if handle is None or path else self._handles[handle].entry
+        raise errors.AppendOnlyError(f"{entry.path} cannot be {what}")
+
+    def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
+        raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be set")
+
+    def removexattr(self, path: str, name: str) -> None:
+        raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be removed")

@@ -1,0 +1,231 @@
+"""Where lines go: into one partition, or into a topic's partitions by their keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.batch.table import Bytes, Ints
+from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from engine.kernels.encode import RECORD_OVERHEAD
+from engine.kernels.murmur import partitions_of_keys
+from engine.kernels.scan import HEADER_SIZE
+from engine.partition.partition import Partition
+from engine.partition.validate import batch_limit, check_records, shape_for
+from engine.record import TimestampType
+from engine.settings.topic import TopicSettings
+from fs.formats import Format
+from fs.kernels.parse import NO_PARTITION
+from fs.shown import ShownPartition
+
+_LINE_GROWTH: Final = 6
+"""No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""
+
+_LINE_FRAME: Final = 1024
+
+
+class PartitionTarget:
+    """Lines on their way into one partition.
+
+    format     in which they are written
+    refusal    why the last `add` did not take everything
+    _builder   the batch that grows
+    _unsent    a batch that could not be appended yet: the disk was full
+    _since     when the first line that waits came
+    """
+
+    def __init__(self, shown: ShownPartition, fmt: Format, batch_size: int) -> None:
+        self.format = fmt
+        self.refusal: EngineError | None = None
+        self._shown = shown
+        self._partition: Partition = shown.partition
+        self._batch_size = batch_size
+        self._builder = batches.BatchBuilder(batch_limit(self._partition.settings))
+        self._unsent: Bytes | None = None
+        self._since: int | None = None
+
+    def shown(self) -> tuple[ShownPartition, ...]:
+        return (self._shown,)
+
+    def line_limit(self) -> int:
+        return _LINE_GROWTH * batch_limit(self._partition.settings) + _LINE_FRAME
+
+    def waiting_since(self) -> int | None:
+        return self._since
+
+    def add(self, lines: Bytes) -> int:
+        now = self._partition.log.clock()
+        if self.format != Format.TXT:
+            parsed = self.format.parse(lines, now)
+            taken = self.add_columns(parsed.columns, now)
+            if taken < len(parsed.columns):
+                return line_start(lines, taken)
+            self.refusal = parsed.error
+            return parsed.used
+        self.refusal = None
+        try:
+            if self._partition.settings.compact:
+                check_records(np.array([now]), np.ones(1, np.bool_), self._partition.settings, now)
+            return self._add_plain(lines, now)
+        except EngineError as error:
+            self.refusal = error
+            return 0
+
+    def _add_plain(self, lines: Bytes, now: int) -> int:
+        at = 0
+        while at < lines.size:
+            self._begin(now)
+            try:
+                at = self._builder.add_lines(lines, at, now)
+            except RecordTooLargeError as error:
+                self.refusal = error
+                return at
+            if at < lines.size or self._builder.size >= self._batch_size:
+                self._send()
+        return at
+
+    def add_columns(self, columns: Columns, now: int) -> int:
+        """Take records. Gives how many were taken: up to the first that is refused."""
+        wanted, self.refusal = first_refused(columns, self._partition.settings, now)
+        at = 0
+        while at < wanted:
+            self._begin(now)
+            at += self._builder.add_columns(columns.rows(at, wanted))
+            if at < wanted or self._builder.size >= self._batch_size:
+                self._send()
+        return at
+
+    def _begin(self, now: int) -> None:
+        if self._since is None:
+            self._since = now
+            limit = batch_limit(self._partition.settings)
+            if self._builder.limit != limit:
+                self._builder = batches.BatchBuilder(limit)
+
+    def _send(self) -> None:
+        """Append what waits. A batch that the log could not take stays, and is tried again."""
+        while self._unsent is not None or self._builder.count:
+            if self._unsent is None:
+                settings = self._partition.settings
+                stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
+                append_time = self._partition.log.clock() if stamped else None
+                self._unsent = self._builder.finish(shape_for(settings), append_time)
+            self._partition.append_built(self._unsent)
+            self._unsent = None
+        self._since = None
+
+    def flush(self) -> None:
+        self._send()
+
+    def persist(self) -> None:
+        self._send()
+        self._partition.flush()
+
+
+class TopicTarget:
+    """Lines on their way into a topic: by the key's hash, as Kafka's producers do, else to one partition after
+    the other, or to the one that a jsonl line names.
+
+    refusal  why the last `add` did not take everything
+    _parts   a target for each partition, by its number
+    _turn    the partition that gets the next records without a key
+    """
+
+    def __init__(self, parts: dict[int, PartitionTarget], fmt: Format) -> None:
+        self.format = fmt
+        self.refusal: EngineError | None = None
+        self._parts = parts
+        self._numbers = sorted(parts)
+        self._turn = 0
+
+    def shown(self) -> tuple[ShownPartition, ...]:
+        return tuple(shown for part in self._parts.values() for shown in part.shown())
+
+    def line_limit(self) -> int:
+        return max(part.line_limit() for part in self._parts.values())
+
+    def waiting_since(self) -> int | None:
+        times = [since for part in self._parts.values() if (since := part.waiting_since()) is not None]
+        return min(times, default=None)
+
+    def add(self, lines: Bytes) -> int:
+        self.refusal = None
+        if self.format == Format.TXT:
+            part = self._next_part()
+            taken = part.add(lines)
+            self.refusal = part.refusal
+            return taken
+        now = self.shown()[0].partition.log.clock()
+        parsed = self.format.parse(lines, now)
+        # What is refused is found before anything is taken: what went to one partition cannot be called back
+        # for a line before it that another refuses.
+        taken, refusal = first_refused(parsed.columns, self.shown()[0].partition.settings, now)
+        chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
+        if known < taken:
+            taken, refusal = known, unknown
+        for number in np.unique(chosen[:taken]).tolist():
+            rows = np.flatnonzero(chosen[:taken] == number)
+            self._parts[number].add_columns(parsed.columns.take(rows), now)
+        if taken < len(parsed.columns):
+            self.refusal = refusal
+            return line_start(lines, taken)
+        self.refusal = parsed.error
+        return parsed.used
+
+    def _next_part(self) -> PartitionTarget:
+        self._turn = (self._turn + 1) % len(self._numbers)
+        return self._parts[self._numbers[self._turn]]
+
+    def _choose(self, columns: Columns, named: Ints) -> tuple[Ints, int, EngineError | None]:
+        """The partition of each record; how many there are before the first that names one that is not there,
+        and why that is refused."""
+        chosen = np.empty(len(columns), np.int32)
+        keys, sizes = np.ascontiguousarray(columns.key_start), np.ascontiguousarray(columns.key_length)
+        partitions_of_keys(columns.buffer, keys, sizes, len(self._numbers), chosen)
+        chosen[columns.key_length < 0] = self._next_part().shown()[0].partition.number
+        given = named != NO_PARTITION
+        chosen[given] = named[given]
+        unknown = np.flatnonzero(~np.isin(chosen, self._numbers))
+        if not unknown.size:
+            return chosen, len(columns), None
+        first = int(unknown[0])
+        return (
+            chosen,
+            first,
+            InvalidRecordError(
+                f"line {first + 1}: partition {chosen[first]} is not one of {self._numbers[0]} to {self._numbers[-1]}"
+            ),
+        )
+
+    def flush(self) -> None:
+        for part in self._parts.values():
+            part.flush()
+
+    def persist(self) -> None:
+        for part in self._parts.values():
+            part.persist()
+
+
+def line_start(lines: Bytes, line: int) -> int:
+    """Where the line with a number, counted from 0, begins."""
+    return 0 if line == 0 else int(np.flatnonzero(lines == ord("\n"))[line - 1]) + 1
+
+
+def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:
+    """How many records there are before the first that the topic refuses, and why it does."""
+    wanted, refusal = len(columns), None
+    try:
+        check_records(columns.timestamps, columns.key_length < 0, settings, now)
+    except InvalidRecordError as error:
+        wanted, refusal = min(error.indexes), error
+    limit = batch_limit(settings)
+    spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
+    for row in np.flatnonzero(spans[:wanted] > limit - HEADER_SIZE - RECORD_OVERHEAD).tolist():
+        try:
+            batches.BatchBuilder(limit).add_columns(columns.rows(row, row + 1))
+        except RecordTooLargeError as error:
+            return row, error
+    return wanted, refusal

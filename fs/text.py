@@ -1,0 +1,162 @@
+"""One segment in one format: bytes whose positions are final once shown.
+
+Every view of a partition is made of spans of such texts. Only records below the stable offset are in it, and
+none of an aborted transaction: what is below the stable offset has been decided for good.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from engine.batch.table import Bytes, Longs
+from engine.kernels.scan import LAST_OFFSET
+from engine.partition.offsets import Isolation, Offsets
+from engine.partition.partition import Partition
+from engine.partition.reader import read_batches
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+from fs.formats import Format
+from fs.sizemap import SizeMap
+
+BLOCK: Final = 1 << 20
+"""Rendered at once for a reader that goes on where it stopped; marks are some 64 KiB apart."""
+
+_KEPT_BLOCKS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rendered bytes, from a mark to another: `start` is their position in the text."""
+
+    start: int
+    data: Bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.data.size
+
+
+class SegmentText:
+    """A segment rendered in a format.
+
+    partition, segment  what is shown
+    segments            the list that the segment was found in: transactions that end in later ones matter too
+    format              how
+    map                 where batches begin, as far as looked at
+    _lock               held while the map grows or a block is rendered
+    _blocks             the last blocks that were rendered, newest first; replaced as a whole
+    """
+
+    __slots__ = ("_blocks", "_lock", "format", "map", "partition", "segment")
+
+    def __init__(self, partition: Partition, segment: Segment, fmt: Format, known: SizeMap | None) -> None:
+        self.partition = partition
+        self.segment = segment
+        self.format = fmt
+        self.map = SizeMap(segment.base_offset) if known is None else known
+        self._lock = threading.Lock()
+        self._blocks: tuple[_Block, ...] = ()
+
+    def size(self, segments: Segments, offsets: Offsets) -> int:
+        """Bytes of the text, as of these offsets."""
+        self._reach(segments, offsets)
+        return self.map.rendered
+
+    def is_complete(self, segments: Segments, offsets: Offsets) -> bool:
+        """Whether the text can grow no more: the segment is sealed, and nothing in it is undecided."""
+        following = segments.higher(self.segment.base_offset)
+        return following is not None and offsets.stable >= following.base_offset
+
+    def _limit(self, segments: Segments, offsets: Offsets) -> int:
+        following = segments.higher(self.segment.base_offset)
+        return offsets.stable if following is None else min(offsets.stable, following.base_offset)
+
+    def _reach(self, segments: Segments, offsets: Offsets) -> None:
+        """Map what has become visible."""
+        limit = self._limit(segments, offsets)
+        if self.map.next_offset >= limit:
+            return
+        with self._lock:
+            start = self.map.next_offset
+            if start >= limit:
+                return
+            for buffer, table, origin in read_batches(segments, offsets, start, limit, Isolation.COMMITTED):
+                if table[0, LAST_OFFSET] < start:
+                    table = table[table[:, LAST_OFFSET] >= start]
+                self.map.add(table, self._sizes(buffer, table, origin))
+            self.map.skip_to(limit)
+
+    def _sizes(self, buffer: Bytes, table: Longs, origin: int) -> Longs:
+        return self.format.sizes(buffer, table, origin, self.partition.topic, self.partition.number)
+
+    def position_of(self, offset: int, segments: Segments, offsets: Offsets) -> int:
+        """Where in the text the first record at or above `offset` begins; the size where there is none."""
+        self._reach(segments, offsets)
+        if offset <= self.segment.base_offset:
+            return 0
+        if offset >= self.map.next_offset:
+            return self.map.rendered
+        mark = self.map.before_offset(offset)
+        if mark < 0:
+            return 0
+        _, position, first = self.map.marks[mark].tolist()
+        return int(position) + self._render(segments, offsets, int(first), offset).size
+
+    def read(self, position: int, into: Bytes, segments: Segments, offsets: Offsets) -> int:
+        """Fill `into` with the text from `position` on. Gives how many bytes there were."""
+        done = 0
+        while done < into.size:
+            block = self._block_at(position + done, segments, offsets)
+            if block is None:
+                break
+            start = position + done - block.start
+            length = min(block.data.size - start, into.size - done)
+            into[done : done + length] = block.data[start : start + length]
+            done += length
+        return done
+
+    def forget_blocks(self) -> None:
+        """Let go of rendered bytes: nobody has the text open."""
+        self._blocks = ()
+
+    def _block_at(self, position: int, segments: Segments, offsets: Offsets) -> _Block | None:
+        found = self._kept_block(position)
+        if found is not None:
+            return found
+        self._reach(segments, offsets)
+        if position >= self.map.rendered:
+            return None
+        with self._lock:
+            found = self._kept_block(position)
+            if found is not None:
+                return found
+            marks = self.map.marks
+            first = self.map.before_rendered(position)
+            sequential = any(block.end == position for block in self._blocks)
+            end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
+            end = max(end, first + 1)
+            start_offset, start = int(marks[first, 2]), int(marks[first, 1])
+            end_offset = int(marks[end, 2]) if end < len(marks) else self.map.next_offset
+            block = _Block(start, self._render(segments, offsets, start_offset, end_offset))
+            self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
+            return block
+
+    def _kept_block(self, position: int) -> _Block | None:
+        for block in self._blocks:
+            if block.start <= position < block.end:
+                return block
+        return None
+
+    def _render(self, segments: Segments, offsets: Offsets, start: int, end: int) -> Bytes:
+        """The records in [start, end), all of this segment, as bytes."""
+        parts = []
+        topic, number = self.partition.topic, self.partition.number
+        for buffer, table, origin in read_batches(segments, offsets, start, end, Isolation.COMMITTED):
+            parts.append(self.format.text(buffer, table, origin, start, end, topic, number))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint8)

@@ -1,0 +1,113 @@
+"""The texts of one partition's segments, shared by all views of it, and their size maps on the shelf."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+
+from engine.errors import ClosedError
+from engine.partition.partition import Partition
+from engine.segment.segment import Segment
+from fs.formats import Format
+from fs.sizemap import SizeMap
+from fs.text import SegmentText
+
+
+class Shelf(Protocol):
+    """Where rebuildable things are kept from one run to the next; losing any of them costs time only."""
+
+    def load(self, partition: str, name: str) -> bytes | None:
+        """What was saved under this name; None where there is nothing."""
+
+    def save(self, partition: str, name: str, data: bytes) -> None:
+        """Keep it, in place of what was there."""
+
+    def remove(self, partition: str, name: str) -> None:
+        """Forget it."""
+
+
+class PartitionTexts:
+    """The texts of one partition.
+
+    partition  whose
+    shelf      where size maps of sealed segments are kept
+    _texts     by base offset and format; an entry counts only for the very segment that it was made for
+    _saved     of which texts the map is on the shelf
+    """
+
+    def __init__(self, partition: Partition, shelf: Shelf) -> None:
+        self.partition = partition
+        self.shelf = shelf
+        self._texts: dict[tuple[int, str], SegmentText] = {}
+        self._saved: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+
+    def of(self, segment: Segment, fmt: Format) -> SegmentText:
+        """The segment in a format. Another segment that took its place has another text."""
+        key = (segment.base_offset, fmt.suffix)
+        text = self._texts.get(key)
+        if text is not None and text.segment is segment:
+            return text
+        known = self._load(segment, fmt)
+        with self._lock:
+            text = self._texts.get(key)
+            if text is None or text.segment is not segment:
+                text = self._texts[key] = SegmentText(self.partition, segment, fmt, known)
+                if known is None:
+                    self._saved.discard(key)
+                else:
+                    self._saved.add(key)
+        return text
+
+    def keep_complete(self, formats: tuple[Format, ...]) -> int:
+        """Map the sealed segments whose map is not on the shelf yet, and put it there. Gives how many."""
+        log = self.partition.log
+        saved = 0
+        for segment in log.chain.segments.non_active:
+            for fmt in formats:
+                text = self.of(segment, fmt)
+                key = (segment.base_offset, fmt.suffix)
+                segments, offsets = log.chain.segments, log.offsets
+                if key in self._saved or segment not in segments or not text.is_complete(segments, offsets):
+                    continue
+                try:
+                    text.size(segments, offsets)
+                    self.shelf.save(
+                        self.partition.name, _name(segment, fmt), text.map.encode(_identity(segment))
+                    )
+                except (ClosedError, FileNotFoundError):
+                    continue  # removed meanwhile
+                self._saved.add(key)
+                saved += 1
+        return saved
+
+    def forget_removed(self) -> None:
+        """Let go of texts whose segments are gone from the partition, and of their maps on the shelf."""
+        segments = self.partition.log.chain.segments
+        with self._lock:
+            gone = [(key, text) for key, text in self._texts.items() if text.segment not in segments]
+            for key, _ in gone:
+                del self._texts[key]
+                self._saved.discard(key)
+        for key, text in gone:
+            if segments.at(key[0]) is None:
+                self.shelf.remove(self.partition.name, _name(text.segment, text.format))
+
+    def _load(self, segment: Segment, fmt: Format) -> SizeMap | None:
+        if segment is self.partition.log.chain.segments.last:
+            return None
+        data = self.shelf.load(self.partition.name, _name(segment, fmt))
+        try:
+            return None if data is None else SizeMap.decode(data, _identity(segment))
+        except FileNotFoundError:
+            return None
+
+
+def _name(segment: Segment, fmt: Format) -> str:
+    return f"{segment.base_offset:020d}.{fmt.suffix}.map"
+
+
+def _identity(segment: Segment) -> tuple[int, int, int]:
+    status = os.stat(segment.path)
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,161 @@
+"""`log.<format>`, `current.<format>` and `follow.<format>`: a partition's records as one file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+from engine.batch.table import Bytes
+from fs import errors
+from fs.append import AppendHandle
+from fs.entry import Entry, Handle, Link, wants_writing
+from fs.formats import Format
+from fs.house import House
+from fs.names import base_name
+from fs.shown import ShownPartition
+from fs.targets import PartitionTarget
+from fs.tree.segments import partition_mtime
+from fs.view import View
+
+FOLLOW_WAIT: Final = 0.5
+"""Seconds after which a blocked read says EINTR: Ctrl-C then works, and everything else tries again."""
+
+
+class LogHandle(Handle):
+    """An open log: a reader of the view that all holders share, or a writer, or both.
+
+    _shift     where the first record that still existed begins, for a handle that began at byte 0
+    _writer    None unless it was opened for writing
+    """
+
+    def __init__(self, shown: ShownPartition, fmt: Format, writer: AppendHandle | None) -> None:
+        self._shown = shown
+        self._format = fmt
+        self._view = shown.hold_log(fmt)
+        self._shift: int | None = None
+        self._writer = writer
+
+    def read(self, position: int, into: Bytes) -> int:
+        if self._shift is None:
+            first = self._view.position_of(self._shown.partition.start_offset)
+            self._shift = first if position == 0 else 0
+        return self._view.read(self._shift + position, into)
+
+    def write(self, data: Bytes) -> int:
+        return super().write(data) if self._writer is None else self._writer.write(data)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def persist(self) -> None:
+        if self._writer is None:
+            self._shown.partition.flush()
+        else:
+            self._writer.persist()
+
+    def release(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.release()
+        finally:
+            self._shown.let_go_of_log(self._format)
+
+
+class LogFile(Entry):
+    """The whole log from its start offset on; `>>` appends."""
+
+    permissions = 0o666
+
+    def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.format = fmt
+        self.house = house
+
+    def size(self) -> int:
+        self.shown.await_closing()
+        return self.shown.log_size(self.format)
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def xattrs(self) -> dict[str, bytes]:
+        now = self.shown.partition.offsets
+        return {
+            "user.topicfs.first_offset": str(now.start).encode(),
+            "user.topicfs.next_offset": str(now.stable).encode(),
+        }
+
+    def open(self, flags: int) -> Handle:
+        self.shown.await_closing()
+        writer = None
+        if wants_writing(flags):
+            require_append(self, flags)
+            target = PartitionTarget(self.shown, self.format, self.house.batch_size)
+            writer = self.house.writers.open(target)
+        return LogHandle(self.shown, self.format, writer)
+
+
+def require_append(entry: Entry, flags: int) -> None:
+    """EPERM at open for what would overwrite or cut."""
+    if flags & os.O_TRUNC or not flags & os.O_APPEND:
+        raise errors.AppendOnlyError(f"{entry.path} can only be appended to: use >>")
+
+
+class CurrentLink(Link):
+    """Leads to the active segment, and moves on when a new one begins."""
+
+    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.format = fmt
+
+    def target(self) -> str:
+        return f"segments/{base_name(self.shown.partition.log.chain.active.base_offset)}.{self.format.suffix}"
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+
+class FollowHandle(Handle):
+    """Records that come after it was opened; a read blocks while there are none."""
+
+    def __init__(self, shown: ShownPartition, fmt: Format) -> None:
+        self._shown = shown
+        self._view = View.open(shown.texts, fmt, shown.partition.stable_offset)
+        self._lock = threading.Lock()
+
+    def read(self, position: int, into: Bytes) -> int:
+        # The kernel's position is its own count of what was read: the same as ours, since nothing is skipped.
+        with self._lock:
+            log = self._shown.partition.log
+            seen = log.offsets.stable
+            done = self._view.read(position, into)
+            if not done and log.wait_for(seen, FOLLOW_WAIT):
+                done = self._view.read(position, into)
+            if not done:
+                raise errors.TryAgainError("no new record yet")
+            self._view.release_below(position)
+            return done
+
+    def release(self) -> None:
+        self._view.close()
+
+
+class FollowFile(Entry):
+    """New records as they come, like a pipe."""
+
+    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.format = fmt
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def open(self, flags: int) -> Handle:
+        if wants_writing(flags):
+            raise errors.AppendOnlyError(f"{self.path} can only be read")
+        return FollowHandle(self.shown, self.format)

@@ -1,0 +1,102 @@
+"""`<topic>-<n>/`: one partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from fs.entry import Directory, Entry, GeneratedFile
+from fs.formats import FORMATS
+from fs.house import House
+from fs.shown import ShownPartition
+from fs.tree.logs import CurrentLink, FollowFile, LogFile
+from fs.tree.ranges import OffsetDirectory, TimeDirectory
+from fs.tree.segments import SealedDirectory, SegmentsDirectory, partition_mtime
+
+STATUS = "status.json"
+
+
+class PartitionDirectory(Directory):
+    """Everything that can be seen of a partition."""
+
+    def __init__(self, path: str, house: House, topic: str, number: int) -> None:
+        super().__init__(path)
+        self.house = house
+        self.topic = topic
+        self.number = number
+
+    def _shown(self) -> ShownPartition:
+        return self.house.shown(self.topic, self.number)
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self._shown())
+
+    def names(self) -> Iterable[str]:
+        for kind in ("log", "current", "follow"):
+            for suffix in FORMATS:
+                yield f"{kind}.{suffix}"
+        yield from ("offset", "time", "segments", "sealed", STATUS)
+
+    def lookup(self, name: str) -> Entry:
+        shown, path = self._shown(), self.child(name)
+        match name:
+            case "offset":
+                return OffsetDirectory(path, shown)
+            case "time":
+                return TimeDirectory(path, shown)
+            case "segments":
+                return SegmentsDirectory(path, shown)
+            case "sealed":
+                return SealedDirectory(path, shown)
+            case "status.json":
+                return StatusFile(path, shown)
+        kind, _, suffix = name.partition(".")
+        fmt = FORMATS.get(suffix)
+        if fmt is not None:
+            match kind:
+                case "log":
+                    return LogFile(path, self.house, shown, fmt)
+                case "current":
+                    return CurrentLink(path, shown, fmt)
+                case "follow":
+                    return FollowFile(path, shown, fmt)
+        raise self.missing(name)
+
+
+class StatusFile(GeneratedFile):
+    """A partition's offsets, sizes and last refusal, as JSON."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def content(self) -> bytes:
+        partition, log = self.shown.partition, self.shown.partition.log
+        now, segments = log.offsets, log.chain.segments
+        pinned = [segment for segment in (*segments, *log.chain.doomed_segments) if segment.pins]
+        refusal = self.shown.refusal
+        status = {
+            "topic": partition.topic,
+            "partition": partition.number,
+            "topic_id": partition.topic_id,
+            "start_offset": now.start,
+            "stable_offset": now.stable,
+            "high_watermark": now.high_watermark,
+            "end_offset": now.end,
+            "recovery_point": partition.recovery_point,
+            "segments": len(segments),
+            "active_segment": log.chain.active.base_offset,
+            "log_bytes": segments.size,
+            "leader_epoch": log.leader_epoch,
+            "producers": len(log.producers),
+            "open_transactions": len(log.producers.ongoing),
+            "open_logs": self.shown.open_logs,
+            "pinned_segments": len(pinned),
+            "pinned_bytes": sum(segment.size for segment in pinned),
+            "offline": None if log.failure is None else str(log.failure),
+            "last_refusal": None if refusal is None else {"timestamp": refusal[0], "reason": refusal[1]},
+        }
+        return json.dumps(status, indent=2).encode() + b"\n"

@@ -1,0 +1,224 @@
+"""`offset/` and `time/`: records by offset and by time. Names need not be listed to be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from engine.errors import OffsetOutOfRangeError
+from engine.partition.timestamps import MAX
+from engine.record import Record
+from fs.entry import BytesHandle, Directory, Entry, Handle, refuse_writing
+from fs.formats import FORMATS, Format
+from fs.names import (
+    DAY_MS,
+    HOUR_MS,
+    Last,
+    Offsets,
+    Recent,
+    Selection,
+    Times,
+    day_name,
+    parse_day,
+    parse_hour,
+    parse_offset,
+    parse_offsets,
+    parse_times,
+)
+from fs.shown import ShownPartition
+from fs.tree.segments import ViewHandle, partition_mtime
+from fs.view import View
+
+
+def resolve(shown: ShownPartition, selection: Selection) -> tuple[int, int | None]:
+    """The offsets that a selection means now: the first, and the one behind the last (None: it grows)."""
+    partition = shown.partition
+    now = partition.offsets
+    match selection:
+        case Offsets(first, last):
+            end = None if last is None else last + 1
+            return max(first, now.start), end
+        case Last(count):
+            return max(now.start, now.stable - count), now.stable
+        case Times(start, end):
+            first = now.start if start is None else _first_at(shown, start)
+            return first, None if end is None else max(first, _first_at(shown, end))
+        case Recent(span):
+            return _first_at(shown, max(0, partition.log.clock() - span)), None
+
+
+def _first_at(shown: ShownPartition, timestamp: int) -> int:
+    """The first offset that is not earlier; the end where there is none."""
+    found = shown.partition.offset_for_timestamp(timestamp)
+    return shown.partition.stable_offset if found is None else found.offset
+
+
+class RangeFile(Entry):
+    """Some records in a format."""
+
+    def __init__(self, path: str, shown: ShownPartition, selection: Selection, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.selection = selection
+        self.format = fmt
+
+    def _view(self) -> View:
+        self.shown.await_closing()
+        start, end = resolve(self.shown, self.selection)
+        return View.open(self.shown.texts, self.format, start, end)
+
+    def size(self) -> int:
+        with self._view() as view:
+            return view.size()
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def xattrs(self) -> dict[str, bytes]:
+        start, end = resolve(self.shown, self.selection)
+        stable = self.shown.partition.stable_offset
+        return {
+            "user.topicfs.first_offset": str(start).encode(),
+            "user.topicfs.next_offset": str(stable if end is None else min(end, stable)).encode(),
+        }
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        return ViewHandle(self._view())
+
+
+class ValueFile(Entry):
+    """The value of one record, exactly; a null value is an empty file."""
+
+    def __init__(self, path: str, shown: ShownPartition, record: Record) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.record = record
+
+    def size(self) -> int:
+        return len(self.record.value or b"")
+
+    def mtime_ns(self) -> int:
+        return max(0, self.record.timestamp or 0) * 1_000_000
+
+    def xattrs(self) -> dict[str, bytes]:
+        offset = self.record.offset
+        found = {
+            "user.topicfs.first_offset": str(offset).encode(),
+            "user.topicfs.next_offset": str(offset + 1).encode(),
+            "user.topicfs.max_timestamp": str(self.record.timestamp).encode(),
+        }
+        if self.record.key is not None:
+            found["user.topicfs.key"] = self.record.key
+        return found
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        return BytesHandle(self.record.value or b"")
+
+
+class OffsetDirectory(Directory):
+    """Records by offset. Listed are the first and the last that there are."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        now = self.shown.partition.offsets
+        if now.start < now.stable:
+            yield str(now.start)
+            if now.start < now.stable - 1:
+                yield str(now.stable - 1)
+            for suffix in FORMATS:
+                yield f"{now.start}-{now.stable - 1}.{suffix}"
+
+    def lookup(self, name: str) -> Entry:
+        self.shown.await_closing()
+        offset = parse_offset(name)
+        if offset is not None:
+            return ValueFile(self.child(name), self.shown, self._record(offset, name))
+        stem, _, suffix = name.rpartition(".")
+        fmt, selection = FORMATS.get(suffix), parse_offsets(stem)
+        if fmt is None or selection is None:
+            raise self.missing(name)
+        return RangeFile(self.child(name), self.shown, selection, fmt)
+
+    def _record(self, offset: int, name: str) -> Record:
+        try:
+            for part in self.shown.partition.columns(offset, offset + 1):
+                return next(part.records())
+        except OffsetOutOfRangeError:
+            pass
+        raise self.missing(name)
+
+
+class TimeDirectory(Directory):
+    """Records by time. Listed are the days that hold some."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        for day in periods(self.shown, 0, None, DAY_MS):
+            yield day_name(day)
+
+    def lookup(self, name: str) -> Entry:
+        self.shown.await_closing()
+        day = parse_day(name)
+        if day is not None:
+            return DayDirectory(self.child(name), self.shown, day)
+        stem, _, suffix = name.rpartition(".")
+        fmt, selection = FORMATS.get(suffix), parse_times(stem)
+        if fmt is None or selection is None:
+            raise self.missing(name)
+        return RangeFile(self.child(name), self.shown, selection, fmt)
+
+
+class DayDirectory(Directory):
+    """The hours of a day, UTC. Listed are those that hold records."""
+
+    def __init__(self, path: str, shown: ShownPartition, day: int) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.day = day
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        for hour in periods(self.shown, self.day, self.day + DAY_MS, HOUR_MS):
+            for suffix in FORMATS:
+                yield f"{(hour - self.day) // HOUR_MS:02d}.{suffix}"
+
+    def lookup(self, name: str) -> Entry:
+        stem, _, suffix = name.rpartition(".")
+        fmt, hour = FORMATS.get(suffix), parse_hour(stem)
+        if fmt is None or hour is None:
+            raise self.missing(name)
+        start = self.day + hour * HOUR_MS
+        return RangeFile(self.child(name), self.shown, Times(start, start + HOUR_MS), fmt)
+
+
+def periods(shown: ShownPartition, start: int, end: int | None, length: int) -> Iterator[int]:
+    """The periods of some length, from `start` on, that begin with a record: a look-up for each, not a scan."""
+    latest = shown.partition.offset_for_timestamp(MAX)
+    if latest is None:
+        return
+    while end is None or start < end:
+        found = shown.partition.offset_for_timestamp(start)
+        if (
+            found is None
+            or (end is not None and found.timestamp >= end)
+            or found.timestamp > latest.timestamp
+        ):
+            return
+        period = found.timestamp - found.timestamp % length
+        yield period
+        start = period + length

@@ -1,0 +1,101 @@
+"""The mount's root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from engine.errors import InvalidNameError, UnknownPartitionError
+from engine.store.names import parse_partition_directory
+from fs.entry import Directory, Entry, GeneratedFile
+from fs.house import House
+from fs.tree.partition import PartitionDirectory
+from fs.tree.topics import TopicsDirectory
+
+README = b"""\
+Every directory here is a partition of a log; `topics` has the topics' settings.
+
+    cat orders-0/log.txt                       all records, a line each
+    tail -f orders-0/log.jsonl                 and those that come, with key, headers and timestamp
+    echo 'ten apples' >> orders-0/log.txt      append a record
+    cat orders-0/offset/42                     one value, exactly
+    cat orders-0/offset/-10.tsv                the last ten
+    cat orders-0/time/last-15m.jsonl           the last quarter of an hour
+    cat orders-0/time/2026-05-01--2026-05-02.txt
+    ls orders-0/sealed/jsonl                   segments that change no more: for Spark
+    cat orders-0/status.json                   offsets and sizes
+    mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
+    echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl
+
+Formats: txt is the value; tsv is key TAB value, as PostgreSQL's COPY reads it; jsonl has everything.
+tsv and jsonl can be appended as they were read. Logs are only appended to: `>`, mv and rm are refused.
+"""
+
+
+class RootDirectory(Directory):
+    """Partitions, topics, and two files about the whole. mkdir creates a partition, rmdir deletes one."""
+
+    permissions = 0o777
+
+    def __init__(self, house: House, metrics: Callable[[], bytes]) -> None:
+        super().__init__("/")
+        self.house = house
+        self.metrics = metrics
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+    def names(self) -> Iterable[str]:
+        yield from ("README.txt", "metrics", "topics")
+        for topic, number in self.house.store.partitions():
+            yield f"{topic}-{number}"
+
+    def lookup(self, name: str) -> Entry:
+        path = self.child(name)
+        match name:
+            case "README.txt":
+                return TextFile(path, lambda: README, self.house)
+            case "metrics":
+                return TextFile(path, self.metrics, self.house)
+            case "topics":
+                return TopicsDirectory(path, self.house)
+        topic, number = self._partition(name)
+        if f"{topic}-{number}" not in self.house.store:
+            raise self.missing(name)
+        return PartitionDirectory(path, self.house, topic, number)
+
+    def _partition(self, name: str) -> tuple[str, int]:
+        try:
+            topic, number, suffix = parse_partition_directory(name)
+        except InvalidNameError:
+            raise self.missing(name) from None
+        if suffix:
+            raise self.missing(name)
+        return topic, number
+
+    def create_directory(self, name: str) -> None:
+        topic, number, suffix = parse_partition_directory(name)
+        if suffix or name == "topics":
+            raise InvalidNameError(f"{name} cannot be a partition: expected <topic>-<number>")
+        self.house.store.create(topic, number)
+
+    def remove_directory(self, name: str) -> None:
+        topic, number = self._partition(name)
+        try:
+            self.house.delete_partition(topic, number)
+        except UnknownPartitionError:
+            raise self.missing(name) from None
+
+
+class TextFile(GeneratedFile):
+    """A text about the whole."""
+
+    def __init__(self, path: str, make: Callable[[], bytes], house: House) -> None:
+        super().__init__(path)
+        self.make = make
+        self.house = house
+
+    def content(self) -> bytes:
+        return self.make()
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()

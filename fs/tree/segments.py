@@ -1,0 +1,214 @@
+"""`segments/` and `sealed/<format>/`: each segment as a file of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from engine.batch.table import Bytes
+from engine.segment.segment import Segment
+from fs import errors
+from fs.entry import Directory, Entry, Handle, refuse_writing
+from fs.formats import FORMATS, Format
+from fs.names import base_name, parse_base
+from fs.shown import ShownPartition
+from fs.view import View
+
+RAW = "log"
+
+
+class ViewHandle(Handle):
+    """An open view: it belongs to this handle alone."""
+
+    def __init__(self, view: View, keep_cache: bool = False) -> None:
+        self.view = view
+        self.direct_io = not keep_cache
+        self.keep_cache = keep_cache
+        self._furthest = 0
+
+    def read(self, position: int, into: Bytes) -> int:
+        return self.view.read(position, into)
+
+    def release(self) -> None:
+        self.view.close()
+
+
+class SegmentFile(Entry):
+    """A segment in a format. The active one grows; a sealed one never changes."""
+
+    def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.segment = segment
+        self.format = fmt
+
+    @property
+    def generation(self) -> int:
+        return _status(self.segment).st_ino
+
+    def size(self) -> int:
+        self.shown.await_closing()
+        log = self.shown.partition.log
+        return self.shown.texts.of(self.segment, self.format).size(log.chain.segments, log.offsets)
+
+    def mtime_ns(self) -> int:
+        return _status(self.segment).st_mtime_ns
+
+    def xattrs(self) -> dict[str, bytes]:
+        log = self.shown.partition.log
+        following = log.chain.segments.higher(self.segment.base_offset)
+        end = log.offsets.stable if following is None else min(following.base_offset, log.offsets.stable)
+        return _xattrs(self.segment.base_offset, end, self.segment.max_timestamp)
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        self.shown.await_closing()
+        log = self.shown.partition.log
+        following = log.chain.segments.higher(self.segment.base_offset)
+        end = None if following is None else following.base_offset
+        view = View.open(self.shown.texts, self.format, self.segment.base_offset, end)
+        final = following is not None and log.offsets.stable >= following.base_offset
+        # libfuse 2 keeps the kernel's pages by path: a segment that compaction may rewrite under the same name
+        # must not find the pages of its predecessor.
+        return ViewHandle(view, keep_cache=final and not self.shown.partition.settings.compact)
+
+
+class RawHandle(Handle):
+    """A segment's `.log`, as it is on disk."""
+
+    def __init__(self, segment: Segment, keep_cache: bool) -> None:
+        self._segment = segment
+        self.direct_io = not keep_cache
+        self.keep_cache = keep_cache
+
+    def read(self, position: int, into: Bytes) -> int:
+        length = min(into.size, max(0, self._segment.size - position))
+        return self._segment.read_into(position, memoryview(into)[:length]) if length else 0
+
+    def release(self) -> None:
+        self._segment.unpin()
+
+
+class RawFile(Entry):
+    """A segment's `.log`: batches as Kafka's own tools read them."""
+
+    def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.segment = segment
+
+    @property
+    def generation(self) -> int:
+        return _status(self.segment).st_ino
+
+    def size(self) -> int:
+        return self.segment.size
+
+    def mtime_ns(self) -> int:
+        return _status(self.segment).st_mtime_ns
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        self.segment.pin()
+        sealed = self.segment is not self.shown.partition.log.chain.active
+        return RawHandle(self.segment, keep_cache=sealed and not self.shown.partition.settings.compact)
+
+
+class SegmentsDirectory(Directory):
+    """Every segment, in all formats and raw; the active one grows."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        for segment in self.shown.partition.log.chain.segments:
+            stem = base_name(segment.base_offset)
+            for suffix in FORMATS:
+                yield f"{stem}.{suffix}"
+            yield f"{stem}.{RAW}"
+
+    def lookup(self, name: str) -> Entry:
+        stem, _, suffix = name.partition(".")
+        base = parse_base(stem)
+        segment = None if base is None else self.shown.partition.log.chain.segments.at(base)
+        if segment is not None and suffix == RAW:
+            return RawFile(self.child(name), self.shown, segment)
+        fmt = FORMATS.get(suffix)
+        if segment is None or fmt is None:
+            raise self.missing(name)
+        return SegmentFile(self.child(name), self.shown, segment, fmt)
+
+
+class SealedDirectory(Directory):
+    """One directory for each format, with the segments that can change no more: for Spark."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        return FORMATS
+
+    def lookup(self, name: str) -> Entry:
+        fmt = FORMATS.get(name)
+        if fmt is None:
+            raise self.missing(name)
+        return SealedFormatDirectory(self.child(name), self.shown, fmt)
+
+
+class SealedFormatDirectory(Directory):
+    """The sealed segments in one format: a name is there only when its bytes are final, and they are not empty."""
+
+    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
+        super().__init__(path)
+        self.shown = shown
+        self.format = fmt
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+    def names(self) -> Iterable[str]:
+        for segment in self.shown.partition.log.chain.segments.non_active:
+            if self._is_final(segment):
+                yield f"{base_name(segment.base_offset)}.{self.format.suffix}"
+
+    def lookup(self, name: str) -> Entry:
+        stem, _, suffix = name.partition(".")
+        base = parse_base(stem)
+        segment = None if base is None else self.shown.partition.log.chain.segments.at(base)
+        if segment is None or suffix != self.format.suffix or not self._is_final(segment):
+            raise self.missing(name)
+        return SegmentFile(self.child(name), self.shown, segment, self.format)
+
+    def _is_final(self, segment: Segment) -> bool:
+        log = self.shown.partition.log
+        text = self.shown.texts.of(segment, self.format)
+        segments, offsets = log.chain.segments, log.offsets
+        return text.is_complete(segments, offsets) and text.size(segments, offsets) > 0
+
+
+def partition_mtime(shown: ShownPartition) -> int:
+    """When a partition last changed: when its active segment was written."""
+    return _status(shown.partition.log.chain.active).st_mtime_ns
+
+
+def _status(segment: Segment) -> os.stat_result:
+    try:
+        return os.stat(segment.log.path)
+    except FileNotFoundError:
+        raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None
+
+
+def _xattrs(first: int, end: int, max_timestamp: int) -> dict[str, bytes]:
+    return {
+        "user.topicfs.first_offset": str(first).encode(),
+        "user.topicfs.next_offset": str(end).encode(),
+        "user.topicfs.max_timestamp": str(max_timestamp).encode(),
+    }

@@ -1,0 +1,130 @@
+"""`topics/<topic>/`: a topic's settings, and where lines are appended to any of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.errors import InvalidNameError, UnknownPartitionError
+from fs import errors
+from fs.entry import Directory, Entry, GeneratedFile, Handle, wants_writing
+from fs.formats import FORMATS, Format
+from fs.house import House
+from fs.targets import PartitionTarget, TopicTarget
+from fs.tree.logs import require_append
+
+
+class TopicsDirectory(Directory):
+    """All topics. mkdir creates one, rmdir deletes one."""
+
+    permissions = 0o777
+
+    def __init__(self, path: str, house: House) -> None:
+        super().__init__(path)
+        self.house = house
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+    def names(self) -> Iterable[str]:
+        return sorted(self.house.store.topics())
+
+    def lookup(self, name: str) -> Entry:
+        if name not in self.house.store.topics():
+            raise self.missing(name)
+        return TopicDirectory(self.child(name), self.house, name)
+
+    def create_directory(self, name: str) -> None:
+        if name in self.house.store.topics():
+            raise errors.ExistsError(f"topic {name} exists")
+        self.house.store.create_topic(name)
+
+    def remove_directory(self, name: str) -> None:
+        try:
+            self.house.delete_topic(name)
+        except (UnknownPartitionError, InvalidNameError):
+            raise self.missing(name) from None
+
+
+class TopicDirectory(Directory):
+    """One topic."""
+
+    def __init__(self, path: str, house: House, topic: str) -> None:
+        super().__init__(path)
+        self.house = house
+        self.topic = topic
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+    def names(self) -> Iterable[str]:
+        yield "config"
+        for suffix in FORMATS:
+            yield f"in.{suffix}"
+
+    def lookup(self, name: str) -> Entry:
+        if name == "config":
+            return ConfigFile(self.child(name), self.house, self.topic)
+        stem, _, suffix = name.partition(".")
+        fmt = FORMATS.get(suffix)
+        if stem != "in" or fmt is None:
+            raise self.missing(name)
+        return InFile(self.child(name), self.house, self.topic, fmt)
+
+
+class ConfigFile(GeneratedFile):
+    """Every setting of a topic, its value, and where that comes from."""
+
+    def __init__(self, path: str, house: House, topic: str) -> None:
+        super().__init__(path)
+        self.house = house
+        self.topic = topic
+
+    def content(self) -> bytes:
+        lines = [
+            f"{name}={value}".ljust(50) + f" # {source}"
+            for name, value, source in self.house.store.explain(self.topic)
+        ]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+
+class InHandle(Handle):
+    """A writer to all partitions of a topic."""
+
+    def __init__(self, house: House, target: TopicTarget) -> None:
+        self._writer = house.writers.open(target)
+        self.write = self._writer.write  # type: ignore[method-assign]
+        self.flush = self._writer.flush  # type: ignore[method-assign]
+        self.persist = self._writer.persist  # type: ignore[method-assign]
+        self.release = self._writer.release  # type: ignore[method-assign]
+
+
+class InFile(Entry):
+    """Append here: lines go to the partition that their key says, or to one after the other."""
+
+    permissions = 0o222
+
+    def __init__(self, path: str, house: House, topic: str, fmt: Format) -> None:
+        super().__init__(path)
+        self.house = house
+        self.topic = topic
+        self.format = fmt
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+    def open(self, flags: int) -> Handle:
+        if not wants_writing(flags):
+            raise errors.NotSupportedError(f"{self.path} can only be appended to")
+        require_append(self, flags)
+        size = self.house.batch_size
+        numbers = self.house.store.topics().get(self.topic)
+        if not numbers:
+            raise errors.NotFoundError(f"there is no topic {self.topic}")
+        parts = {
+            number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
+            for number in numbers
+        }
+        return InHandle(self.house, TopicTarget(parts, self.format))

@@ -1,0 +1,190 @@
+"""A view: the records of an offset range, in a format, as one run of bytes.
+
+A view is made of segments' texts, one behind the other. It pins the segments that it was opened on, and those
+that come while it is open, until they have been read past: what it promised to show stays readable.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Self
+
+from engine.batch.table import Bytes
+from engine.errors import ClosedError
+from engine.partition.hold import Hold
+from engine.partition.offsets import Offsets
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+from fs.formats import Format
+from fs.text import SegmentText
+from fs.texts import PartitionTexts
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One segment's share: `start` is its position in the view, `skipped` the bytes of the text before it."""
+
+    text: SegmentText
+    start: int
+    skipped: int
+
+
+class View:
+    """The records in [start_offset, end_offset), or from start_offset on where there is no end.
+
+    texts, format  what is shown, and how
+    start_offset   the first record
+    end_offset     behind the last one; None where the view grows with the log
+    segments       those that it is made of, with newer ones: transactions in it may end there
+    _seen          the published list of which everything was taken up
+    _parts         shares of the segments so far, by rising position; replaced as a whole
+    _hold          keeps them readable
+    """
+
+    def __init__(
+        self, texts: PartitionTexts, fmt: Format, start_offset: int, end_offset: int | None, hold: Hold
+    ) -> None:
+        self.texts = texts
+        self.format = fmt
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+        self.segments = hold.segments
+        self._seen: Segments | None = None
+        self._hold = hold
+        self._parts: tuple[_Part, ...] = ()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, texts: PartitionTexts, fmt: Format, start: int, end: int | None = None) -> Self:
+        """A view of what is there now, and of what comes."""
+        log = texts.partition.log
+        now = log.offsets
+        last = now.end if end is None else min(end, now.end)
+        return cls(texts, fmt, start, end, Hold.take(log.chain, start, max(start + 1, last)))
+
+    def close(self) -> None:
+        """Let go of the segments."""
+        with self._lock:
+            self._closed = True
+            self._hold.release()
+            for part in self._parts:
+                part.text.forget_blocks()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what it shows --------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Bytes of the view now."""
+        offsets = self._refresh()
+        parts = self._parts
+        return parts[-1].start + self._length(parts[-1], offsets) if parts else 0
+
+    def read(self, position: int, into: Bytes) -> int:
+        """Fill `into` from a position on. Gives how many bytes there were."""
+        offsets = self._refresh()
+        done = 0
+        while done < into.size:
+            at = self._part_at(position + done)
+            if at is None:
+                break
+            start = position + done - at.start
+            length = min(into.size - done, self._length(at, offsets) - start)
+            if length <= 0:
+                break
+            done += at.text.read(at.skipped + start, into[done : done + length], self.segments, offsets)
+        return done
+
+    def position_of(self, offset: int) -> int:
+        """Where the first record at or above `offset` begins."""
+        offsets = self._refresh()
+        for part in reversed(self._parts):
+            if part.text.segment.base_offset <= offset:
+                inside = part.text.position_of(offset, self.segments, offsets)
+                return part.start + max(0, inside - part.skipped)
+        return 0
+
+    def release_below(self, position: int) -> None:
+        """Let go of the segments that end before a position: nobody will read them again."""
+        part = self._part_at(position)
+        if part is not None:
+            with self._lock:
+                self._hold.release(part.text.segment.base_offset)
+
+    def _part_at(self, position: int) -> _Part | None:
+        parts = self._parts
+        at = bisect_right(parts, position, key=lambda part: part.start) - 1
+        # Empty parts begin where their successor does: the last that begins there is meant.
+        return parts[at] if at >= 0 else None
+
+    def _length(self, part: _Part, offsets: Offsets) -> int:
+        if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
+            size = part.text.size(self.segments, offsets)
+            if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
+                return size - part.skipped
+        return max(0, part.text.position_of(self.end_offset, self.segments, offsets) - part.skipped)
+
+    def _refresh(self) -> Offsets:
+        """Take up segments that have become visible since."""
+        log = self.texts.partition.log
+        offsets, current = log.offsets, log.chain.segments
+        if current is not self._seen:
+            with self._lock:
+                self._take_up(current, offsets)
+        return offsets
+
+    def _take_up(self, current: Segments, offsets: Offsets) -> None:
+        parts = list(self._parts)
+        last = parts[-1].text.segment.base_offset if parts else -1
+        coming = [s for s in self._hold.held if s.base_offset > last] or [*current.from_base(last + 1)]
+        if coming:
+            coming += current.from_base(coming[-1].base_offset + 1)
+        pinned = set(map(id, self._hold.held))
+        complete = True
+        for segment in coming:
+            if self.end_offset is not None and segment.base_offset >= self.end_offset:
+                break
+            if parts and segment.base_offset > offsets.stable:
+                # What is before it may still grow, when a transaction is committed: its place is not known yet.
+                complete = False
+                break
+            if id(segment) not in pinned and not self._pin(segment):
+                continue
+            self.segments = _joined([part.text.segment for part in parts] + [segment], current)
+            self._add(parts, segment, offsets)
+        self.segments = _joined([part.text.segment for part in parts], current)
+        self._parts = tuple(parts)
+        self._seen = current if complete else None
+
+    def _pin(self, segment: Segment) -> bool:
+        if self._closed:
+            return True
+        try:
+            segment.pin()
+        except ClosedError:
+            return False  # removed before it was visible here: nobody was promised it
+        self._hold.held.append(segment)
+        return True
+
+    def _add(self, parts: list[_Part], segment: Segment, offsets: Offsets) -> None:
+        text = self.texts.of(segment, self.format)
+        if parts:
+            before = parts[-1]
+            parts.append(_Part(text, before.start + self._length(before, offsets), 0))
+        else:
+            parts.append(_Part(text, 0, text.position_of(self.start_offset, self.segments, offsets)))
+
+
+def _joined(mine: list[Segment], current: Segments) -> Segments:
+    """The segments of a view, and the newer ones: some of the view's may be gone from the log."""
+    if all(segment in current for segment in mine):
+        return current
+    newer = current.from_base(mine[-1].base_offset + 1)
+    return Segments.of([*mine, *newer])

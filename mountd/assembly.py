@@ -1,0 +1,53 @@
+"""The daemon's parts, as they are outside tests: the file system over a store, served by libfuse."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.batch.table import Bytes
+from engine.store.store import Store
+from fs import adapter
+from fs.operations import FileSystem
+from mountd.daemon import Assembly
+from mountd.metrics import Counts, Metrics
+from mountd.shelf import VIEWS, DirectoryShelf
+
+
+class CountedFileSystem(FileSystem):
+    """The file system, as the daemon wants it: counted, and with an end.
+
+    counts  goes into the metrics
+    """
+
+    counts: Counts
+
+    @classmethod
+    def over(cls, store: Store, metrics: Metrics) -> CountedFileSystem:
+        """Of a store."""
+        shelf = DirectoryShelf(store.backing / VIEWS)
+        made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
+        made.counts = metrics.counts
+        return made
+
+    def read(self, handle: int, position: int, into: Bytes) -> int:
+        size = super().read(handle, position, into)
+        self.counts.read(size)
+        return size
+
+    def write(self, handle: int, data: Bytes) -> int:
+        size = super().write(handle, data)
+        self.counts.wrote(size)
+        return size
+
+    def flush_lingering(self) -> None:
+        """Append what has lingered long enough, until `close`."""
+        self.house.writers.run()
+
+    def close(self) -> None:
+        """Append what open handles still hold, and let `flush_lingering` return."""
+        self.house.writers.stop()
+        self.close_all()
+        self.house.writers.flush_all()
+
+
+ASSEMBLY: Final = Assembly(CountedFileSystem.over, adapter.serve)

@@ -1,0 +1,170 @@
+"""Going into the background: the command stays until the daemon says that it serves, or why it does not.
+
+The daemon tells its parent through a pipe, one line of JSON each:
+
+    ["waits", "<for what>"] …   then   ["ready", ""]   or   ["failed", "<why>"]
+
+An end without either of the last two is a crash. Nothing heavier than this module is imported before the fork: no
+thread, and no lock of another module, can be copied half way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import TextIOWrapper
+from typing import Final, Protocol
+
+READY: Final = "ready"
+FAILED: Final = "failed"
+WAITS: Final = "waits"
+
+# libfuse's own words about why it cannot mount are short; what else comes is cut.
+_MOST_WORDS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One line from the daemon.
+
+    kind  WAITS, READY or FAILED
+    text  for what, or why
+    """
+
+    kind: str
+    text: str
+
+
+class Teller(Protocol):
+    """How the daemon talks to whoever started it."""
+
+    def waits(self, text: str) -> None:
+        """Start-up waits for this."""
+
+    def ready(self) -> None:
+        """The mount answers."""
+
+    def failed(self, text: str) -> None:
+        """There will be no mount."""
+
+
+class PipeTeller:
+    """Through the pipe, with the daemon's stderr added to why it failed.
+
+    _pipe    its writing end
+    _words   an unnamed file that is the daemon's stderr until it is ready
+    """
+
+    def __init__(self, pipe: TextIOWrapper, words: int) -> None:
+        self._pipe: TextIOWrapper | None = pipe
+        self._words = words
+
+    def waits(self, text: str) -> None:
+        """Start-up waits for this."""
+        self._tell(WAITS, text)
+
+    def ready(self) -> None:
+        """The mount answers. From now on nobody reads stderr."""
+        self._tell(READY, "")
+        self._pipe = None
+        _redirect(os.open(os.devnull, os.O_RDWR), 2)
+        os.close(self._words)
+
+    def failed(self, text: str) -> None:
+        """There will be no mount. After it was ready nobody listens: then only the log tells."""
+        if self._pipe is not None:
+            words = os.pread(self._words, _MOST_WORDS, 0).decode("utf-8", "replace").strip()
+            self._tell(FAILED, f"{text}\n{words}" if words else text)
+
+    def _tell(self, kind: str, text: str) -> None:
+        # The parent may have been killed; the daemon goes on.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([kind, text]), file=self._pipe, flush=True)
+
+
+class Child:
+    """The daemon, as its parent sees it while it starts.
+
+    process   its number
+    _pipe     the reading end
+    _unread   bytes that came after the last whole line
+    """
+
+    def __init__(self, process: int, pipe: int) -> None:
+        self.process = process
+        self._pipe = pipe
+        self._unread = b""
+
+    def next(self, timeout_s: float | None) -> Message | None:
+        """What it says next, None when it said nothing in that time. A death before READY comes as FAILED."""
+        ready = select.poll()
+        ready.register(self._pipe, select.POLLIN)
+        while b"\n" not in self._unread:
+            if not ready.poll(None if timeout_s is None else timeout_s * 1000):
+                return None
+            data = os.read(self._pipe, _MOST_WORDS)
+            if not data:
+                return self._death()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        kind, text = json.loads(line)
+        return Message(kind, text)
+
+    def _death(self) -> Message:
+        _, status = os.waitpid(self.process, 0)
+        code = os.waitstatus_to_exitcode(status)
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        return Message(FAILED, f"the daemon {how} before it was ready")
+
+    def stop(self) -> None:
+        """End it, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGTERM)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.process, 0)
+
+
+def start(run: Callable[[Teller], int]) -> Child:
+    """Run the daemon in a child that outlives this process. `run` gives its exit code, and raises nothing."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        _become_daemon(run, writing)
+    os.close(writing)
+    return Child(process, reading)
+
+
+def _become_daemon(run: Callable[[Teller], int], writing: int) -> None:
+    """In the child; does not return."""
+    code = 1
+    try:
+        # No terminal's signals, no working directory that keeps a file system busy, no descriptor of whoever called.
+        os.setsid()
+        os.chdir("/")
+        _close_others(writing)
+        words = os.memfd_create("topicfs-stderr")
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        _redirect(null, 1)
+        os.dup2(words, 2)
+        # Python makes fork's child deaf to nothing, but a shell may have started the command so.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        code = run(PipeTeller(os.fdopen(writing, "w", encoding="utf-8"), words))
+    finally:
+        # Nothing of the command's own end is to run a second time, here.
+        os._exit(code)
+
+
+def _close_others(kept: int) -> None:
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _redirect(source: int, target: int) -> None:
+    os.dup2(source, target)
+    os.close(source)

@@ -1,0 +1,238 @@
+"""The command `topicfs`.
+
+Start-up is felt at every call: what loads the engine is imported where it is needed, in the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+
+from mountd import background, mounts
+from mountd.background import Teller
+from mountd.events import STOP_SIGNALS, Events
+
+if TYPE_CHECKING:
+    from mountd.daemon import Assembly, MountOptions
+
+_CONSOLE: Final = Console(stderr=True, highlight=False)
+
+_PATH: Final = click.Path(path_type=Path)
+_SOON_S: Final = 1.0
+
+T = TypeVar("T")
+
+
+def _assembly() -> Assembly:
+    """The daemon's parts, as they are outside tests."""
+    from mountd.assembly import ASSEMBLY  # noqa: PLC0415 - loads the engine
+
+    return ASSEMBLY
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="topicfs")
+def main() -> None:
+    """Kafka-style logs, mounted: partitions are directories, records are lines of files."""
+
+
+@main.command("mount")
+@click.argument("backing", type=_PATH)
+@click.argument("mount", type=_PATH)
+@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, and log to stderr too.")
+@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option("--allow-other", is_flag=True, help="Let other users in, as far as permissions allow.")
+@click.option(
+    "settings",
+    "-o",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of server.properties, for this run; again for more.",
+)
+@click.pass_obj
+def mount_command(
+    assembly: Callable[[], Assembly] | None,
+    backing: Path,
+    mount: Path,
+    foreground: bool,
+    read_only: bool,
+    allow_other: bool,
+    settings: tuple[str, ...],
+) -> None:
+    """Mount the store in BACKING at the directory MOUNT, and return when it answers.
+
+    Directories that do not exist are made. The log is BACKING/topicfs.log."""
+    given = dict(_setting(text) for text in settings)
+    backing, mount = mounts.real(backing), mounts.real(mount)
+    made = _or_fail(lambda: mounts.prepare(backing, mount))
+
+    def run(teller: Teller) -> int:
+        # From here on a signal is no sudden end, also not while the engine is loaded.
+        events = Events.open(STOP_SIGNALS)
+        from mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
+
+        options = MountOptions(read_only, allow_other, given)
+        return _run(backing, mount, options, assembly or _assembly, teller, foreground, events)
+
+    if foreground:
+        aloud = _Aloud()
+        code = _guarded(run, aloud)
+        if made and not aloud.was_ready:
+            _remove(mount)
+        # A start that was broken off may still have threads at work, which an ordinary end would wait for.
+        os._exit(code)
+    try:
+        _follow(background.start(lambda teller: _guarded(run, teller)))
+    except _FailedError as error:
+        if made:
+            _remove(mount)
+        _fail(str(error))
+
+
+@main.command("umount")
+@click.argument("mount", type=_PATH)
+def umount_command(mount: Path) -> None:
+    """Write down everything that was accepted, unmount MOUNT, and return when its daemon has stopped."""
+    _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise click.BadParameter(f"expected name=value, found {text!r}", param_hint="-o")
+    return name.strip(), value
+
+
+# -- in the daemon ------------------------------------------------------------------------------------
+
+
+def _guarded(run: Callable[[Teller], int], teller: Teller) -> int:
+    """The exit code. Nothing is raised: whoever started the daemon is told."""
+    try:
+        return run(teller)
+    except BaseException as error:
+        logging.getLogger(__name__).exception("the daemon failed unexpectedly")
+        teller.failed(f"unexpected {type(error).__name__}: {error}")
+        return 1
+    finally:
+        logging.shutdown()
+
+
+def _run(
+    backing: Path,
+    mount: Path,
+    options: MountOptions,
+    assembly: Callable[[], Assembly],
+    teller: Teller,
+    foreground: bool,
+    events: Events,
+) -> int:
+    from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
+    from mountd import logs  # noqa: PLC0415
+    from mountd.daemon import Daemon, StartError  # noqa: PLC0415
+
+    try:
+        backing.mkdir(parents=True, exist_ok=True)
+        logged = logs.set_up(backing, foreground)
+        teller.waits("loading the engine")
+        daemon = Daemon(backing, mount, options, assembly(), logged, teller.waits, events)
+        return daemon.run(teller.ready)
+    except (EngineError, StartError, OSError) as error:
+        # First told: where logging could not begin, its lines go to stderr, which the telling includes.
+        teller.failed(str(error))
+        logging.getLogger(__name__).error(f"not mounted: {error}")
+        return 1
+
+
+class _Aloud:
+    """Tells on the terminal, where the daemon runs in the foreground.
+
+    was_ready  whether the mount was there
+    """
+
+    def __init__(self) -> None:
+        self.was_ready = False
+
+    def waits(self, text: str) -> None:
+        """Say it."""
+        logging.getLogger(__name__).info(text)
+
+    def ready(self) -> None:
+        """Logged already."""
+        self.was_ready = True
+
+    def failed(self, text: str) -> None:
+        """Logged already."""
+
+
+# -- in the command -----------------------------------------------------------------------------------
+
+
+class _FailedError(Exception):
+    """The daemon did not start; the message says why."""
+
+
+def _follow(child: background.Child) -> None:
+    """Wait until the daemon is ready, and say what it waits for when that takes long."""
+    latest = "starting the daemon"
+    patience: float | None = _SOON_S
+    with contextlib.ExitStack() as shown:
+        try:
+            while (message := child.next(patience)) is None or message.kind != background.READY:
+                if message is not None and message.kind == background.FAILED:
+                    raise _FailedError(message.text)
+                if message is None:
+                    patience = None
+                else:
+                    latest = message.text
+                if patience is None:
+                    shown.close()
+                    shown.enter_context(_waiting(latest))
+        except KeyboardInterrupt:
+            child.stop()
+            raise
+
+
+@contextlib.contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """Show what is waited for: on a terminal with a sign of life, elsewhere as a line."""
+    if _CONSOLE.is_terminal:
+        with _CONSOLE.status(text):
+            yield
+    else:
+        _say(text)
+        yield
+
+
+def _or_fail(task: Callable[[], T]) -> T:
+    try:
+        return task()
+    except (mounts.MountError, OSError) as error:
+        _fail(str(error))
+
+
+def _say(text: str) -> None:
+    _CONSOLE.print(f"topicfs: {text}", markup=False, soft_wrap=True)
+
+
+def _fail(text: str) -> NoReturn:
+    _say(text)
+    sys.exit(1)
+
+
+def _remove(made: Path) -> None:
+    """Take back the directory that was made for a mount that failed."""
+    with contextlib.suppress(OSError):
+        made.rmdir()
+
+
+if __name__ == "__main__":
+    main()

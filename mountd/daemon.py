@@ -1,0 +1,251 @@
+"""The life of a mount's process, from opening the store to closing it.
+
+    opening    the store is opened, which may mean recovering it; a signal ends the process as a crash would
+    starting   libfuse mounts, until the mount answers
+    serving    until a signal, or until somebody unmounts
+    stopping   no more calls: what handles hold is appended, threads end, the store is closed
+
+The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
+libfuse's pool, linger, scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from engine.store.metadata import CleanShutdown
+from engine.store.store import LOGS, Store
+from mountd.events import Events
+from mountd.logs import LevelCounter
+from mountd.metrics import Metrics
+from mountd.mounts import source_of
+from mountd.scheduler import Scheduler, upkeep_jobs
+from mountd.session import Session
+
+log = logging.getLogger(__name__)
+
+# A signal while the store is being opened waits this long for a clean end, before it becomes a crash's.
+_GRACE_S: Final = 2.0
+
+# A flusher that fails is not asked again at once.
+_PAUSE_S: Final = 1.0
+
+
+class StartError(Exception):
+    """The mount cannot be had; the message says why."""
+
+
+class Operations(Protocol):
+    """What the daemon needs of the file system. The adapter needs more of it."""
+
+    def flush_lingering(self) -> None:
+        """Append what has lingered long enough, again and again, until `close`; a thread of its own does it."""
+
+    def close(self) -> None:
+        """No call comes any more: append what open handles still hold, and let `flush_lingering` return."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """What the command line says.
+
+    read_only    the kernel refuses every change
+    allow_other  users other than the daemon's may come in
+    settings     daemon settings for this run, which outrank server.properties
+    """
+
+    read_only: bool = False
+    allow_other: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def fuse_options(self, backing: Path) -> dict[str, str | bool]:
+        """What libfuse is told of them."""
+        return {
+            "fsname": source_of(backing),
+            "ro": self.read_only,
+            "allow_other": self.allow_other,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What a daemon is put together from; tests put in their own.
+
+    build  makes the file system over a store; its counts go into the metrics
+    serve  mounts it at a path with libfuse's options, answers until it is unmounted, and gives back control. It calls
+           the operations' `init` and `destroy` from libfuse's callbacks
+    """
+
+    build: Callable[[Store, Metrics], Operations]
+    serve: Callable[[Any, Path, Mapping[str, str | bool]], None]
+
+
+class _Happened(Enum):
+    """What the main thread waits for, beside signals and ends of threads."""
+
+    STARTED = "the kernel has asked for the first time"
+
+
+class _Hooked:
+    """The operations, with the session told of `init` and `destroy`. Everything else is theirs."""
+
+    def __init__(self, operations: Any, session: Session) -> None:
+        self._operations = operations
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operations, name)
+
+    def init(self) -> None:
+        if hasattr(self._operations, "init"):
+            self._operations.init()
+        self._session.initialised()
+
+    def destroy(self) -> None:
+        self._session.destroyed()
+        if hasattr(self._operations, "destroy"):
+            self._operations.destroy()
+
+
+class Daemon:
+    """One mount's process.
+
+    backing, mount  real paths
+    report          told what start-up waits for, in words
+    _events         signals, ends of threads: the one thing that the main thread waits for
+    """
+
+    def __init__(
+        self,
+        backing: Path,
+        mount: Path,
+        options: MountOptions,
+        assembly: Assembly,
+        logged: LevelCounter,
+        report: Callable[[str], None],
+        events: Events,
+    ) -> None:
+        self.backing = backing
+        self.mount = mount
+        self.report = report
+        self._options = options
+        self._assembly = assembly
+        self._logged = logged
+        self._events = events
+
+    def run(self, ready: Callable[[], None]) -> int:
+        """Serve the mount, in the main thread; `ready` is called when it answers. Gives the exit code: 0 after a
+        clean stop. StartError, or what the engine and the system raise, where the mount cannot be had."""
+        store = self._open()
+        try:
+            scheduler = Scheduler(upkeep_jobs(store))
+            metrics = Metrics(store, scheduler, self._logged.taken)
+            operations = self._assembly.build(store, metrics)
+            lingering = threading.Thread(target=_flush_lingering, args=(operations,), name="linger")
+            lingering.start()
+            scheduler.start()
+            try:
+                self._serve(operations, ready)
+            finally:
+                operations.close()
+                lingering.join()
+                scheduler.stop()
+        finally:
+            store.close()
+        clean = CleanShutdown.of(store.logs).exists()
+        log.info(f"{self.backing}: stopped {'cleanly' if clean else 'with errors; the next start recovers'}")
+        return 0 if clean else 1
+
+    # -- opening --------------------------------------------------------------------------------------
+
+    def _open(self) -> Store:
+        """The store; a signal meanwhile ends the process."""
+        clean = CleanShutdown.of(self.backing / LOGS).exists() or not (self.backing / LOGS).exists()
+        self.report(
+            f"opening {self.backing}"
+            if clean
+            else f"recovering {self.backing}, which was not stopped cleanly"
+        )
+        opening: Future[Store] = Future()
+        threading.Thread(target=self._open_into, args=(opening,), name="open", daemon=True).start()
+        event = self._events.wait()
+        if event is opening:
+            return opening.result()
+        assert isinstance(event, signal.Signals)
+        # A recovery can take minutes and has no way to be stopped. To break it off is what a crash does, and what the
+        # next recovery is for.
+        log.info(f"{event.name} while {self.backing} is being opened")
+        try:
+            store = opening.result(_GRACE_S)
+        except TimeoutError:
+            raise StartError(f"stopped by {event.name} while {self.backing} was being opened") from None
+        store.close()
+        raise StartError(f"stopped by {event.name} before anything was mounted")
+
+    def _open_into(self, opening: Future[Store]) -> None:
+        opening.add_done_callback(self._events.tell)
+        try:
+            opening.set_result(Store.open(self.backing, self._options.settings))
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            opening.set_exception(error)
+
+    # -- serving --------------------------------------------------------------------------------------
+
+    def _serve(self, operations: Operations, ready: Callable[[], None]) -> None:
+        """Mount, and return when the mount is gone."""
+        self.report(f"mounting {self.mount}")
+        before = self.mount.stat().st_dev
+
+        def serve(session: Session) -> None:
+            options = self._options.fuse_options(self.backing)
+            self._assembly.serve(_Hooked(operations, session), self.mount, options)
+
+        session = Session(serve, lambda: self._events.tell(_Happened.STARTED))
+        session.ended.add_done_callback(self._events.tell)
+        session.start()
+        try:
+            self._wait(session, before, ready)
+        finally:
+            session.stop()
+        error = session.ended.exception()
+        if error is not None:
+            raise StartError(f"{self.mount} could not be served: {error}") from error
+
+    def _wait(self, session: Session, device_before: int, ready: Callable[[], None]) -> None:
+        """Until a signal comes, or the mount is gone."""
+        while True:
+            event = self._events.wait()
+            if event is session.ended:
+                log.info(f"{self.mount}: unmounted")
+                return
+            if event is _Happened.STARTED:
+                if self.mount.stat().st_dev == device_before:
+                    # It was taken away at once: the session is about to end.
+                    continue
+                log.info(f"{self.backing} is mounted at {self.mount}, by process {os.getpid()}")
+                ready()
+            elif isinstance(event, signal.Signals):
+                log.info(f"{event.name}: unmounting {self.mount}")
+                return
+
+
+def _flush_lingering(operations: Operations) -> None:
+    while True:
+        try:
+            operations.flush_lingering()
+        except Exception:
+            # Who wrote the lines is told by write, fsync or close. Other writers' lines must not stay behind.
+            log.exception("lines that lingered could not be appended")
+            time.sleep(_PAUSE_S)
+        else:
+            return

@@ -1,0 +1,47 @@
+"""Where the file system keeps what it can rebuild: BACKING/views/<partition>/<name>. Safe to delete at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.errors import CorruptError
+from engine.store.files import TEMPORARY_SUFFIX, read_bounded
+
+VIEWS: Final = "views"
+
+# A map has some bytes for each index interval of a segment: of the largest one it is far below this.
+_MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryShelf:
+    """Files under one directory.
+
+    directory  of all partitions
+    """
+
+    directory: Path
+
+    def load(self, partition: str, name: str) -> bytes | None:
+        """What was saved under this name; None where there is nothing."""
+        try:
+            return read_bounded(self.directory / partition / name, _MOST_BYTES)
+        except (FileNotFoundError, CorruptError):
+            return None
+
+    def save(self, partition: str, name: str, data: bytes) -> None:
+        """Keep it, in place of what was there. Not synced: what a power cut takes is built again."""
+        path = self.directory / partition / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(name + TEMPORARY_SUFFIX)
+        beside.write_bytes(data)
+        os.replace(beside, path)
+
+    def remove(self, partition: str, name: str) -> None:
+        """Forget it."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.directory / partition / name).unlink()
