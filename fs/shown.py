@@ -9,6 +9,7 @@ from typing import Final
 
 from engine.partition.offsets import Offsets
 from engine.partition.partition import Partition
+from engine.record import Record
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from fs.formats import Format
@@ -50,6 +51,7 @@ class ShownPartition:
     partition  theirs
     texts      its segments in all formats
     refusal    why an append was last refused, in words, with its time in milliseconds; None if none was
+    _last_record the record that was last asked for, and the segments in which it was found
     _logs      views of the whole log that somebody holds open, by format: they keep their byte origin
     _sealed_sizes what sealed segments add up to, by format
     _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
@@ -59,11 +61,23 @@ class ShownPartition:
         self.partition = partition
         self.texts = PartitionTexts(partition, shelf)
         self.refusal: tuple[int, str] | None = None
+        self._last_record: tuple[Segments, Record] | None = None
         self._logs: dict[str, _Shared] = {}
         self._sealed_sizes: dict[str, _Sealed] = {}
         self._lock = threading.Lock()
         self._closed = threading.Condition()
         self._closing: dict[object, float] = {}
+
+    def record(self, offset: int) -> Record | None:
+        """A record by its offset. stat, open and read of one file each ask for it: the last one is remembered."""
+        segments = self.partition.log.chain.segments
+        last = self._last_record
+        if last is not None and last[0] is segments and last[1].offset == offset:
+            return last[1] if offset >= self.partition.start_offset else None
+        record = self.partition.record(offset)
+        if record is not None:
+            self._last_record = (segments, record)
+        return record
 
     # -- the whole log --------------------------------------------------------------------------------
 

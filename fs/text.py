@@ -104,7 +104,11 @@ class SegmentText:
         if mark < 0:
             return 0
         _, position, first = self.map.marks[mark].tolist()
-        return int(position) + self._render(segments, offsets, int(first), offset).size
+        topic, number = self.partition.topic, self.partition.number
+        for buffer, table, origin in read_batches(segments, offsets, first, offset, Isolation.COMMITTED):
+            sizes = self.format.sizes(buffer, table, origin, topic, number, first, offset)
+            position += int(sizes.sum())
+        return int(position)
 
     def read(self, position: int, into: Bytes, segments: Segments, offsets: Offsets) -> int:
         """Fill `into` with the text from `position` on. Gives how many bytes there were."""
@@ -139,9 +143,12 @@ class SegmentText:
             sequential = any(block.end == position for block in self._blocks)
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
-            start_offset, start = int(marks[first, 2]), int(marks[first, 1])
-            end_offset = int(marks[end, 2]) if end < len(marks) else self.map.next_offset
-            block = _Block(start, self._render(segments, offsets, start_offset, end_offset))
+            _, start, start_offset = marks[first].tolist()
+            if end < len(marks):
+                _, stop, end_offset = marks[end].tolist()
+            else:
+                stop, end_offset = self.map.rendered, self.map.next_offset
+            block = _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start))
             self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
             return block
 
@@ -151,12 +158,11 @@ class SegmentText:
                 return block
         return None
 
-    def _render(self, segments: Segments, offsets: Offsets, start: int, end: int) -> Bytes:
-        """The records in [start, end), all of this segment, as bytes."""
-        parts = []
+    def _render(self, segments: Segments, offsets: Offsets, start: int, end: int, size: int) -> Bytes:
+        """The records in [start, end), all of this segment, which are `size` bytes long."""
+        out = np.empty(size, np.uint8)
+        at = 0
         topic, number = self.partition.topic, self.partition.number
         for buffer, table, origin in read_batches(segments, offsets, start, end, Isolation.COMMITTED):
-            parts.append(self.format.text(buffer, table, origin, start, end, topic, number))
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+            at = self.format.render(buffer, table, origin, start, end, out, at, topic, number)
+        return out[:at]

@@ -15,7 +15,7 @@ from engine.batch.build import (
     shape_of,
 )
 from engine.batch.builder import BatchBuilder
-from engine.batch.columns import Columns, Inspection, columns, first_record_at_or_after, inspect
+from engine.batch.columns import Columns, Inspection, columns, first_record_at_or_after, inspect, record_at
 from engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
 from engine.batch.table import scan
 
@@ -37,6 +37,7 @@ __all__ = [
     "from_records",
     "inspect",
     "marker",
+    "record_at",
     "scan",
     "shape_of",
 ]

@@ -215,6 +215,20 @@ def _raise_if_bad(status: int, row: Longs, index: int, at: int) -> None:
         )
 
 
+def record_at(buffer: Bytes, row: Longs, offset: int, origin: int = 0) -> Record | None:
+    """The record with an offset in one batch, None where there is none; the others are not looked into."""
+    data = records_of(buffer, row, origin)
+    base = int(row[BASE_OFFSET])
+    start, end = decoding.find_record(data, 0, data.size, row[COUNT], offset - base)
+    if start < 0:
+        return None
+    one = row.copy()
+    one[COUNT] = 1
+    for record in _single(data[start:end], one, int(row[LAST_OFFSET]) - base).records():
+        return record
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What a check of a batch's records finds.

@@ -271,7 +271,10 @@ class Log:
                 f"{self.name}: a segment at offset {base} would not lie above the active one's "
                 f"{active.base_offset}"
             )
+        before = self.chain.segments.lower(active.base_offset)
         active.seal()
+        if before is not None:
+            active.date_behind(before)
         self.chain.add((self.chain.create(base),))
         self.producers.advance(base)
         taken = self.producers.take_snapshot(fsync=False)

@@ -184,6 +184,15 @@ class Partition:
         for part in self.columns(start, end, isolation):
             yield from part.records()
 
+    def record(self, offset: int, isolation: Isolation = Isolation.COMMITTED) -> Record | None:
+        """The record at an offset; None where none is to be seen."""
+        now = self.offsets
+        if not now.start <= offset < now.limit(isolation):
+            return None
+        return self._while_segments_change(
+            lambda: reader.read_record(self.log.chain.segments, now, offset, isolation)
+        )
+
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.COMMITTED
     ) -> timestamps.Found | None:
@@ -259,6 +268,7 @@ class Partition:
         start = 0
         while start < data.size:
             batch, start = batches.from_lines(data, now, shape, limit, start)
+            check_size(batch, settings)
             done.append(self._append_own(batch, now, Origin.CLIENT))
         return _joined(done)
 

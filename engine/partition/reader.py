@@ -19,6 +19,7 @@ from engine.kernels.decode import CONTROL, TRANSACTIONAL
 from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
 from engine.partition.chain import Chain
 from engine.partition.offsets import Isolation, Offsets
+from engine.record import Record
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from engine.segment.transaction_index import AbortedTransaction
@@ -134,6 +135,10 @@ def read_batches(
         found = segment.position_of(start)
         if found is not None and found[2] < end:
             stop = _end_position(segment, offsets, offsets.limit(isolation))
+            last = segment.position_of(end - 1, found[0])
+            if last is not None:
+                # Nothing behind the last batch is read: many a view is a few records long.
+                stop = min(stop, last[0] + last[1])
             for buffer, table in segment.batches(found[0], stop):
                 origin = int(table[0, POSITION])
                 kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]
@@ -144,6 +149,21 @@ def read_batches(
                 if table[-1, LAST_OFFSET] >= end:
                     return
         segment = segments.higher(segment.base_offset)
+
+
+def read_record(segments: Segments, offsets: Offsets, offset: int, isolation: Isolation) -> Record | None:
+    """The record at an offset; None where a marker, an aborted record or a gap is."""
+    segment = segments.floor(offset)
+    found = None if segment is None else segment.position_of(offset)
+    if segment is None or found is None or found[2] > offset or offset >= offsets.limit(isolation):
+        return None
+    for buffer, table in segment.batches(found[0], found[0] + found[1]):
+        kept = table[table[:, ATTRIBUTES] & CONTROL == 0]
+        if isolation == Isolation.COMMITTED:
+            kept = _without_aborted(segments, segment, kept)
+        if len(kept):
+            return batches.record_at(buffer, kept[0], offset, found[0])
+    return None
 
 
 def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Longs:

@@ -118,6 +118,9 @@ class Recovery:
 def epoch_changes(table: Longs) -> list[tuple[int, int]]:
     """Leader epoch and base offset of each batch whose epoch differs from the one before; without those that
     have no epoch."""
+    if len(table) == 1:
+        epoch = int(table[0, LEADER_EPOCH])
+        return [(epoch, int(table[0, BASE_OFFSET]))] if epoch >= 0 else []
     epochs = table[:, LEADER_EPOCH]
     first = np.ones(len(table), np.bool_)
     first[1:] = epochs[1:] != epochs[:-1]

@@ -37,8 +37,12 @@ _SHOWN: Final = 3
 
 
 def batch_limit(settings: TopicSettings) -> int:
-    """The largest batch that can be appended: a batch never spans segments."""
-    return min(settings.max_message_bytes, settings.segment_bytes)
+    """The largest batch to build, before compression: it never spans segments, and what cannot be compressed
+    grows by a little."""
+    limit = min(settings.max_message_bytes, settings.segment_bytes)
+    if settings.codec in (None, Codec.NONE):
+        return limit
+    return limit - min(1024 + limit // 256, limit // 8)
 
 
 def shape_for(settings: TopicSettings) -> batches.Shape:

@@ -45,7 +45,8 @@ def sync_directory(directory: Path) -> None:
 def read_bounded(path: Path, limit: int) -> bytes:
     """The file's bytes; CorruptCheckpointError when there are more than `limit`."""
     with path.open("rb") as file:
-        data = file.read(limit + 1)
+        # No more than the file has: the buffer is made before anything is read.
+        data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > limit:
         raise CorruptCheckpointError(f"{path}: expected at most {limit} bytes, found {path.stat().st_size}")
     return data

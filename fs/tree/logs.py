@@ -23,18 +23,16 @@ FOLLOW_WAIT: Final = 0.5
 
 
 class LogHandle(Handle):
-    """An open log: a reader of the view that all holders share, or a writer, or both.
+    """A reader of the view that all who hold the log share.
 
-    _shift     where the first record that still existed begins, for a handle that began at byte 0
-    _writer    None unless it was opened for writing
+    _shift  where the first record that still existed begins, for a handle that began at byte 0
     """
 
-    def __init__(self, shown: ShownPartition, fmt: Format, writer: AppendHandle | None) -> None:
+    def __init__(self, shown: ShownPartition, fmt: Format) -> None:
         self._shown = shown
         self._format = fmt
         self._view = shown.hold_log(fmt)
         self._shift: int | None = None
-        self._writer = writer
 
     def read(self, position: int, into: Bytes) -> int:
         if self._shift is None:
@@ -42,25 +40,38 @@ class LogHandle(Handle):
             self._shift = first if position == 0 else 0
         return self._view.read(self._shift + position, into)
 
+    def persist(self) -> None:
+        self._shown.partition.flush()
+
+    def release(self) -> None:
+        self._shown.let_go_of_log(self._format)
+
+
+class WriterHandle(Handle):
+    """A writer, with a reader beside it where the file was opened for both."""
+
+    def __init__(self, writer: AppendHandle, reader: LogHandle | None = None) -> None:
+        self._writer = writer
+        self._reader = reader
+
+    def read(self, position: int, into: Bytes) -> int:
+        return super().read(position, into) if self._reader is None else self._reader.read(position, into)
+
     def write(self, data: Bytes) -> int:
-        return super().write(data) if self._writer is None else self._writer.write(data)
+        return self._writer.write(data)
 
     def flush(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
+        self._writer.flush()
 
     def persist(self) -> None:
-        if self._writer is None:
-            self._shown.partition.flush()
-        else:
-            self._writer.persist()
+        self._writer.persist()
 
     def release(self) -> None:
         try:
-            if self._writer is not None:
-                self._writer.release()
+            self._writer.release()
         finally:
-            self._shown.let_go_of_log(self._format)
+            if self._reader is not None:
+                self._reader.release()
 
 
 class LogFile(Entry):
@@ -89,13 +100,13 @@ class LogFile(Entry):
         }
 
     def open(self, flags: int) -> Handle:
-        self.shown.await_closing()
-        writer = None
-        if wants_writing(flags):
-            require_append(self, flags)
-            target = PartitionTarget(self.shown, self.format, self.house.batch_size)
-            writer = self.house.writers.open(target)
-        return LogHandle(self.shown, self.format, writer)
+        if not wants_writing(flags):
+            self.shown.await_closing()
+            return LogHandle(self.shown, self.format)
+        require_append(self, flags)
+        target = PartitionTarget(self.shown, self.format, self.house.batch_size)
+        reader = LogHandle(self.shown, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
+        return WriterHandle(self.house.writers.open(target), reader)
 
 
 def require_append(entry: Entry, flags: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from engine.errors import OffsetOutOfRangeError
 from engine.partition.timestamps import MAX
 from engine.record import Record
 from fs.entry import BytesHandle, Directory, Entry, Handle, refuse_writing
@@ -147,12 +146,10 @@ class OffsetDirectory(Directory):
         return RangeFile(self.child(name), self.shown, selection, fmt)
 
     def _record(self, offset: int, name: str) -> Record:
-        try:
-            for part in self.shown.partition.columns(offset, offset + 1):
-                return next(part.records())
-        except OffsetOutOfRangeError:
-            pass
-        raise self.missing(name)
+        record = self.shown.record(offset)
+        if record is None:
+            raise self.missing(name)
+        return record
 
 
 class TimeDirectory(Directory):

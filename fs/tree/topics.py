@@ -10,7 +10,7 @@ from fs.entry import Directory, Entry, GeneratedFile, Handle, wants_writing
 from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.targets import PartitionTarget, TopicTarget
-from fs.tree.logs import require_append
+from fs.tree.logs import WriterHandle, require_append
 
 
 class TopicsDirectory(Directory):
@@ -90,17 +90,6 @@ class ConfigFile(GeneratedFile):
         return self.house.mtime_ns()
 
 
-class InHandle(Handle):
-    """A writer to all partitions of a topic."""
-
-    def __init__(self, house: House, target: TopicTarget) -> None:
-        self._writer = house.writers.open(target)
-        self.write = self._writer.write  # type: ignore[method-assign]
-        self.flush = self._writer.flush  # type: ignore[method-assign]
-        self.persist = self._writer.persist  # type: ignore[method-assign]
-        self.release = self._writer.release  # type: ignore[method-assign]
-
-
 class InFile(Entry):
     """Append here: lines go to the partition that their key says, or to one after the other."""
 
@@ -127,4 +116,4 @@ class InFile(Entry):
             number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
             for number in numbers
         }
-        return InHandle(self.house, TopicTarget(parts, self.format))
+        return WriterHandle(self.house.writers.open(TopicTarget(parts, self.format)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from partition_bench import NOW, Bench, bases_of, batch, marker, values
 from plain_batches import batch as plain_batch
@@ -28,6 +29,7 @@ from engine.errors import (
     RecordTooLargeError,
     UnexpectedAppendOffsetError,
 )
+from engine.kernels.scan import SIZE
 from engine.partition.offsets import Appended
 from engine.partition.partition import Producer
 from engine.producer.entry import Origin
@@ -508,3 +510,15 @@ def test_deleting_records_keeps_producers(bench: Bench) -> None:
     partition.append_batch(batch(2, producer=2))
     assert partition.delete_records(2) == 2
     assert sorted(partition.log.producers.producers) == [1, 2]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_lines_that_cannot_be_compressed_stay_within_the_largest_batch(bench: Bench, codec: str) -> None:
+    limit = 64 * 1024
+    partition = bench.open(max_message_bytes=limit, compression_type=codec)
+    noise = np.random.default_rng(7).integers(11, 256, 4 * limit, np.uint8)
+    noise[499::500] = ord("\n")
+    partition.append_lines(noise)
+    sizes = [int(size) for _, table in partition.log.chain.active.batches() for size in table[:, SIZE]]
+    assert len(sizes) > 4
+    assert max(sizes) <= limit

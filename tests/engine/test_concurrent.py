@@ -240,7 +240,7 @@ def test_an_append_while_a_flush_opens_a_file_loses_no_index_entry(
             thread = threading.Thread(target=append_meanwhile)
             thread.start()
             # An append that waits for the lock until the file is open is as good.
-            thread.join(0.5)
+            thread.join(0.2)
             appending.append(thread)
         return real(path, flags, *mode, **named)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,7 @@ class Swap:
         for offset in range(0, end, 2):
             kept[max(base for base in kept if base <= offset)].append(offset)
         self.outputs = sorted(kept)
-        self.after = [
-            value for offset, value in enumerate(self.before) if offset >= end or offset % 2 == 0
-        ]
+        self.after = [value for offset, value in enumerate(self.before) if offset >= end or offset % 2 == 0]
         source = open_partition(self.directory, Known(clean=True), segment_bytes=SEGMENT)
         for base, offsets in kept.items():
             copy = open_partition(made, Known(start=base))
@@ -81,18 +80,16 @@ class Swap:
 
     def steps(self) -> list[Callable[[], None]]:
         """The swap's renames, one file at a time."""
-        done: list[Callable[[], None]] = []
-        for old, new, which in (
-            (".cleaned", ".swap", self.outputs[::-1]),
-            ("", ".deleted", self.originals),
-            (".swap", "", self.outputs),
-        ):
-            for base in which:
-                for suffix in SUFFIXES:
-                    done.append(
-                        lambda base=base, old=old, new=new, suffix=suffix: self.rename(base, old, new, (suffix,))
-                    )
-        return done
+        return [
+            partial(self.rename, base, old, new, (suffix,))
+            for old, new, which in (
+                (".cleaned", ".swap", self.outputs[::-1]),
+                ("", ".deleted", self.originals),
+                (".swap", "", self.outputs),
+            )
+            for base in which
+            for suffix in SUFFIXES
+        ]
 
     def expect(self, values: list[bytes | None], known: Known) -> None:
         partition = open_partition(self.directory, known, segment_bytes=SEGMENT)
@@ -205,7 +202,9 @@ def test_a_crash_while_an_undecided_swap_is_dropped_does_not_decide_it(
         swap = Swap(tmp_path / str(stop), 2)
         swap.rename(swap.outputs[1], ".cleaned", ".swap")
         left = stop
-        with monkeypatch.context() as patch, pytest.raises(Crash):
+        names = set(content(swap.directory))
+        with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", unlink)
-            remove_temporary(swap.directory, set(content(swap.directory)))
+            with pytest.raises(Crash):
+                remove_temporary(swap.directory, names)
         swap.expect(swap.before, Known())

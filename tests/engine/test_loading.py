@@ -22,6 +22,7 @@ from engine.partition.loading import Known
 from engine.partition.offsets import Isolation
 from engine.partition.partition import Partition, Producer
 from engine.record import Record
+from engine.segment.segment import Segment
 
 
 def fill(partition: Partition, count: int, first: int = 0) -> list[bytes]:
@@ -137,9 +138,7 @@ def test_the_high_watermark_lies_between_start_and_end(tmp_path: Path) -> None:
     fill(partition, 10)
     partition.close()
     for known, expected in ((None, 2), (1, 2), (7, 7), (99, 10)):
-        again = open_partition(
-            tmp_path / "t-0", Known(clean=True, start=2, high_watermark=known), lone=False
-        )
+        again = open_partition(tmp_path / "t-0", Known(clean=True, start=2, high_watermark=known), lone=False)
         assert again.high_watermark == expected
         again.close()
 
@@ -313,7 +312,9 @@ def test_lost_epochs_are_learnt_from_recovered_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("damage", [b"\xff\xfe", b"0\n2\n0 0\n", b"9\n0\n", b"0\n2\n5 5\n4 4\n", b"0\n1\n0 x\n"])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe", b"0\n2\n0 0\n", b"9\n0\n", b"0\n2\n5 5\n4 4\n", b"0\n1\n0 x\n"]
+)
 def test_a_damaged_epoch_file_is_rebuilt_from_all_batches(tmp_path: Path, damage: bytes, clean: bool) -> None:
     partition = lead_three_epochs(tmp_path / "t-0")
     partition.close()
@@ -461,8 +462,6 @@ def test_only_segments_behind_the_newest_snapshot_are_read(
     with_producer(directory, 60).log.abandon()
     all_bases = bases(directory)
     read: list[int] = []
-    from engine.segment.segment import Segment
-
     original = Segment.batches
 
     def spy(self: Segment, *arguments: object, **named: object) -> object:

@@ -10,6 +10,7 @@ import os
 import random
 import struct
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from directory_check import (
 from opening import NOW, Known, open_partition
 
 from engine import batch as batches
+from engine.errors import ClosedError
 from engine.kernels import encode as encoding
 from engine.partition.partition import Partition, Producer
 from engine.record import Codec, Record
@@ -173,7 +175,9 @@ def test_a_cut_in_a_segment_without_index_removes_what_lies_behind_it(tmp_path: 
     path = path_of(directory, first, ".log")
     os.truncate(path, path.stat().st_size - 1)
     # Found while it is recovered for its missing index, the cut would not be found a second time.
-    assert expect_prefix(directory, values, Known()) == bases(directory)[0] + len(recoverable(directory, 0)[0][1])
+    assert expect_prefix(directory, values, Known()) == bases(directory)[0] + len(
+        recoverable(directory, 0)[0][1]
+    )
     assert bases(directory) == [first]
 
 
@@ -327,6 +331,57 @@ def test_what_was_truncated_and_written_anew_is_not_taken_for_flushed(tmp_path: 
         thread.join(10)
     assert partition.recovery_point == 20
     partition.close()
+
+
+def test_a_truncation_that_the_disk_stops_halfway_takes_the_partition_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments that could not be removed are still there: an append would write offsets that they hold."""
+    directory = tmp_path / "t-0"
+    partition = open_partition(directory)
+    fill(partition, 60)
+    values = values_of(partition)
+    rename = os.rename
+
+    def stubborn(old: str, new: str) -> None:
+        if str(old).endswith(f"{bases(directory)[-2]:020d}.log"):
+            raise OSError(5, "Input/output error")
+        rename(old, new)
+
+    for cut in (lambda: partition.truncate_to(5), lambda: partition.restart_at(500)):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", stubborn)
+            with pytest.raises(OSError, match="Input/output"):
+                cut()
+        with pytest.raises(ClosedError, match="offline"):
+            partition.append(Record(b"refused"))
+        partition.log.abandon()
+        partition = open_partition(directory)
+        assert values_of(partition) == values[: partition.end_offset]
+    partition.close()
+    check_directory(directory)
+
+
+def test_an_empty_segment_does_not_hide_the_times_of_those_behind_it(tmp_path: Path) -> None:
+    partition = open_partition(tmp_path / "t-0")
+    data = batches.from_records([Record(b"far", timestamp=NOW)], NOW)
+    encoding.stamp(data, 0, 2**31, 0)
+    partition.append_raw(data)
+    assert bases(tmp_path / "t-0") == [0, 2**31]
+    found = partition.offset_for_timestamp(NOW - 5)
+    assert found is not None
+    assert found.offset == 2**31
+    partition.close()
+
+
+def test_opening_takes_little_memory(tmp_path: Path) -> None:
+    crashed(tmp_path / "t-0", 5)
+    open_partition(tmp_path / "t-0").close()
+    tracemalloc.start()
+    open_partition(tmp_path / "t-0").close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1024 * 1024
 
 
 def test_stopping_waits_for_a_flush_that_is_under_way(tmp_path: Path) -> None:
