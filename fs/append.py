@@ -82,9 +82,9 @@ class AppendHandle:
                     if taken == 0 and done == 0:
                         raise self._refused()
                     return done
-            self._keep_tail(data[done:])
+            taken = self._keep_tail(data[done:], alone=done == 0)
             self._writers.note(self)
-            return int(data.size)
+            return done + taken
 
     def _complete_tail(self, data: Bytes) -> int:
         """End the unfinished line with what came. Gives how many bytes of `data` that took."""
@@ -99,12 +99,17 @@ class AppendHandle:
             raise self._refused()
         return int(end)
 
-    def _keep_tail(self, rest: Bytes) -> None:
+    def _keep_tail(self, rest: Bytes, alone: bool) -> int:
+        """Keep the beginning of a line. Gives how many bytes that took: none of a line that is far too long, where
+        lines before it were taken; `alone`, it is refused at once."""
         if len(self._tail) + rest.size > self.target.line_limit():
+            if not alone:
+                return 0
             self._tail.clear()
             self.target.refusal = RecordTooLargeError(f"a line goes beyond {self.target.line_limit()} bytes")
             raise self._refused()
         self._tail += rest.tobytes()
+        return int(rest.size)
 
     def _refused(self) -> EngineError:
         error = self.target.refusal

@@ -136,7 +136,7 @@ class Entry:
 
     def remove_directory(self, name: str) -> None:
         """rmdir."""
-        raise errors.NotSupportedError(f"{self.path}/{name} cannot be removed")
+        raise errors.NotSupportedError(f"{self.path.rstrip('/')}/{name} cannot be removed")
 
     # -- files and links ------------------------------------------------------------------------------
 

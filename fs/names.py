@@ -36,10 +36,11 @@ _MILLISECONDS: Final = re.compile(r"[0-9]{10,15}")
 _TIME: Final = re.compile(
     r"(?P<year>\d{4})-?(?P<month>\d{2})-?(?P<day>\d{2})"
     r"(?:T(?P<hour>\d{2})(?::?(?P<minute>\d{2})(?::?(?P<second>\d{2})(?:\.(?P<fraction>\d{1,9}))?)?)?)?"
-    r"(?P<zone>Z|[+-]\d{2}(?::?\d{2})?)?"
+    r"(?P<zone>Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)?",
+    re.ASCII,
 )
-_DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
-_HOUR: Final = re.compile(r"[01]\d|2[0-3]")
+_DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_HOUR: Final = re.compile(r"[01]\d|2[0-3]", re.ASCII)
 _BASE: Final = re.compile(r"[0-9]{20}")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -135,7 +136,8 @@ def parse_time(text: str) -> int | None:
         )
     except ValueError:
         return None
-    return max(0, (when - _zone(found["zone"]) - _EPOCH) // timedelta(milliseconds=1))
+    # The zone comes last: in the first and the last year there are times with one that no datetime holds.
+    return max(0, (when - _EPOCH - _zone(found["zone"])) // timedelta(milliseconds=1))
 
 
 def _zone(text: str | None) -> timedelta:

@@ -33,6 +33,7 @@ class FileSystem:
     house    what all of the tree shares
     owner    whose the files are
     _root    the tree
+    closing  the mount goes away: long work ends
     _handles open files, by number
     """
 
@@ -50,6 +51,7 @@ class FileSystem:
         self._root = RootDirectory(self.house, metrics)
         self._handles: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
+        self.closing = False
 
     # -- names ----------------------------------------------------------------------------------------
 
@@ -117,6 +119,12 @@ class FileSystem:
 
     def release(self, handle: int) -> None:
         self._handles.pop(handle).handle.release()
+
+    def keep_maps(self) -> None:
+        """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
+        for shown in self.house.looked_at():
+            shown.texts.forget_removed()
+            shown.texts.keep_complete(lambda: self.closing)
 
     def close_all(self) -> None:
         """Release what is still open, as the mount goes away: unfinished lines are lines now."""

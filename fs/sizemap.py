@@ -66,6 +66,12 @@ class SizeMap:
         self.next_offset = int(table[-1, LAST_OFFSET]) + 1
         self.rendered += int(ends[-1])
 
+    def add_one(self, position: int, base_offset: int, last_offset: int, size: int) -> None:
+        """Map one batch, which follows what is mapped."""
+        self._mark(position, self.rendered, base_offset)
+        self.next_offset = last_offset + 1
+        self.rendered += size
+
     def _mark(self, position: int, rendered: int, offset: int) -> None:
         if position < self._last + GRAIN:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -33,7 +35,7 @@ class PartitionTarget:
     format     in which they are written
     refusal    why the last `add` did not take everything
     _builder   the batch that grows
-    _unsent    a batch that could not be appended yet: the disk was full
+    _unsent    batches that could not be appended yet, as the disk was full; and the sizes of their texts
     _since     when the first line that waits came
     """
 
@@ -44,7 +46,7 @@ class PartitionTarget:
         self._partition: Partition = shown.partition
         self._batch_size = batch_size
         self._builder = batches.BatchBuilder(batch_limit(self._partition.settings))
-        self._unsent: Bytes | None = None
+        self._unsent: deque[tuple[Bytes, int]] = deque()
         self._since: int | None = None
 
     def shown(self) -> tuple[ShownPartition, ...]:
@@ -57,6 +59,7 @@ class PartitionTarget:
         return self._since
 
     def add(self, lines: Bytes) -> int:
+        self.retry()
         now = self._partition.log.clock()
         if self.format != Format.TXT:
             parsed = self.format.parse(lines, now)
@@ -84,7 +87,7 @@ class PartitionTarget:
                 self.refusal = error
                 return at
             if at < lines.size or self._builder.size >= self._batch_size:
-                self._send()
+                self._send_or_keep()
         return at
 
     def add_columns(self, columns: Columns, now: int) -> int:
@@ -95,7 +98,7 @@ class PartitionTarget:
             self._begin(now)
             at += self._builder.add_columns(columns.rows(at, wanted))
             if at < wanted or self._builder.size >= self._batch_size:
-                self._send()
+                self._send_or_keep()
         return at
 
     def _begin(self, now: int) -> None:
@@ -105,17 +108,36 @@ class PartitionTarget:
             if self._builder.limit != limit:
                 self._builder = batches.BatchBuilder(limit)
 
+    def retry(self) -> None:
+        """Append what could not be appended before. While that fails nothing more is taken."""
+        if self._unsent:
+            self._send()
+
+    def _send_or_keep(self) -> None:
+        """Append what waits, or keep it: its lines are taken, and who wrote them must not write them again. So a
+        failure is told by the next call, which meets it anew."""
+        self._finish()
+        with contextlib.suppress(EngineError, OSError):
+            self._send()
+
     def _send(self) -> None:
-        """Append what waits. A batch that the log could not take stays, and is tried again."""
-        while self._unsent is not None or self._builder.count:
-            if self._unsent is None:
-                settings = self._partition.settings
-                stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
-                append_time = self._partition.log.clock() if stamped else None
-                self._unsent = self._builder.finish(shape_for(settings), append_time)
-            self._partition.append_built(self._unsent)
-            self._unsent = None
+        """Append what waits. What the log could not take stays, and is tried again."""
+        self._finish()
+        while self._unsent:
+            batch, size = self._unsent[0]
+            appended = self._partition.append_built(batch)
+            self._unsent.popleft()
+            self._shown.texts.note(appended, size)
         self._since = None
+
+    def _finish(self) -> None:
+        """End the batch that grows."""
+        if self._builder.count:
+            settings = self._partition.settings
+            stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
+            append_time = self._partition.log.clock() if stamped else None
+            size = self._builder.text_size
+            self._unsent.append((self._builder.finish(shape_for(settings), append_time), size))
 
     def flush(self) -> None:
         self._send()
@@ -153,6 +175,8 @@ class TopicTarget:
 
     def add(self, lines: Bytes) -> int:
         self.refusal = None
+        for part in self._parts.values():
+            part.retry()
         if self.format == Format.TXT:
             part = self._next_part()
             taken = part.add(lines)

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.batch.table import Bytes, Longs
 from engine.kernels.scan import LAST_OFFSET
-from engine.partition.offsets import Isolation, Offsets
+from engine.partition.offsets import Appended, Isolation, Offsets
 from engine.partition.partition import Partition
 from engine.partition.reader import read_batches
 from engine.segment.segment import Segment
@@ -85,10 +85,17 @@ class SegmentText:
             if start >= limit:
                 return
             for buffer, table, origin in read_batches(segments, offsets, start, limit, Isolation.COMMITTED):
-                if table[0, LAST_OFFSET] < start:
-                    table = table[table[:, LAST_OFFSET] >= start]
-                self.map.add(table, self._sizes(buffer, table, origin))
+                new = table[table[:, LAST_OFFSET] >= start]
+                self.map.add(new, self._sizes(buffer, new, origin))
             self.map.skip_to(limit)
+
+    def note(self, appended: Appended, size: int, offsets: Offsets) -> None:
+        """Map a batch that was just appended, without reading it: where it follows what is mapped, and shows."""
+        if self.map.next_offset != appended.first_offset or offsets.stable <= appended.last_offset:
+            return
+        with self._lock:
+            if self.map.next_offset == appended.first_offset:
+                self.map.add_one(appended.position, appended.first_offset, appended.last_offset, size)
 
     def _sizes(self, buffer: Bytes, table: Longs, origin: int) -> Longs:
         return self.format.sizes(buffer, table, origin, self.partition.topic, self.partition.number)
@@ -98,7 +105,9 @@ class SegmentText:
         self._reach(segments, offsets)
         if offset <= self.segment.base_offset:
             return 0
-        if offset >= self.map.next_offset:
+        following = segments.higher(self.segment.base_offset)
+        # What lies behind the segment is not looked for in the next one.
+        if offset >= self.map.next_offset or (following is not None and offset >= following.base_offset):
             return self.map.rendered
         mark = self.map.before_offset(offset)
         if mark < 0:
@@ -119,6 +128,9 @@ class SegmentText:
                 break
             start = position + done - block.start
             length = min(block.data.size - start, into.size - done)
+            if length <= 0:
+                # Others have mapped more meanwhile than these offsets show.
+                break
             into[done : done + length] = block.data[start : start + length]
             done += length
         return done

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.errors import ClosedError
+from engine.partition.offsets import Appended
 from engine.partition.partition import Partition
 from engine.segment.segment import Segment
 from fs.formats import Format
@@ -33,6 +35,7 @@ class PartitionTexts:
     partition  whose
     shelf      where size maps of sealed segments are kept
     _texts     by base offset and format; an entry counts only for the very segment that it was made for
+    _used      formats that were looked at
     _saved     of which texts the map is on the shelf
     """
 
@@ -41,6 +44,7 @@ class PartitionTexts:
         self.shelf = shelf
         self._texts: dict[tuple[int, str], SegmentText] = {}
         self._saved: set[tuple[int, str]] = set()
+        self._used: set[Format] = set()
         self._lock = threading.Lock()
 
     def of(self, segment: Segment, fmt: Format) -> SegmentText:
@@ -49,6 +53,7 @@ class PartitionTexts:
         text = self._texts.get(key)
         if text is not None and text.segment is segment:
             return text
+        self._used.add(fmt)
         known = self._load(segment, fmt)
         with self._lock:
             text = self._texts.get(key)
@@ -60,12 +65,22 @@ class PartitionTexts:
                     self._saved.add(key)
         return text
 
-    def keep_complete(self, formats: tuple[Format, ...]) -> int:
-        """Map the sealed segments whose map is not on the shelf yet, and put it there. Gives how many."""
+    def note(self, appended: Appended, text_size: int) -> None:
+        """A batch was appended, whose values with their newlines are `text_size` bytes long."""
+        log = self.partition.log
+        segment = log.chain.segments.at(appended.segment_base)
+        if segment is not None and not appended.duplicate:
+            self.of(segment, Format.TXT).note(appended, text_size, log.offsets)
+
+    def keep_complete(self, stop: Callable[[], bool]) -> int:
+        """Map the sealed segments in the formats that were looked at, and put the maps on the shelf, until told to
+        stop. Gives how many were put there."""
         log = self.partition.log
         saved = 0
         for segment in log.chain.segments.non_active:
-            for fmt in formats:
+            for fmt in sorted(self._used):
+                if stop():
+                    return saved
                 text = self.of(segment, fmt)
                 key = (segment.base_offset, fmt.suffix)
                 segments, offsets = log.chain.segments, log.offsets

@@ -37,6 +37,7 @@ class View:
     texts, format  what is shown, and how
     start_offset   the first record
     end_offset     behind the last one; None where the view grows with the log
+    lone           the view is of one segment, and ends with it
     segments       those that it is made of, with newer ones: transactions in it may end there
     _seen          the published list of which everything was taken up
     _parts         shares of the segments so far, by rising position; replaced as a whole
@@ -44,12 +45,19 @@ class View:
     """
 
     def __init__(
-        self, texts: PartitionTexts, fmt: Format, start_offset: int, end_offset: int | None, hold: Hold
+        self,
+        texts: PartitionTexts,
+        fmt: Format,
+        start_offset: int,
+        end_offset: int | None,
+        hold: Hold,
+        lone: bool = False,
     ) -> None:
         self.texts = texts
         self.format = fmt
         self.start_offset = start_offset
         self.end_offset = end_offset
+        self.lone = lone
         self.segments = hold.segments
         self._seen: Segments | None = None
         self._hold = hold
@@ -64,6 +72,13 @@ class View:
         now = log.offsets
         last = now.end if end is None else min(end, now.end)
         return cls(texts, fmt, start, end, Hold.take(log.chain, start, max(start + 1, last)))
+
+    @classmethod
+    def of_segment(cls, texts: PartitionTexts, fmt: Format, segment: Segment) -> Self:
+        """A view of one segment, as far as it grows. ClosedError where it was removed."""
+        segments = texts.partition.log.chain.segments
+        segment.pin()
+        return cls(texts, fmt, segment.base_offset, None, Hold(segments, [segment]), lone=True)
 
     def close(self) -> None:
         """Let go of the segments."""
@@ -141,11 +156,18 @@ class View:
         return offsets
 
     def _take_up(self, current: Segments, offsets: Offsets) -> None:
+        if offsets.stable < self.start_offset:
+            # The log does not reach to the first record: where that will begin is not known yet.
+            return
         parts = list(self._parts)
         last = parts[-1].text.segment.base_offset if parts else -1
         coming = [s for s in self._hold.held if s.base_offset > last] or [*current.from_base(last + 1)]
-        if coming:
+        if self.lone:
+            coming = [] if parts else coming[:1]
+        elif coming:
             coming += current.from_base(coming[-1].base_offset + 1)
+        while not parts and len(coming) > 1 and coming[1].base_offset <= self.start_offset:
+            del coming[0]
         pinned = set(map(id, self._hold.held))
         complete = True
         for segment in coming:

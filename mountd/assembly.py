@@ -45,6 +45,7 @@ class CountedFileSystem(FileSystem):
 
     def close(self) -> None:
         """Append what open handles still hold, and let `flush_lingering` return."""
+        self.closing = True
         self.house.writers.stop()
         self.close_all()
         self.house.writers.flush_all()

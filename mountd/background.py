@@ -79,12 +79,13 @@ class PipeTeller:
         """There will be no mount. After it was ready nobody listens: then only the log tells."""
         if self._pipe is not None:
             words = os.pread(self._words, _MOST_WORDS, 0).decode("utf-8", "replace").strip()
-            self._tell(FAILED, f"{text}\n{words}" if words else text)
+            with contextlib.suppress(BrokenPipeError):
+                self._tell(FAILED, f"{text}\n{words}" if words else text)
 
     def _tell(self, kind: str, text: str) -> None:
-        # The parent may have been killed; the daemon goes on.
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([kind, text]), file=self._pipe, flush=True)
+        """BrokenPipeError where the command is gone. That ends the start: a mount that appears minutes after its
+        command was killed would surprise whoever killed it."""
+        print(json.dumps([kind, text]), file=self._pipe, flush=True)
 
 
 class Child:

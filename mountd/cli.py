@@ -91,10 +91,10 @@ def mount_command(
         os._exit(code)
     try:
         _follow(background.start(lambda teller: _guarded(run, teller)))
-    except _FailedError as error:
+    except (_FailedError, KeyboardInterrupt) as error:
         if made:
             _remove(mount)
-        _fail(str(error))
+        _fail(str(error) or "broken off")
 
 
 @main.command("umount")

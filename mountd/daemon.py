@@ -6,7 +6,7 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, linger, scheduler.
+libfuse's pool, linger, scheduler, views.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,15 +28,20 @@ from engine.store.metadata import CleanShutdown
 from engine.store.store import LOGS, Store
 from mountd.events import Events
 from mountd.logs import LevelCounter
+from mountd.memory import keep_freed_blocks
 from mountd.metrics import Metrics
 from mountd.mounts import source_of
-from mountd.scheduler import Scheduler, upkeep_jobs
+from mountd.scheduler import Job, Scheduler, upkeep_jobs
 from mountd.session import Session
 
 log = logging.getLogger(__name__)
 
 # A signal while the store is being opened waits this long for a clean end, before it becomes a crash's.
 _GRACE_S: Final = 2.0
+
+# A call waits this long for the GIL while another thread runs Python: with the default of 5 ms, a stat beside a busy
+# thread took 4 ms at the 99th percentile; with 1 ms 0.08 ms, with 0.2 ms 0.03 ms.
+_SWITCH_S: Final = 0.0005
 
 # A flusher that fails is not asked again at once.
 _PAUSE_S: Final = 1.0
@@ -50,6 +56,9 @@ class Operations(Protocol):
 
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, again and again, until `close`; a thread of its own does it."""
+
+    def keep_maps(self) -> None:
+        """Bring what was made of sealed segments up to date; called every second, by a thread of its own."""
 
     def close(self) -> None:
         """No call comes any more: append what open handles still hold, and let `flush_lingering` return."""
@@ -146,20 +155,26 @@ class Daemon:
     def run(self, ready: Callable[[], None]) -> int:
         """Serve the mount, in the main thread; `ready` is called when it answers. Gives the exit code: 0 after a
         clean stop. StartError, or what the engine and the system raise, where the mount cannot be had."""
+        keep_freed_blocks()
+        sys.setswitchinterval(_SWITCH_S)
         store = self._open()
         try:
-            scheduler = Scheduler(upkeep_jobs(store))
-            metrics = Metrics(store, scheduler, self._logged.taken)
+            schedulers = [Scheduler(upkeep_jobs(store))]
+            metrics = Metrics(store, schedulers, self._logged.taken)
             operations = self._assembly.build(store, metrics)
+            # Work of minutes, which the jobs of the first one must not wait for.
+            schedulers.append(Scheduler([Job("size maps", 1000, operations.keep_maps, 1000)], name="views"))
             lingering = threading.Thread(target=_flush_lingering, args=(operations,), name="linger")
             lingering.start()
-            scheduler.start()
+            for scheduler in schedulers:
+                scheduler.start()
             try:
                 self._serve(operations, ready)
             finally:
                 operations.close()
                 lingering.join()
-                scheduler.stop()
+                for scheduler in schedulers:
+                    scheduler.stop()
         finally:
             store.close()
         clean = CleanShutdown.of(store.logs).exists()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -66,12 +66,14 @@ class Metrics:
     counts  what the mount counts
     """
 
-    def __init__(self, store: Store, scheduler: Scheduler, logged: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, store: Store, schedulers: Sequence[Scheduler], logged: Callable[[], Mapping[str, int]]
+    ) -> None:
         self.counts = Counts()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Partitions(store))
         self._registry.register(_Mount(self.counts, logged))
-        self._registry.register(_Jobs(scheduler))
+        self._registry.register(_Jobs(schedulers))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -86,8 +88,7 @@ class _Partitions(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        # The one look behind the store's face: it has no list of what is loaded.
-        slots = list(self._store._partitions.slots.values())
+        slots = self._store.slots()
         loaded = [slot.partition for slot in slots if slot.partition is not None]
         states = GaugeMetricFamily(
             "topicfs_partitions", "Partitions, by whether they are in use.", labels=("state",)
@@ -142,13 +143,13 @@ class _Mount(Collector):
 
 
 class _Jobs(Collector):
-    """How the scheduler's jobs fare."""
+    """How the schedulers' jobs fare."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
+        self._schedulers = schedulers
 
     def collect(self) -> Iterator[Metric]:
-        states = dict(self._scheduler.states)
+        states = {name: state for each in self._schedulers for name, state in each.states.items()}
         yield _counter(
             "topicfs_job_runs", "Starts.", "job", {name: each.runs for name, each in states.items()}
         )

@@ -70,6 +70,7 @@ class State:
 class Scheduler:
     """The thread and its jobs.
 
+    name      the thread's
     states    of each job by name: what metrics and status read, without a lock
     running   the name of the job that runs now, None between jobs
     _jobs     by name
@@ -78,8 +79,9 @@ class Scheduler:
     _wake     guards _stopping, and is waited on between jobs
     """
 
-    def __init__(self, jobs: Iterable[Job], clock: Clock = now_ms) -> None:
+    def __init__(self, jobs: Iterable[Job], clock: Clock = now_ms, name: str = "scheduler") -> None:
         now = time.monotonic()
+        self.name = name
         self._jobs = {job.name: job for job in jobs}
         self.states = {name: State(now + job.delay_ms / 1000) for name, job in self._jobs.items()}
         self.running: str | None = None
@@ -90,7 +92,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._work, name="scheduler")
+        self._thread = threading.Thread(target=self._work, name=self.name)
         self._thread.start()
 
     def stop(self) -> None:

@@ -24,14 +24,15 @@ class BatchBuilder:
     count           records so far
     base_timestamp  of the first record
     max_timestamp   of all records so far
+    text_size       bytes of all values, and a newline for each
     _out, _end      their bytes, behind room for the header
     """
 
-    __slots__ = ("_end", "_out", "base_timestamp", "count", "limit", "max_timestamp")
+    __slots__ = ("_end", "_out", "base_timestamp", "count", "limit", "max_timestamp", "text_size")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.count = 0
+        self.count = self.text_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
         self._out = np.empty(min(limit, _SMALLEST), np.uint8)
         self._end = HEADER_SIZE
@@ -55,6 +56,7 @@ class BatchBuilder:
             lines, start, lines.size, self.count, self._out, self._end, self._out.size
         )
         self.count += added
+        self.text_size += int(used) - start
         if not added and not self.count and self._out.size >= self.limit:
             raise RecordTooLargeError(f"a line exceeds a batch of {self.limit} bytes")
         if used < lines.size and self._out.size < self.limit:
@@ -80,6 +82,9 @@ class BatchBuilder:
         )
         if added:
             self.max_timestamp = max(self.max_timestamp, int(columns.timestamps[:added].max()))
+            self.text_size += int(np.maximum(columns.value_length[:added], 0).sum(dtype=np.int64)) + int(
+                added
+            )
             self.count += added
         elif not self.count:
             raise RecordTooLargeError(f"a record exceeds a batch of {self.limit} bytes")
@@ -90,7 +95,7 @@ class BatchBuilder:
         timestamp where the shape says so."""
         latest = self.max_timestamp if append_time is None else append_time
         batch = finish(self._out, self._end, self.count, self.base_timestamp, latest, shape)
-        self.count = 0
+        self.count = self.text_size = 0
         self.base_timestamp = self.max_timestamp = NO_TIMESTAMP
         self._out = np.empty(min(self._out.size, self.limit), np.uint8)
         self._end = HEADER_SIZE

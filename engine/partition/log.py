@@ -184,7 +184,9 @@ class Log:
         update = self._prepare(data, table, origin)
         if isinstance(update, Appended):
             return update
-        self.chain.active.append(data, table)
+        active = self.chain.active
+        position = active.size
+        active.append(data, table)
         if update is None:
             self.producers.advance(last + 1)
             self.publish(end=last + 1)
@@ -196,6 +198,8 @@ class Log:
             latest[MAX_TIMESTAMP],
             latest[LAST_OFFSET] if latest[MAX_TIMESTAMP] >= 0 else NO_OFFSET,
             append_time,
+            segment_base=active.base_offset,
+            position=position,
         )
 
     def _prepare(self, data: Bytes, table: Longs, origin: Origin) -> ProducerUpdate | Appended | None:

@@ -60,6 +60,7 @@ class Appended:
     offset_of_max_timestamp    last offset of the batch that holds it, NO_OFFSET without one
     append_time                NO_TIMESTAMP unless the topic stamps records with it
     duplicate                  an idempotent producer's repetition: nothing was written
+    segment_base, position     where the first batch lies: base offset of its segment, place in its `.log`
     """
 
     first_offset: int
@@ -68,3 +69,5 @@ class Appended:
     offset_of_max_timestamp: int = NO_OFFSET
     append_time: int = NO_TIMESTAMP
     duplicate: bool = False
+    segment_base: int = NO_OFFSET
+    position: int = -1

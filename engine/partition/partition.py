@@ -383,4 +383,6 @@ def _joined(parts: Sequence[Appended]) -> Appended:
         latest.offset_of_max_timestamp,
         parts[-1].append_time,
         all(part.duplicate for part in parts),
+        parts[0].segment_base,
+        parts[0].position,
     )

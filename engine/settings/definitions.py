@@ -432,8 +432,9 @@ DAEMON: Final = (
     Setting(
         "batch.size",
         Kind.INT,
-        # A producer's 16 KiB are made for a network; the mount's batches go straight into the log.
-        1024 * 1024,
+        # A producer's 16 KiB are made for a network. A write(2) of the mount brings 128 KiB at most; in larger batches
+        # the checksum makes a look-up of one record dearer: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
+        128 * 1024,
         "bytes of records that an open file collects before it appends them",
         ranges=at_least(0),
     ),

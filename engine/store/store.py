@@ -212,6 +212,10 @@ class Store:
             topics.setdefault(topic, []).append(number)
         return topics
 
+    def slots(self) -> list[Slot]:
+        """Every partition's place: loaded, not loaded yet, or offline."""
+        return list(self._partitions.slots.values())
+
     def __contains__(self, partition: object) -> bool:
         """Whether there is this partition: a name, or topic and number."""
         if isinstance(partition, str):

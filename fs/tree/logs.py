@@ -48,17 +48,24 @@ class LogHandle(Handle):
 
 
 class WriterHandle(Handle):
-    """A writer, with a reader beside it where the file was opened for both."""
+    """A writer, with a reader beside it where the file was opened for both.
 
-    def __init__(self, writer: AppendHandle, reader: LogHandle | None = None) -> None:
+    _synced  each write is brought onto the disk: with direct_io the kernel leaves O_SYNC and O_DSYNC to us
+    """
+
+    def __init__(self, writer: AppendHandle, flags: int, reader: LogHandle | None = None) -> None:
         self._writer = writer
         self._reader = reader
+        self._synced = bool(flags & os.O_DSYNC)
 
     def read(self, position: int, into: Bytes) -> int:
         return super().read(position, into) if self._reader is None else self._reader.read(position, into)
 
     def write(self, data: Bytes) -> int:
-        return self._writer.write(data)
+        taken = self._writer.write(data)
+        if self._synced:
+            self._writer.persist()
+        return taken
 
     def flush(self) -> None:
         self._writer.flush()
@@ -106,7 +113,7 @@ class LogFile(Entry):
         require_append(self, flags)
         target = PartitionTarget(self.shown, self.format, self.house.batch_size)
         reader = LogHandle(self.shown, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
-        return WriterHandle(self.house.writers.open(target), reader)
+        return WriterHandle(self.house.writers.open(target), flags, reader)
 
 
 def require_append(entry: Entry, flags: int) -> None:

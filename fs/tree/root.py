@@ -79,6 +79,8 @@ class RootDirectory(Directory):
         self.house.store.create(topic, number)
 
     def remove_directory(self, name: str) -> None:
+        if name == "topics":
+            super().remove_directory(name)
         topic, number = self._partition(name)
         try:
             self.house.delete_partition(topic, number)

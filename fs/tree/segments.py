@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from engine.batch.table import Bytes
+from engine.errors import ClosedError
 from engine.segment.segment import Segment
 from fs import errors
 from fs.entry import Directory, Entry, Handle, refuse_writing
@@ -24,7 +25,6 @@ class ViewHandle(Handle):
         self.view = view
         self.direct_io = not keep_cache
         self.keep_cache = keep_cache
-        self._furthest = 0
 
     def read(self, position: int, into: Bytes) -> int:
         return self.view.read(position, into)
@@ -49,7 +49,9 @@ class SegmentFile(Entry):
     def size(self) -> int:
         self.shown.await_closing()
         log = self.shown.partition.log
-        return self.shown.texts.of(self.segment, self.format).size(log.chain.segments, log.offsets)
+        # Offsets first: a list of segments that is older than they are lacks the segment's end.
+        offsets = log.offsets
+        return self.shown.texts.of(self.segment, self.format).size(log.chain.segments, offsets)
 
     def mtime_ns(self) -> int:
         return _status(self.segment).st_mtime_ns
@@ -64,9 +66,11 @@ class SegmentFile(Entry):
         refuse_writing(self, flags)
         self.shown.await_closing()
         log = self.shown.partition.log
+        try:
+            view = View.of_segment(self.shown.texts, self.format, self.segment)
+        except ClosedError:
+            raise errors.NotFoundError(f"{self.path} was removed") from None
         following = log.chain.segments.higher(self.segment.base_offset)
-        end = None if following is None else following.base_offset
-        view = View.open(self.shown.texts, self.format, self.segment.base_offset, end)
         final = following is not None and log.offsets.stable >= following.base_offset
         # libfuse 2 keeps the kernel's pages by path: a segment that compaction may rewrite under the same name
         # must not find the pages of its predecessor.
@@ -109,7 +113,10 @@ class RawFile(Entry):
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
-        self.segment.pin()
+        try:
+            self.segment.pin()
+        except ClosedError:
+            raise errors.NotFoundError(f"{self.path} was removed") from None
         sealed = self.segment is not self.shown.partition.log.chain.active
         return RawHandle(self.segment, keep_cache=sealed and not self.shown.partition.settings.compact)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from engine.errors import InvalidNameError, UnknownPartitionError
 from fs import errors
-from fs.entry import Directory, Entry, GeneratedFile, Handle, wants_writing
+from fs.entry import Directory, Entry, GeneratedFile, Handle
 from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.targets import PartitionTarget, TopicTarget
@@ -105,7 +106,7 @@ class InFile(Entry):
         return self.house.mtime_ns()
 
     def open(self, flags: int) -> Handle:
-        if not wants_writing(flags):
+        if flags & os.O_ACCMODE != os.O_WRONLY:
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
         size = self.house.batch_size
@@ -116,4 +117,4 @@ class InFile(Entry):
             number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
             for number in numbers
         }
-        return WriterHandle(self.house.writers.open(TopicTarget(parts, self.format)))
+        return WriterHandle(self.house.writers.open(TopicTarget(parts, self.format)), flags)

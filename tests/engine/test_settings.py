@@ -103,7 +103,7 @@ DAEMON_TABLE = [
     ("producer.id.expiration.check.interval.ms", "600000", 1, MAX_INT32),
     ("transaction.max.timeout.ms", "900000", 1, MAX_INT32),
     ("log.dir.failure.timeout.ms", "30000", 1, MAX_INT64),
-    ("batch.size", "1048576", 0, MAX_INT32),
+    ("batch.size", "131072", 0, MAX_INT32),
     ("linger.ms", "5", 0, MAX_INT64),
 ]
 
