@@ -1,21 +1,27 @@
-# Two commands do everything: `make run` (from the mount on) and `make test`. See README.md.
+# Two commands do everything: `make run` and `make test`. See README.md.
 
 PYTHON ?= python3
 VENV   := .venv
 KAFKA  := .tools/kafka
 BIN    := $(VENV)/bin
 
-.PHONY: setup test bench lint clean
+BACKING ?= ./data
+MOUNT   ?= ./mnt
+
+.PHONY: setup run test bench lint clean
 
 setup: $(VENV)/.ready
 
 # The kernels are compiled here, so that nobody's first read waits for the compiler.
 $(VENV)/.ready: pyproject.toml .ci/packages
-	.ci/packages venv
+	.ci/packages venv fuse
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[test]'
-	$(BIN)/python -m engine.kernels
+	$(BIN)/python -m fs.kernels
 	touch $@
+
+run: setup
+	@PATH="$(abspath $(BIN)):$$PATH" BACKING="$(BACKING)" MOUNT="$(MOUNT)" examples/try.sh
 
 # The real Kafka, which the interoperability tests compare with: its jars, and a Java to run them.
 $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
@@ -24,6 +30,7 @@ $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
 	touch $@
 
 test: setup $(KAFKA)/.ready
+	.ci/packages tools
 	$(BIN)/python -m pytest $(TESTS)
 
 bench: setup
