@@ -1,0 +1,127 @@
+"""The metrics: what Prometheus would read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.store.store import Store
+from mountd.metrics import Counts, Metrics
+from mountd.scheduler import Job, Scheduler
+
+
+def fail() -> None:
+    raise OSError("full")
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    """Each sample by its name and labels, as an independent parser reads them."""
+    return {
+        sample.name
+        + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler([Job("good", 1000, lambda: None, 0), Job("bad", 1000, fail, 0)], clock=lambda: 5_000)
+
+
+def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        partition = store.create("orders", 3)
+        partition.append_lines(b"a\nb\nc\n")
+        partition.delete_records(1)
+        partition.roll()
+        found = values(Metrics(store, [scheduler], dict))
+        labels = " partition=3 topic=orders"
+        assert found[f"topicfs_partition_start_offset{labels}"] == 1
+        assert found[f"topicfs_partition_end_offset{labels}"] == 3
+        assert found[f"topicfs_partition_stable_offset{labels}"] == 3
+        assert found[f"topicfs_partition_recovery_point{labels}"] == partition.recovery_point
+        assert found[f"topicfs_partition_size_bytes{labels}"] == partition.size
+        assert found[f"topicfs_partition_segments{labels}"] == 2
+
+
+def test_metrics_load_no_partition(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        store.create("orders")
+    with Store.open(tmp_path) as store:
+        metrics = Metrics(store, [scheduler], dict)
+        assert values(metrics)["topicfs_partitions state=unused"] == 1
+        assert b"topicfs_partition_end_offset{" not in metrics.render()
+        store.partition("orders-0")
+        assert values(metrics)["topicfs_partitions state=loaded"] == 1
+
+
+def test_partition_offline_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        partition = store.create("orders")
+        partition.log.failure = OSError("gone")
+        found = values(Metrics(store, [scheduler], dict))
+        assert found["topicfs_partitions state=offline"] == 1
+        assert found["topicfs_partitions state=loaded"] == 0
+
+
+def test_deleted_partition_is_told_no_more(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        store.create("orders")
+        metrics = Metrics(store, [scheduler], dict)
+        store.delete("orders-0")
+        assert not any(name.startswith("topicfs_partition_") for name in values(metrics))
+
+
+def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        metrics = Metrics(store, [scheduler], lambda: {"ERROR": 2})
+        metrics.counts.read(10)
+        metrics.counts.read(20)
+        metrics.counts.wrote(7)
+        metrics.counts.failed("EPERM")
+        found = values(metrics)
+        assert found["topicfs_reads_total"] == 2
+        assert found["topicfs_read_bytes_total"] == 30
+        assert found["topicfs_writes_total"] == 1
+        assert found["topicfs_written_bytes_total"] == 7
+        assert found["topicfs_errors_total errno=EPERM"] == 1
+        assert found["topicfs_log_messages_total level=ERROR"] == 2
+
+
+def test_jobs_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        metrics = Metrics(store, [scheduler], dict)
+        assert "topicfs_job_last_run_timestamp_seconds job=good" not in values(metrics)
+        scheduler.run("good")
+        scheduler.run("bad")
+        found = values(metrics)
+        assert found["topicfs_job_runs_total job=good"] == 1
+        assert found["topicfs_job_errors_total job=bad"] == 1
+        assert found["topicfs_job_healthy job=good"] == 1
+        assert found["topicfs_job_healthy job=bad"] == 0
+        assert found["topicfs_job_last_run_timestamp_seconds job=good"] == 5
+        assert found["topicfs_job_last_duration_seconds job=bad"] >= 0
+
+
+def test_memory_of_the_process_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
+    with Store.open(tmp_path) as store:
+        assert values(Metrics(store, [scheduler], dict))["process_resident_memory_bytes"] > 0
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    counts = Counts()
+
+    def work() -> None:
+        for _ in range(20_000):
+            counts.read(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (counts.reads, counts.read_bytes) == (80_000, 80_000)

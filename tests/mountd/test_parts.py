@@ -1,0 +1,293 @@
+"""The daemon's small parts: events, the way into the background, the log, the shelf, the command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mountd import logs
+from mountd.background import FAILED, READY, WAITS, Message
+from mountd.cli import main
+from mountd.events import Events
+from mountd.shelf import DirectoryShelf
+
+SOON_S = 10.0
+
+# -- events -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events() -> Iterator[Events]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield Events.open([signal.SIGUSR1])
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_events_come_in_order(events: Events) -> None:
+    events.tell("first")
+    events.tell("second")
+    assert [events.wait(), events.wait()] == ["first", "second"]
+
+
+def test_wait_ends_with_an_event_from_another_thread(events: Events) -> None:
+    threading.Timer(0.05, lambda: events.tell("late")).start()
+    assert events.wait() == "late"
+
+
+def test_signal_is_an_event(events: Events) -> None:
+    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    assert events.wait() is signal.SIGUSR1
+
+
+def test_signal_that_another_thread_receives_wakes_the_main_thread(events: Events) -> None:
+    # What makes a queue hang: the wait itself is not interrupted.
+    def interrupt_itself() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        time.sleep(0.5)
+
+    thread = threading.Thread(target=interrupt_itself)
+    thread.start()
+    assert events.wait() is signal.SIGUSR1
+    thread.join()
+
+
+def test_signal_before_the_wait_is_not_lost(events: Events) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert events.wait() is signal.SIGUSR1
+
+
+def test_full_pipe_loses_no_event(events: Events) -> None:
+    for number in range(70_000):
+        events.tell(number)
+    assert [events.wait() for _ in range(70_000)] == list(range(70_000))
+
+
+# -- into the background ------------------------------------------------------------------------------
+
+
+def told(run_in_child: str) -> list[Message]:
+    """What a child told its parent; the parent is a process of its own, as pytest is not to be forked."""
+    program = f"""
+import os, sys, time, signal
+from mountd import background
+def run(teller):
+{run_in_child}
+child = background.start(run)
+while True:
+    message = child.next(10)
+    print(message.kind, message.text.encode(), flush=True)
+    if message.kind != background.WAITS:
+        break
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (line.split(" ", 1) for line in done.stdout.splitlines())
+    return [Message(kind, eval(text).decode()) for kind, text in lines]
+
+
+def test_child_tells_what_it_waits_for_until_it_is_ready() -> None:
+    assert told("    teller.waits('one'); teller.waits('two'); teller.ready(); return 0") == [
+        Message(WAITS, "one"),
+        Message(WAITS, "two"),
+        Message(READY, ""),
+    ]
+
+
+def test_child_that_fails_tells_why_with_what_it_printed() -> None:
+    [message] = told("    os.write(2, b'fuse: no device\\n'); teller.failed('two\\nlines'); return 1")
+    assert message == Message(FAILED, "two\nlines\nfuse: no device")
+
+
+def test_child_that_exits_in_silence_has_failed() -> None:
+    assert told("    return 3") == [Message(FAILED, "the daemon ended with exit code 3 before it was ready")]
+
+
+def test_child_that_is_killed_has_failed() -> None:
+    assert told("    os.kill(os.getpid(), signal.SIGKILL)") == [
+        Message(FAILED, "the daemon was killed by SIGKILL before it was ready")
+    ]
+
+
+def test_child_outlives_its_parent_once_it_is_ready(tmp_path: Path) -> None:
+    program = f"""
+import time
+from mountd import background
+def run(teller):
+    teller.ready()
+    time.sleep(0.3)
+    open({str(tmp_path / "lived")!r}, 'w').close()
+    return 0
+assert background.start(run).next(10).kind == background.READY
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=30)
+    end = time.monotonic() + SOON_S
+    while not (tmp_path / "lived").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_start_that_nobody_waits_for_any_more_is_broken_off(tmp_path: Path) -> None:
+    program = f"""
+import time
+from mountd import background
+def run(teller):
+    time.sleep(0.3)
+    try:
+        teller.ready()
+    except BrokenPipeError:
+        teller.failed('also heard by nobody')
+        open({str(tmp_path / "broken off")!r}, 'w').close()
+    return 1
+background.start(run)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=30)
+    end = time.monotonic() + SOON_S
+    while not (tmp_path / "broken off").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_failure_after_ready_is_told_to_nobody() -> None:
+    assert told("    teller.ready(); teller.failed('late'); return 1") == [Message(READY, "")]
+
+
+# -- the log ------------------------------------------------------------------------------------------
+
+
+def logged(tmp_path: Path, program: str, foreground: bool) -> tuple[str, str]:
+    """What a process wrote: its log file, its stderr."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import logging; from pathlib import Path; from mountd import logs\n"
+            f"counter = logs.set_up(Path({str(tmp_path)!r}), {foreground})\n"
+            f"log = logging.getLogger('a.b')\n{program}",
+        ],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return (tmp_path / "topicfs.log").read_text(), done.stderr
+
+
+def test_log_line_has_time_level_thread_and_name(tmp_path: Path) -> None:
+    written, printed = logged(tmp_path, "log.info('100% {plain}')", foreground=False)
+    stamp, rest = written[:23], written[23:]
+    assert time.strptime(stamp.split(",")[0], "%Y-%m-%d %H:%M:%S")
+    assert rest == " INFO [MainThread] a.b: 100% {plain}\n"
+    assert printed == ""
+
+
+def test_foreground_logs_to_stderr_too(tmp_path: Path) -> None:
+    written, printed = logged(tmp_path, "log.warning('look')", foreground=True)
+    assert written == printed
+
+
+def test_name_that_is_not_utf8_is_logged(tmp_path: Path) -> None:
+    written, printed = logged(tmp_path, "log.error('bad-\\udcff')", foreground=False)
+    assert "bad-\\udcff" in written
+    assert printed == ""
+
+
+def test_noise_of_libraries_is_not_logged(tmp_path: Path) -> None:
+    written, _ = logged(tmp_path, "logging.getLogger('numba.core').info('byteflow')", foreground=False)
+    assert written == ""
+
+
+def test_log_is_bounded(tmp_path: Path) -> None:
+    program = "logs.logging.getLogger().handlers[0].maxBytes = 1000\nfor n in range(100): log.info('x' * 100)"
+    logged(tmp_path, program, foreground=False)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["topicfs.log", "topicfs.log.1", "topicfs.log.2", "topicfs.log.3"]
+    assert all((tmp_path / name).stat().st_size <= 1000 for name in files)
+
+
+def test_warnings_and_errors_are_counted() -> None:
+    counter = logs.LevelCounter()
+    logger = logging.Logger("counted")
+    logger.addHandler(counter)
+    logger.info("no")
+    logger.warning("one")
+    logger.error("two")
+    logger.error("three")
+    assert counter.taken() == {"WARNING": 1, "ERROR": 2}
+
+
+# -- the shelf ----------------------------------------------------------------------------------------
+
+
+def test_shelf_gives_back_what_was_saved_last(tmp_path: Path) -> None:
+    shelf = DirectoryShelf(tmp_path / "views")
+    assert shelf.load("t-0", "a.map") is None
+    shelf.save("t-0", "a.map", b"one")
+    shelf.save("t-0", "a.map", b"two")
+    assert shelf.load("t-0", "a.map") == b"two"
+    assert [path.name for path in (tmp_path / "views" / "t-0").iterdir()] == ["a.map"]
+
+
+def test_shelf_forgets(tmp_path: Path) -> None:
+    shelf = DirectoryShelf(tmp_path)
+    shelf.save("t-0", "a.map", b"one")
+    shelf.remove("t-0", "a.map")
+    shelf.remove("t-0", "a.map")
+    assert shelf.load("t-0", "a.map") is None
+
+
+def test_file_too_large_for_the_shelf_is_none(tmp_path: Path) -> None:
+    shelf = DirectoryShelf(tmp_path)
+    shelf.save("t-0", "a.map", b"")
+    os.truncate(tmp_path / "t-0" / "a.map", 1 << 40)
+    assert shelf.load("t-0", "a.map") is None
+
+
+# -- the command line ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["retention", "=5", " =5"])
+def test_setting_without_name_or_value_is_refused(tmp_path: Path, text: str) -> None:
+    result = CliRunner().invoke(main, ["mount", "-o", text, str(tmp_path / "b"), str(tmp_path / "m")])
+    assert result.exit_code == 2
+    assert "expected name=value" in result.output
+    assert not (tmp_path / "m").exists()
+
+
+def test_help_names_the_commands_and_says_that_directories_are_made() -> None:
+    runner = CliRunner()
+    assert {"mount", "umount"} <= set(runner.invoke(main, ["--help"]).output.split())
+    assert "Directories that do not exist are made" in runner.invoke(main, ["mount", "--help"]).output
+
+
+def test_command_loads_neither_engine_nor_kernels() -> None:
+    program = (
+        "import sys, mountd.cli; print([name for name in ('engine', 'numba', 'fuse') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,193 @@
+"""The scheduler: jobs on time, failures kept to themselves, a prompt stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ClosedError
+from engine.record import MAX_INT64
+from engine.store.store import Store
+from mountd.scheduler import Job, Scheduler, upkeep_jobs
+
+SOON_S = 5.0
+
+
+def fails(error: Exception) -> Callable[[], object]:
+    def function() -> object:
+        raise error
+
+    return function
+
+
+def started(*jobs: Job) -> Scheduler:
+    scheduler = Scheduler(jobs, clock=lambda: 1234)
+    scheduler.start()
+    return scheduler
+
+
+def test_job_runs_when_its_delay_is_over() -> None:
+    ran = threading.Event()
+    scheduler = started(Job("soon", 60_000, ran.set, 20))
+    assert ran.wait(SOON_S)
+    scheduler.stop()
+    assert scheduler.states["soon"].runs == 1
+    assert scheduler.states["soon"].last_run == 1234
+
+
+def test_job_that_is_not_due_does_not_run() -> None:
+    scheduler = started(Job("later", 60_000, lambda: pytest.fail("ran"), 60_000))
+    time.sleep(0.05)
+    scheduler.stop()
+    assert scheduler.states["later"].runs == 0
+    assert scheduler.states["later"].healthy
+
+
+def test_job_is_next_due_a_period_after_its_start() -> None:
+    scheduler = Scheduler([Job("slow", 60_000, lambda: time.sleep(0.05), 0)])
+    before = time.monotonic()
+    scheduler.run("slow")
+    state = scheduler.states["slow"]
+    assert state.duration_s >= 0.05
+    assert before + 60 <= state.due <= before + 60.04
+
+
+def test_no_period_is_shorter_than_a_second() -> None:
+    scheduler = Scheduler([Job("eager", 0, lambda: None, 0)])
+    before = time.monotonic()
+    scheduler.run("eager")
+    assert scheduler.states["eager"].due >= before + 1
+
+
+def test_longest_period_means_never() -> None:
+    scheduler = started(Job("never", MAX_INT64, lambda: pytest.fail("ran"), MAX_INT64))
+    time.sleep(0.02)
+    scheduler.stop()
+    assert scheduler.states["never"].runs == 0
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ClosedError("t-0 is closed")])
+def test_expected_failure_is_told_in_words_and_leaves_the_others(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran = threading.Event()
+    scheduler = started(Job("bad", 60_000, fails(error), 0), Job("good", 60_000, ran.set, 1))
+    assert ran.wait(SOON_S)
+    scheduler.stop()
+    state = scheduler.states["bad"]
+    assert (state.runs, state.errors, state.error, state.healthy) == (1, 1, str(error), False)
+    assert scheduler.states["good"].healthy
+    [record] = caplog.records
+    assert record.getMessage() == f"bad failed, tried again when it is next due: {error}"
+    assert record.exc_info is None
+
+
+def test_mistake_in_a_job_is_logged_with_its_stack_and_leaves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran = threading.Event()
+    scheduler = started(Job("bad", 60_000, fails(KeyError("x")), 0), Job("good", 60_000, ran.set, 1))
+    assert ran.wait(SOON_S)
+    scheduler.stop()
+    assert scheduler.states["bad"].error == "KeyError('x')"
+    assert caplog.records[0].exc_info is not None
+
+
+def test_job_that_works_again_is_healthy_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    answers = iter([OSError("full"), None])
+
+    def function() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    scheduler = Scheduler([Job("fickle", 1000, function, 0)])
+    scheduler.run("fickle")
+    scheduler.run("fickle")
+    state = scheduler.states["fickle"]
+    assert (state.runs, state.errors, state.healthy) == (2, 1, True)
+    assert caplog.records[-1].getMessage() == "fickle: works again"
+
+
+def test_stop_is_prompt_between_jobs() -> None:
+    scheduler = started(Job("later", 60_000, lambda: None, 60_000))
+    before = time.monotonic()
+    scheduler.stop()
+    assert time.monotonic() - before < 1
+
+
+def test_stop_waits_for_the_running_job_and_begins_no_other() -> None:
+    running, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        running.set()
+        assert may_end.wait(SOON_S)
+
+    scheduler = started(Job("long", 60_000, work, 0), Job("next", 60_000, lambda: pytest.fail("ran"), 1))
+    assert running.wait(SOON_S)
+    assert scheduler.running == "long"
+    stopping = threading.Thread(target=scheduler.stop)
+    stopping.start()
+    time.sleep(0.05)
+    assert stopping.is_alive()
+    may_end.set()
+    stopping.join(SOON_S)
+    assert not stopping.is_alive()
+    assert scheduler.states["long"].runs == 1
+    assert scheduler.states["next"].runs == 0
+
+
+def test_stop_twice_and_stop_without_start_do_nothing() -> None:
+    scheduler = Scheduler([])
+    scheduler.stop()
+    scheduler = started()
+    scheduler.stop()
+    scheduler.stop()
+
+
+# -- what a store wants done --------------------------------------------------------------------------
+
+
+def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
+    settings = {
+        "log.flush.offset.checkpoint.interval.ms": "7000",
+        "log.flush.start.offset.checkpoint.interval.ms": "8000",
+        "replica.high.watermark.checkpoint.interval.ms": "9000",
+        "producer.id.expiration.check.interval.ms": "10000",
+        "log.flush.scheduler.interval.ms": "11000",
+        "log.initial.task.delay.ms": "12000",
+    }
+    with Store.open(tmp_path, settings) as store:
+        found = {job.name: (job.period_ms, job.delay_ms) for job in upkeep_jobs(store)}
+    assert found == {
+        "flush of sealed segments": (1000, 1000),
+        "flush.ms": (11000, 11000),
+        "removal of deleted files": (1000, 1000),
+        "checkpoint of recovery points": (7000, 12000),
+        "checkpoint of start offsets": (8000, 12000),
+        "checkpoint of high watermarks": (9000, 9000),
+        "expiry of producers": (10000, 10000),
+    }
+
+
+def test_flushes_are_looked_for_each_second_where_no_interval_is_set(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert {job.name: job.period_ms for job in upkeep_jobs(store)}["flush.ms"] == 1000
+
+
+def test_jobs_do_what_they_are_named_for(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        partition = store.create("t", overrides={"flush.ms": "0"})
+        partition.append_lines(b"a\nb\n")
+        scheduler = Scheduler(upkeep_jobs(store))
+        for name in scheduler.states:
+            scheduler.run(name)
+        assert all(state.healthy for state in scheduler.states.values())
+        assert partition.recovery_point == 2
+        assert "t 0 2" in (tmp_path / "logs" / "recovery-point-offset-checkpoint").read_text()
+        assert "t 0 2" in (tmp_path / "logs" / "replication-offset-checkpoint").read_text()
