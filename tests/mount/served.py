@@ -1,0 +1,192 @@
+"""The real daemon over a backing directory, for tests that look at it from outside only.
+
+A warning or an error in its log that no test expected fails the run, and so does a daemon that does not stop cleanly. What
+hangs is ended: the daemon then writes where each of its threads is into its log, and everybody who waits is let go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+STOP_S = 30.0
+LIMIT_S = 30.0
+_ALARM = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Fatal ")
+
+
+def eventually(condition: Callable[[], object], what: str, limit_s: float = 20.0) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {limit_s} s: {what}"
+        time.sleep(0.005)
+
+
+class Served:
+    """A backing directory and its mount.
+
+    backing, path  the two directories
+    process        the daemon, None while there is none
+    hung           whether the watchdog had to end it
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.backing = place / "backing"
+        self.path = place / "mnt"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.hung = False
+        self._socket = place / "steer"
+        self._expected: list[str] = []
+        self._counts: dict[str, int] = {}
+        self.backing.mkdir(exist_ok=True)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def configure(self, topic: str, **settings: object) -> None:
+        """Settings of a topic, by Kafka's names with underscores, before the start."""
+        directory = self.backing / "topics"
+        directory.mkdir(exist_ok=True)
+        lines = [f"{name.replace('_', '.')}={value}\n" for name, value in settings.items()]
+        (directory / f"{topic}.properties").write_text("".join(lines))
+
+    def start(self, *options: str) -> None:
+        """Mount, and wait until it answers."""
+        self._socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("steered.py")), "mount", "--foreground", *options]
+            + [str(self.backing), str(self.path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "STEER": str(self._socket)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        words = f"is mounted at {self.path}, by process {self.process.pid}"
+        eventually(lambda: words in self.said() or self.process.poll() is not None, words, START_S)
+        assert self.process.poll() is None, f"the daemon ended at once:\n{self.said()}"
+
+    def stop(self) -> int:
+        """Unmount as SIGTERM does it. Gives the exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(STOP_S)
+        self.process = None
+        return code
+
+    def kill(self) -> None:
+        """As a crash would end it. The dead mount stays."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def clear(self) -> None:
+        """Leave nothing running and nothing mounted."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        while self.is_mounted:
+            subprocess.run(["fusermount", "-uz", self.path], check=True)
+
+    @property
+    def is_mounted(self) -> bool:
+        """Whether the kernel has a mount there, served or dead."""
+        return f" {self.path} " in Path("/proc/mounts").read_text()
+
+    # -- what it says ---------------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """Its log so far."""
+        log = self.backing / "topicfs.log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def expect(self, words: str) -> None:
+        """A line with these words may be a warning or an error."""
+        self._expected.append(words)
+
+    def alarms(self) -> list[str]:
+        """Warnings and errors that nobody expected."""
+        return [
+            line
+            for line in self.said().splitlines()
+            if _ALARM.search(line) and not any(words in line for words in self._expected)
+        ]
+
+    @contextmanager
+    def watched(self, limit_s: float = LIMIT_S) -> Iterator[None]:
+        """End the daemon if this takes longer, and fail."""
+        timer = threading.Timer(limit_s, self._end_what_hangs)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            assert not self.hung, f"it hung; this is what it was doing:\n{self.said()[-8000:]}"
+
+    def _end_what_hangs(self) -> None:
+        self.hung = True
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGABRT)
+
+    # -- partitions -----------------------------------------------------------------------------------
+
+    def new(self, topic: str = "plain") -> Path:
+        """A new, empty partition of a topic."""
+        number = self._counts[topic] = self._counts.get(topic, -1) + 1
+        (self.path / f"{topic}-{number}").mkdir()
+        return self.path / f"{topic}-{number}"
+
+    def steer(self, call: str, partition: Path, *arguments: object) -> Any:
+        """Have something done inside the daemon: `steered.py` says what there is."""
+        with Client(str(self._socket)) as connection:
+            connection.send((call, partition.name, arguments))
+            answer, error = connection.recv()
+        if error is not None:
+            raise error
+        return answer
+
+    def status(self, partition: Path) -> dict[str, Any]:
+        """What `status.json` says."""
+        found = json.loads((partition / "status.json").read_bytes())
+        assert isinstance(found, dict)
+        return found
+
+
+def append(file: Path, data: bytes) -> None:
+    """Open, write, close, as `>>` does it."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND)
+    try:
+        write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """All of it, in as many writes as it takes."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextmanager
+def opened(file: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor, closed at the end."""
+    descriptor = os.open(file, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

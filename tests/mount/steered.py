@@ -1,0 +1,79 @@
+"""The command `topicfs` with a hand inside the daemon: what later parts of it will do by themselves — roll, raise the
+start offset, write transactions — a test asks for through a socket. All else is the daemon as users have it.
+
+    STEER=<socket> python steered.py mount --foreground BACKING MOUNT
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Listener
+from typing import Any
+
+from engine.partition.partition import Partition, Producer
+from engine.record import Record
+from engine.store.store import Store
+from fs import adapter
+from mountd.assembly import CountedFileSystem
+from mountd.cli import main
+from mountd.daemon import Assembly
+from mountd.metrics import Metrics
+
+
+def roll(partition: Partition) -> None:
+    """Seal the active segment."""
+    partition.roll()
+
+
+def raise_start(partition: Partition, offset: int) -> None:
+    """What retention does: records below the offset go, and segments that hold only such."""
+    log = partition.log
+    log.raise_start_offset(offset)
+    with log.lock:
+        segments = log.chain.segments
+        gone = [s for s in segments.non_active if segments.higher(s.base_offset).base_offset <= offset]
+        log.remove(tuple(gone))
+
+
+def write(partition: Partition, producer: int, sequence: int, values: list[bytes]) -> None:
+    """Records of an open transaction."""
+    partition.append([Record(value) for value in values], Producer(producer, 0, sequence, transactional=True))
+
+
+def end(partition: Partition, producer: int, commit: bool) -> None:
+    """The transaction's end."""
+    partition.end_transaction(producer, 0, commit)
+
+
+def files(partition: Partition) -> str:
+    """Where its segments are."""
+    return str(partition.directory)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    call.__name__: call for call in (roll, raise_start, write, end, files)
+}
+
+
+def listen(store: Store, listener: Listener) -> None:
+    """Answer calls, one connection each."""
+    while True:
+        with listener.accept() as connection:
+            name, partition, arguments = connection.recv()
+            try:
+                connection.send((CALLS[name](store.partition(partition), *arguments), None))
+            except Exception as error:  # noqa: BLE001 - the test raises it
+                connection.send((None, error))
+
+
+def build(store: Store, metrics: Metrics) -> CountedFileSystem:
+    """The file system over a store, which listens from now on."""
+    listener = Listener(os.environ["STEER"])
+    threading.Thread(target=listen, args=(store, listener), name="steer", daemon=True).start()
+    return CountedFileSystem.over(store, metrics)
+
+
+if __name__ == "__main__":
+    main(obj=lambda: Assembly(build, adapter.serve))
