@@ -44,6 +44,9 @@ class StandIn:
         self._wake = threading.Condition()
         self._closed = False
 
+    def keep_maps(self) -> None:
+        """There are none."""
+
     def flush_lingering(self) -> None:
         while not self._closed:
             with self._wake:
