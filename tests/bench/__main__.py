@@ -3,5 +3,9 @@
 from __future__ import annotations
 
 import bench_engine
+import bench_mount
+import bench_nothing
 
+bench_nothing.run()
+bench_mount.run()
 bench_engine.run()
