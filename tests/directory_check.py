@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
@@ -59,7 +60,20 @@ def parse(data: bytes, base_offset: int = 0) -> tuple[list[Batch], int]:
             break
         kind = _kind(data[at + HEADER.size : at + size]) if attributes & 0x20 and count else None
         found.append(
-            Batch(at, size, base, base + delta, epoch, attributes, largest, pid, pid_epoch, sequence, count, kind)
+            Batch(
+                at,
+                size,
+                base,
+                base + delta,
+                epoch,
+                attributes,
+                largest,
+                pid,
+                pid_epoch,
+                sequence,
+                count,
+                kind,
+            )
         )
         before = base + delta
         at += size
@@ -174,7 +188,9 @@ def check_indexes(directory: Path, base: int) -> None:
 
 def check_rebuilt(directory: Path, from_base: int, interval: int, room: int) -> None:
     """The indexes of the segments from `from_base` on are, byte for byte, what a rebuild gives."""
-    segments = [(base, parse(path_of(directory, base, ".log").read_bytes(), base)[0]) for base in bases(directory)]
+    segments = [
+        (base, parse(path_of(directory, base, ".log").read_bytes(), base)[0]) for base in bases(directory)
+    ]
     aborted = aborted_entries(segments)
     for base, batches in segments:
         if base < from_base:
@@ -206,7 +222,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _pairs(entries: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    return zip(entries, entries[1:], strict=False)
+    return pairwise(entries)
 
 
 def content(directory: Path) -> dict[str, bytes]:

@@ -20,7 +20,8 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
 
     A `.swap` file at or above the lowest `.cleaned` one belongs to a swap that had not begun for all of its
     segments: the originals are still there, and complete."""
-    cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX)]
+    # A name without an offset is of no segment: it must not decide the fate of any.
+    cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX) and _offset(name) >= 0]
     unfinished = min(cleaned, default=MAX_INT64 + 1)
     gone = {
         name
@@ -39,7 +40,7 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     """Complete a swap that had begun: the originals that it replaces go, the new files get their names.
 
     Gives the names that there are then."""
-    swaps = sorted(name for name in names if name.endswith(SWAP_SUFFIX))
+    swaps = sorted(name for name in names if name.endswith(SWAP_SUFFIX) and _offset(name) >= 0)
     logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     if not swaps:
         return names

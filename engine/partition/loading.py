@@ -173,7 +173,7 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int, delay_ms: int) -
             f"{chain.directory.name}: {len(chain.segments)} segments end at offset {end}, below the start offset "
             f"{start}: they are removed"
         )
-        chain.remove(tuple(chain.segments)[::-1], delay_ms)
+        chain.remove(tuple(chain.segments), delay_ms)
         epochs.clear()
     empty = chain.create(start)
     # Created with the first entry otherwise; a broker expects an index beside every log.

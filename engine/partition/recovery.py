@@ -81,7 +81,7 @@ class Recovery:
             f"{self.chain.directory.name}: {len(later)} segments with {sum(s.size for s in later)} bytes behind "
             f"the cut in segment {segment.base_offset} are removed, from offset {later[0].base_offset} on"
         )
-        self.chain.remove(later[::-1], self.delay_ms)
+        self.chain.remove(later, self.delay_ms)
         if self.producers is not None:
             for each in later:
                 renamed = self.producers.mark_snapshot_for_deletion(each.base_offset)

@@ -208,3 +208,24 @@ def test_a_crash_while_an_undecided_swap_is_dropped_does_not_decide_it(
             with pytest.raises(Crash):
                 remove_temporary(swap.directory, names)
         swap.expect(swap.before, Known())
+
+
+@pytest.mark.parametrize("name", ["x.log.swap", "x.swap", "1.log.swap"])
+def test_swap_files_without_an_offset_are_left_alone(tmp_path: Path, name: str) -> None:
+    swap = Swap(tmp_path, 1)
+    (swap.directory / name).write_bytes(b"of nobody")
+    partition = open_partition(swap.directory, segment_bytes=SEGMENT)
+    assert values_of(partition) == swap.before
+    partition.close()
+    assert (swap.directory / name).read_bytes() == b"of nobody"
+
+
+@pytest.mark.parametrize("name", ["x.log.cleaned", "x.cleaned"])
+def test_a_cleaned_file_without_an_offset_does_not_undo_a_decided_swap(tmp_path: Path, name: str) -> None:
+    """The originals may be gone by then: dropping the swap would lose records."""
+    swap = Swap(tmp_path, 1)
+    for step in swap.steps()[: 3 * len(SUFFIXES)]:
+        step()
+    assert not list(swap.directory.glob("*.cleaned"))
+    (swap.directory / name).write_bytes(b"of nobody")
+    swap.expect(swap.after, Known())
