@@ -1,0 +1,188 @@
+"""What a partition's log is at a moment: its parts, its offsets, and whether it is open.
+
+Offsets are published in one step, so that readers never see a state between two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import (
+    ClosedError,
+    OffsetOutOfRangeError,
+)
+from engine.partition.chain import Chain
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.offsets import Offsets
+from engine.producer.manager import ProducerStates
+from engine.record import MAX_INT64, NO_OFFSET, Clock
+from engine.settings.topic import TopicSettings
+from engine.store.metadata import PartitionMetadata
+
+logger = logging.getLogger(__name__)
+
+
+class LogState:
+    """The parts of one partition's log, which must agree, and what readers see of them.
+
+    name              `<topic>-<number>`, for messages
+    settings          the topic's; replaced as a whole by `reconfigure`
+    chain             segments
+    producers         idempotence and transactions
+    epochs            leader epochs and where each began
+    metadata          the topic id
+    offsets           what readers see, published in one step
+    recovery_point    everything below it is known to be on disk
+    lone              no other replica must acknowledge: the high watermark follows the end by itself
+    leader_epoch      stamped into batches that are appended here as leader
+    last_flush_ms     when the log was last flushed
+    cuts              how often segments were cut: what was read meanwhile may be of two states
+    failure           the error that took the log offline, None while it is not
+    lock              held by whoever changes anything
+    _flushing         held during a flush, taken before `lock`
+    _unflushed_roll   base of the newest segment: what lies below it waits for a flush
+    _cut              lowest end of a truncation since the last flush began
+    _snapshots        producer snapshots that wait for a flush
+    _published        tells those who wait for offsets; _waiting is how many do
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: TopicSettings,
+        clock: Clock,
+        chain: Chain,
+        producers: ProducerStates,
+        epochs: LeaderEpochs,
+        metadata: PartitionMetadata,
+        offsets: Offsets,
+        recovery_point: int,
+        lone: bool,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.clock = clock
+        self.chain = chain
+        self.producers = producers
+        self.epochs = epochs
+        self.metadata = metadata
+        self.offsets = offsets
+        self.recovery_point = recovery_point
+        self.lone = lone
+        self.leader_epoch = epochs.latest_epoch or 0
+        self.last_flush_ms = clock()
+        self.cuts = 0
+        self.failure: Exception | None = None
+        self.lock = threading.RLock()
+        self._closed = False
+        self._flushing = threading.RLock()
+        self._unflushed_roll = NO_OFFSET
+        self._cut = MAX_INT64
+        self._snapshots: list[Path] = []
+        self._published = threading.Condition()
+        self._waiting = 0
+
+    def check_open(self) -> None:
+        """ClosedError where the log was closed, or went offline."""
+        if self.failure is not None:
+            raise ClosedError(f"{self.name} is offline after an error: {self.failure}") from self.failure
+        if self._closed:
+            raise ClosedError(f"{self.name} is closed")
+
+    def _fail(self, error: Exception) -> None:
+        logger.error(f"{self.name}: taken offline: {error}")
+        self.failure = error
+
+    @contextlib.contextmanager
+    def _whole_or_offline(self) -> Iterator[None]:
+        """Take the log offline where an error stops a change halfway: what is in memory and what is on disk no
+        longer agree, and a later append would overlap what was not removed. Recovery takes what is on disk."""
+        try:
+            yield
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _shut(self) -> None:
+        self._closed = True
+        with self._published:
+            self._published.notify_all()
+
+    # -- offsets --------------------------------------------------------------------------------------
+
+    def publish(
+        self, *, start: int | None = None, high_watermark: int | None = None, end: int | None = None
+    ) -> None:
+        """Show readers new offsets, all in one step. The caller holds the lock."""
+        old = self.offsets
+        new_end = old.end if end is None else end
+        new_start = old.start if start is None else start
+        mark = old.high_watermark if high_watermark is None else high_watermark
+        mark = new_end if self.lone else min(max(mark, new_start), new_end)
+        self.producers.on_high_watermark(mark)
+        unstable = self.producers.first_unstable_offset
+        stable = mark if unstable is None else min(max(unstable, new_start), mark)
+        active = self.chain.active
+        self.offsets = Offsets(new_start, stable, mark, new_end, active.base_offset, active.size)
+        if self._waiting:
+            with self._published:
+                self._published.notify_all()
+
+    def wait_for(self, offset: int, timeout: float) -> bool:
+        """Wait until the stable offset is above `offset`, `timeout` seconds at most. False where it is not.
+
+        ClosedError when the log is closed meanwhile."""
+        if self.offsets.stable > offset:
+            return True
+        with self._published:
+            self._waiting += 1
+            try:
+                # An append that published before `_waiting` was raised is seen here.
+                self._published.wait_for(lambda: self.offsets.stable > offset or self._closed, timeout)
+            finally:
+                self._waiting -= 1
+        self.check_open()
+        return self.offsets.stable > offset
+
+    def set_high_watermark(self, offset: int) -> None:
+        """Set the high watermark, cut to what the log holds; it no longer follows the end by itself."""
+        with self.lock:
+            self.lone = False
+            self.publish(high_watermark=offset)
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """Raise the high watermark. A lower one changes nothing, one above the end is an error."""
+        with self.lock:
+            if offset > self.offsets.end:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: high watermark {offset} to set, the end is {self.offsets.end}"
+                )
+            self.set_high_watermark(max(offset, self.offsets.high_watermark))
+
+    def become_leader(self, epoch: int) -> None:
+        """Stamp this epoch into batches from now on."""
+        with self.lock:
+            self.check_open()
+            self.epochs.assign(epoch, self.offsets.end)
+            self.leader_epoch = epoch
+
+    def raise_start_offset(self, offset: int) -> bool:
+        """Make `offset` the first that may be read. False where it is not above the present one."""
+        with self.lock:
+            self.check_open()
+            if offset > self.offsets.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: start offset {offset} to set, the high watermark is "
+                    f"{self.offsets.high_watermark}"
+                )
+            if offset <= self.offsets.start:
+                return False
+            self.epochs.truncate_from_start(offset)
+            self.producers.on_start_offset(offset)
+            self.publish(start=offset)
+            logger.info(f"{self.name}: start offset raised to {offset}")
+            return True
