@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import fuse
 
 from engine.batch.table import Bytes
+from fs import interrupts
 from fs.complaints import Complaints
 from fs.entry import Attributes
 from fs.errors import MountError, errno_of
@@ -67,6 +68,8 @@ OPTIONS: Final[Mapping[str, str | bool]] = {
     "entry_timeout": "1",
     # That a name was not there may not: it can appear at any moment, by an append or a rename.
     "negative_timeout": "0",
+    # A read that waits for records learns of its reader's signals.
+    **interrupts.OPTIONS,
 }
 """What every mount is mounted with."""
 
@@ -89,8 +92,9 @@ class Operations(Protocol):
     """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
     null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
 
-    Four more are called where they are there: `init()` before the first other call, where threads may start and an
-    error ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
+    Five more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
+    call which waits whether to go on; `init()` before the first other call, where threads may start and an error
+    ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
     (else 0), and `releasedir(handle)`.
 
     Any error may be raised: `fs.errors` chooses the errno. Calls come from many threads at once.
@@ -266,6 +270,8 @@ class Adapter:
         if said:
             log.warning(f"libfuse: {said}")
         try:
+            if hasattr(self.operations, "wait_until"):
+                self.operations.wait_until(interrupts.given_up)
             if hasattr(self.operations, "init"):
                 self.operations.init()
         except BaseException as error:  # noqa: BLE001 - `serve` raises it

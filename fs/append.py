@@ -33,7 +33,8 @@ class Target(Protocol):
     refusal: EngineError | None
 
     def add(self, lines: Bytes) -> int:
-        """Take whole lines, and give how many bytes were taken: up to the first line that is refused."""
+        """Take whole lines, and give how many bytes were taken: up to the first line that is refused. After an
+        error nothing was taken."""
 
     def flush(self) -> None:
         """Append what waits. What could not be appended goes on waiting."""
@@ -56,35 +57,41 @@ class AppendHandle:
 
     target   where
     _tail    the beginning of a line whose newline has not come
-    _failure what the flusher met; the next call of the writer is told
     """
 
     def __init__(self, target: Target, writers: Writers) -> None:
         self.target = target
         self._writers = writers
         self._tail = bytearray()
-        self._failure: Exception | None = None
         self._lock = threading.Lock()
 
     def write(self, data: Bytes) -> int:
         """Take bytes. Fewer than all are taken where a line is refused behind others that are kept: the writer
         then writes the rest again, which begins with that line, and is told why."""
         with self._lock:
-            self._tell_failure()
             for shown in self.target.shown():
                 shown.end_close(self)
-            done = self._complete_tail(data)
-            end = last_newline(data, done, data.size) + 1
-            if end > done:
-                taken = self.target.add(data[done:end])
-                done += taken
-                if done < end:
-                    if taken == 0 and done == 0:
-                        raise self._refused()
-                    return done
-            taken = self._keep_tail(data[done:], alone=done == 0)
-            self._writers.note(self)
-            return done + taken
+            try:
+                done = self._complete_tail(data)
+                try:
+                    return done + self._take(data[done:])
+                except (EngineError, OSError):
+                    # What was taken must not come again: the error is met by who writes the rest.
+                    if done:
+                        return done
+                    raise
+            finally:
+                self._writers.note(self)
+
+    def _take(self, data: Bytes) -> int:
+        """Take whole lines and the beginning of one. After an error nothing was taken."""
+        end = last_newline(data, 0, data.size) + 1
+        taken = self.target.add(data[:end]) if end else 0
+        if taken == end and self._keep_tail(data[end:]):
+            return int(data.size)
+        if taken == 0:
+            raise self._refused()
+        return taken
 
     def _complete_tail(self, data: Bytes) -> int:
         """End the unfinished line with what came. Gives how many bytes of `data` that took."""
@@ -94,22 +101,21 @@ class AppendHandle:
         if end == 0:
             return 0
         line = np.frombuffer(bytes(self._tail) + data[:end].tobytes(), np.uint8)
+        taken = self.target.add(line)
         self._tail.clear()
-        if self.target.add(line) < line.size:
+        if taken < line.size:
             raise self._refused()
         return int(end)
 
-    def _keep_tail(self, rest: Bytes, alone: bool) -> int:
-        """Keep the beginning of a line. Gives how many bytes that took: none of a line that is far too long, where
-        lines before it were taken; `alone`, it is refused at once."""
-        if len(self._tail) + rest.size > self.target.line_limit():
-            if not alone:
-                return 0
+    def _keep_tail(self, rest: Bytes) -> bool:
+        """Keep the beginning of a line. False where it is too long already: it is refused with what came before."""
+        limit = self.target.line_limit()
+        if len(self._tail) + rest.size > limit:
             self._tail.clear()
-            self.target.refusal = RecordTooLargeError(f"a line goes beyond {self.target.line_limit()} bytes")
-            raise self._refused()
+            self.target.refusal = RecordTooLargeError(f"a line goes beyond {limit} bytes")
+            return False
         self._tail += rest.tobytes()
-        return int(rest.size)
+        return True
 
     def _refused(self) -> EngineError:
         error = self.target.refusal
@@ -118,28 +124,24 @@ class AppendHandle:
             shown.note_refusal(error)
         return error
 
-    def _tell_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
     def flush(self) -> None:
         """A descriptor is closed: append the whole lines, keep an unfinished one."""
         with self._lock:
-            self._tell_failure()
-            self.target.flush()
-            if self._tail:
-                for shown in self.target.shown():
-                    shown.begin_close(self)
+            try:
+                self.target.flush()
+            finally:
+                if self._tail:
+                    for shown in self.target.shown():
+                        shown.begin_close(self)
 
     def persist(self) -> None:
         """fsync: the whole lines are on disk afterwards."""
         with self._lock:
-            self._tell_failure()
             self.target.persist()
 
     def flush_waiting(self, before: int) -> None:
-        """Append lines that wait since before some time. An error is kept for the writer's next call."""
+        """Append lines that wait since before some time. After an error they go on waiting: the writer's next
+        call tries again, and is told where it still fails."""
         if not self._lock.acquire(blocking=False):
             return  # the writer is at work, and sends them itself or waits for the next round
         try:
@@ -147,7 +149,8 @@ class AppendHandle:
             if since is not None and since <= before:
                 self.target.flush()
         except (EngineError, OSError) as error:
-            self._failure = error
+            for shown in self.target.shown():
+                shown.note_refusal(error)
         finally:
             self._lock.release()
 
@@ -199,8 +202,11 @@ class Writers:
 
     def note(self, handle: AppendHandle) -> None:
         """Lines of a writer may wait from now on."""
-        if handle not in self._waiting and handle.waiting_since() is not None:
-            with self._noted:
+        if handle.waiting_since() is None:
+            return
+        with self._noted:
+            # Looked at under the lock: the flusher may be about to take it out.
+            if handle not in self._waiting:
                 self._waiting[handle] = None
                 self._noted.notify()
 

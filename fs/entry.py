@@ -82,11 +82,13 @@ class Handle:
 class Entry:
     """A name in the tree. What a kind of entry cannot do is refused here, in one way for all.
 
-    path  from the mount's root on, with a leading slash
+    path               from the mount's root on, with a leading slash
+    outlives_its_name  who has it open can read on, and ask for its attributes, when the name is gone
     """
 
     kind = stat.S_IFREG
     permissions = 0o444
+    outlives_its_name = False
 
     def __init__(self, path: str) -> None:
         self.path = path

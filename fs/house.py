@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine import Store
@@ -20,7 +22,9 @@ class House:
     writers     open writers, and their flusher
     batch_size  lines are sent when they make a batch of this many bytes
     read_only   nothing may be changed through the mount
+    given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
     _shown      partitions that were looked at, by topic and number
+    _turns      counts the appends without a key to each topic: its partitions take them in turn
     """
 
     store: Store
@@ -28,7 +32,9 @@ class House:
     writers: Writers
     batch_size: int
     read_only: bool = False
+    given_up: Callable[[], bool] = lambda: True
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
+    _turns: dict[str, Iterator[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def shown(self, topic: str, number: int) -> ShownPartition:
@@ -41,6 +47,10 @@ class House:
                 if shown is None or shown.partition is not partition:
                     shown = self._shown[topic, number] = ShownPartition(partition, self.shelf)
         return shown
+
+    def turns(self, topic: str) -> Iterator[int]:
+        """Whose turn it is, for all who append to a topic."""
+        return self._turns.setdefault(topic, itertools.count())
 
     def looked_at(self) -> list[ShownPartition]:
         """The partitions that somebody looked at."""

@@ -53,6 +53,10 @@ class FileSystem:
         self._numbers = itertools.count(1)
         self.closing = False
 
+    def wait_until(self, given_up: Callable[[], bool]) -> None:
+        """Calls that wait for records ask this, every now and then, whether anybody still waits for them."""
+        self.house.given_up = given_up
+
     # -- names ----------------------------------------------------------------------------------------
 
     def _entry(self, path: str) -> Entry:
@@ -67,8 +71,19 @@ class FileSystem:
         return self._entry(directory), name
 
     def getattr(self, path: str, handle: int | None) -> Attributes:
-        entry = self._entry(path) if handle is None or path else self._handles[handle].entry
+        entry = self._handles[handle].entry if handle is not None and not path else self._named_or_open(path)
         return entry.attributes(self.owner)
+
+    def _named_or_open(self, path: str) -> Entry:
+        """The entry of a name, or of a file that is open though its name is gone: libfuse 2 asks by name for an open
+        file too, and the kernel asks before it reads through its page cache."""
+        try:
+            return self._entry(path)
+        except errors.NotFoundError:
+            for opened in list(self._handles.values()):
+                if opened.entry.path == path and opened.entry.outlives_its_name:
+                    return opened.entry
+            raise
 
     def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
         return [(name, None) for name in self._entry(path).names()]

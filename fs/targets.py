@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -85,6 +86,8 @@ class PartitionTarget:
                 at = self._builder.add_lines(lines, at, now)
             except RecordTooLargeError as error:
                 self.refusal = error
+                if not self._unsent and not self._builder.count:
+                    self._since = None
                 return at
             if at < lines.size or self._builder.size >= self._batch_size:
                 self._send_or_keep()
@@ -104,6 +107,7 @@ class PartitionTarget:
     def _begin(self, now: int) -> None:
         if self._since is None:
             self._since = now
+        if not self._builder.count:
             limit = batch_limit(self._partition.settings)
             if self._builder.limit != limit:
                 self._builder = batches.BatchBuilder(limit)
@@ -153,15 +157,15 @@ class TopicTarget:
 
     refusal  why the last `add` did not take everything
     _parts   a target for each partition, by its number
-    _turn    the partition that gets the next records without a key
+    _turns   counts for all who append to the topic: whose turn it is to get records without a key
     """
 
-    def __init__(self, parts: dict[int, PartitionTarget], fmt: Format) -> None:
+    def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
         self.format = fmt
         self.refusal: EngineError | None = None
         self._parts = parts
         self._numbers = sorted(parts)
-        self._turn = 0
+        self._turns = turns
 
     def shown(self) -> tuple[ShownPartition, ...]:
         return tuple(shown for part in self._parts.values() for shown in part.shown())
@@ -200,8 +204,7 @@ class TopicTarget:
         return parsed.used
 
     def _next_part(self) -> PartitionTarget:
-        self._turn = (self._turn + 1) % len(self._numbers)
-        return self._parts[self._numbers[self._turn]]
+        return self._parts[self._numbers[next(self._turns) % len(self._numbers)]]
 
     def _choose(self, columns: Columns, named: Ints) -> tuple[Ints, int, EngineError | None]:
         """The partition of each record; how many there are before the first that names one that is not there,
@@ -209,8 +212,11 @@ class TopicTarget:
         chosen = np.empty(len(columns), np.int32)
         keys, sizes = np.ascontiguousarray(columns.key_start), np.ascontiguousarray(columns.key_length)
         partitions_of_keys(columns.buffer, keys, sizes, len(self._numbers), chosen)
-        chosen[columns.key_length < 0] = self._next_part().shown()[0].partition.number
+        chosen = np.array(self._numbers, np.int32)[chosen]
         given = named != NO_PARTITION
+        keyless = (columns.key_length < 0) & ~given
+        if keyless.any():
+            chosen[keyless] = self._next_part().shown()[0].partition.number
         chosen[given] = named[given]
         unknown = np.flatnonzero(~np.isin(chosen, self._numbers))
         if not unknown.size:
@@ -225,12 +231,21 @@ class TopicTarget:
         )
 
     def flush(self) -> None:
-        for part in self._parts.values():
-            part.flush()
+        self._each(PartitionTarget.flush)
 
     def persist(self) -> None:
+        self._each(PartitionTarget.persist)
+
+    def _each(self, call: Callable[[PartitionTarget], None]) -> None:
+        """Do it for every partition, then raise the first error: one that fails does not hold up the others."""
+        failures: list[EngineError | OSError] = []
         for part in self._parts.values():
-            part.persist()
+            try:
+                call(part)
+            except (EngineError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def line_start(lines: Bytes, line: int) -> int:

@@ -6,13 +6,16 @@ none of an aborted transaction: what is below the stable offset has been decided
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptError
 from engine.kernels.scan import LAST_OFFSET
 from engine.partition.offsets import Appended, Isolation, Offsets
 from engine.partition.partition import Partition
@@ -26,6 +29,9 @@ BLOCK: Final = 1 << 20
 """Rendered at once for a reader that goes on where it stopped; marks are some 64 KiB apart."""
 
 _KEPT_BLOCKS: Final = 4
+
+DAMAGE: Final = 1
+"""Bytes that a batch which cannot be read takes in a text: enough that no reader comes past it unawares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,19 @@ class SegmentText:
     segments            the list that the segment was found in: transactions that end in later ones matter too
     format              how
     map                 where batches begin, as far as looked at
+    damaged             the map has batches that could not be read: it is not to be kept
     _lock               held while the map grows or a block is rendered
     _blocks             the last blocks that were rendered, newest first; replaced as a whole
     """
 
-    __slots__ = ("_blocks", "_lock", "format", "map", "partition", "segment")
+    __slots__ = ("_blocks", "_lock", "damaged", "format", "map", "partition", "segment")
 
     def __init__(self, partition: Partition, segment: Segment, fmt: Format, known: SizeMap | None) -> None:
         self.partition = partition
         self.segment = segment
         self.format = fmt
         self.map = SizeMap(segment.base_offset) if known is None else known
+        self.damaged = False
         self._lock = threading.Lock()
         self._blocks: tuple[_Block, ...] = ()
 
@@ -84,10 +92,28 @@ class SegmentText:
             start = self.map.next_offset
             if start >= limit:
                 return
-            for buffer, table, origin in read_batches(segments, offsets, start, limit, Isolation.COMMITTED):
-                new = table[table[:, LAST_OFFSET] >= start]
-                self.map.add(new, self._sizes(buffer, new, origin))
-            self.map.skip_to(limit)
+            while start < limit:
+                try:
+                    for buffer, table, origin in self._batches(segments, offsets, start, limit):
+                        new = table[table[:, LAST_OFFSET] >= start]
+                        self.map.add(new, self._sizes(buffer, new, origin))
+                except CorruptError:
+                    self._map_damage(limit)
+                else:
+                    self.map.skip_to(limit)
+                start = self.map.next_offset
+
+    def _map_damage(self, limit: int) -> None:
+        """Map a batch that cannot be read as one byte, which cannot be read either: what is behind it can. Where even
+        its length is in doubt, that is so for everything up to `limit`."""
+        self.damaged = True
+        first = self.map.next_offset
+        position, behind = self.segment.size, limit
+        with contextlib.suppress(CorruptError):
+            found = self.segment.position_of(first)
+            if found is not None and found[3] >= first:
+                position, behind = found[0], min(limit, found[3] + 1)
+        self.map.add_one(position, first, behind - 1, DAMAGE)
 
     def note(self, appended: Appended, size: int, offsets: Offsets) -> None:
         """Map a batch that was just appended, without reading it: where it follows what is mapped, and shows."""
@@ -113,11 +139,27 @@ class SegmentText:
         if mark < 0:
             return 0
         _, position, first = self.map.marks[mark].tolist()
+        try:
+            return int(position) + self._size_between(first, offset, segments, offsets)
+        except CorruptError:
+            # There is damage on the way: measured from the other side.
+            stop, behind = self._mark_at(mark + 1)
+            return stop - self._size_between(offset, behind, segments, offsets)
+
+    def _size_between(self, start: int, end: int, segments: Segments, offsets: Offsets) -> int:
+        """Bytes of the records in [start, end), which are read for it."""
+        size = 0
         topic, number = self.partition.topic, self.partition.number
-        for buffer, table, origin in read_batches(segments, offsets, first, offset, Isolation.COMMITTED):
-            sizes = self.format.sizes(buffer, table, origin, topic, number, first, offset)
-            position += int(sizes.sum())
-        return int(position)
+        for buffer, table, origin in self._batches(segments, offsets, start, end):
+            size += int(self.format.sizes(buffer, table, origin, topic, number, start, end).sum())
+        return size
+
+    def _mark_at(self, number: int) -> tuple[int, int]:
+        """Position and offset at a mark, or at the end of what is mapped."""
+        marks = self.map.marks
+        if number < len(marks):
+            return int(marks[number, 1]), int(marks[number, 2])
+        return self.map.rendered, self.map.next_offset
 
     def read(self, position: int, into: Bytes, segments: Segments, offsets: Offsets) -> int:
         """Fill `into` with the text from `position` on. Gives how many bytes there were."""
@@ -155,14 +197,41 @@ class SegmentText:
             sequential = any(block.end == position for block in self._blocks)
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
-            _, start, start_offset = marks[first].tolist()
-            if end < len(marks):
-                _, stop, end_offset = marks[end].tolist()
-            else:
-                stop, end_offset = self.map.rendered, self.map.next_offset
-            block = _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start))
+            try:
+                block = self._block_between(first, end, segments, offsets)
+            except CorruptError:
+                block = self._beside_damage(first, position, segments, offsets)
             self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
             return block
+
+    def _block_between(self, first: int, end: int, segments: Segments, offsets: Offsets) -> _Block:
+        """From a mark to another."""
+        start, start_offset = self._mark_at(first)
+        stop, end_offset = self._mark_at(end)
+        return _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start))
+
+    def _beside_damage(self, mark: int, position: int, segments: Segments, offsets: Offsets) -> _Block:
+        """What lies before damage, or behind it, up to the next mark; CorruptError where `position` lies in it."""
+        start, offset = self._mark_at(mark)
+        stop, end_offset = self._mark_at(mark + 1)
+        end, damage = start, offset
+        try:
+            for buffer, table, origin in self._batches(segments, offsets, offset, end_offset):
+                end += int(self._sizes(buffer, table, origin).sum())
+                damage = int(table[-1, LAST_OFFSET]) + 1
+        except CorruptError:
+            if position < end:
+                return _Block(start, self._render(segments, offsets, offset, damage, end - start))
+            found = self.segment.position_of(damage)
+            if found is None or not damage <= found[3] < end_offset:
+                raise
+            behind = found[3] + 1
+            size = self._size_between(behind, end_offset, segments, offsets)
+            if position < stop - size:
+                raise
+            return _Block(stop - size, self._render(segments, offsets, behind, end_offset, size))
+        # The damage lies behind the next mark.
+        return _Block(start, self._render(segments, offsets, offset, end_offset, stop - start))
 
     def _kept_block(self, position: int) -> _Block | None:
         for block in self._blocks:
@@ -170,11 +239,19 @@ class SegmentText:
                 return block
         return None
 
+    def _batches(
+        self, segments: Segments, offsets: Offsets, start: int, end: int
+    ) -> Iterator[tuple[Bytes, Longs, int]]:
+        """The batches with records in [start, end) that show, of this segment: a map that was made when the next one
+        was gone from the list may reach beyond its end."""
+        limit = min(end, self._limit(segments, offsets))
+        return read_batches(segments, offsets, start, limit, Isolation.COMMITTED)
+
     def _render(self, segments: Segments, offsets: Offsets, start: int, end: int, size: int) -> Bytes:
         """The records in [start, end), all of this segment, which are `size` bytes long."""
         out = np.empty(size, np.uint8)
         at = 0
         topic, number = self.partition.topic, self.partition.number
-        for buffer, table, origin in read_batches(segments, offsets, start, end, Isolation.COMMITTED):
+        for buffer, table, origin in self._batches(segments, offsets, start, end):
             at = self.format.render(buffer, table, origin, start, end, out, at, topic, number)
         return out[:at]

@@ -88,6 +88,8 @@ class PartitionTexts:
                     continue
                 try:
                     text.size(segments, offsets)
+                    if text.damaged:
+                        continue  # whoever asks next looks anew: the damage may have been repaired
                     self.shelf.save(
                         self.partition.name, _name(segment, fmt), text.map.encode(_identity(segment))
                     )

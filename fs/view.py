@@ -169,6 +169,7 @@ class View:
         while not parts and len(coming) > 1 and coming[1].base_offset <= self.start_offset:
             del coming[0]
         pinned = set(map(id, self._hold.held))
+        self.segments = self._with_held(parts, current)
         complete = True
         for segment in coming:
             if self.end_offset is not None and segment.base_offset >= self.end_offset:
@@ -179,11 +180,18 @@ class View:
                 break
             if id(segment) not in pinned and not self._pin(segment):
                 continue
-            self.segments = _joined([part.text.segment for part in parts] + [segment], current)
             self._add(parts, segment, offsets)
-        self.segments = _joined([part.text.segment for part in parts], current)
         self._parts = tuple(parts)
         self._seen = current if complete else None
+
+    def _with_held(self, parts: list[_Part], current: Segments) -> Segments:
+        """The list to read by: what is held and gone from the log is in it too, without a gap, since a segment ends
+        where the next one begins, and its transactions may end there."""
+        if self.lone and self._hold.segments.higher(self.start_offset) is not None:
+            return self._hold.segments
+        mine = [part.text.segment for part in parts]
+        mine += [s for s in self._hold.held if not mine or s.base_offset > mine[-1].base_offset]
+        return _joined(mine, current)
 
     def _pin(self, segment: Segment) -> bool:
         if self._closed:

@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from engine.store.metadata import CleanShutdown
+from engine.files.metadata import CleanShutdown
 from engine.store.store import LOGS, Store
 from mountd.events import Events
 from mountd.logs import LevelCounter

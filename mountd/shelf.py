@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptError
-from engine.store.files import TEMPORARY_SUFFIX, read_bounded
+from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
 
 VIEWS: Final = "views"
 

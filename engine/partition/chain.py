@@ -13,14 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import ClosedError
-from engine.record import Clock
-from engine.segment.descriptors import Descriptors, sync_file
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.stored import SegmentSettings
-from engine.settings.topic import TopicSettings
-from engine.store.files import sync_directory
-from engine.store.names import (
+from engine.files.atomic import sync_directory
+from engine.files.names import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
     index_file,
@@ -28,6 +22,12 @@ from engine.store.names import (
     time_index_file,
     transaction_index_file,
 )
+from engine.record import Clock
+from engine.segment.descriptors import Descriptors, sync_file
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+from engine.segment.stored import SegmentSettings
+from engine.settings.topic import TopicSettings
 
 log = logging.getLogger(__name__)
 

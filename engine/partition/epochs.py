@@ -1,6 +1,6 @@
 """Leader epochs: from which offset on each epoch's leader wrote. File `leader-epoch-checkpoint`.
 
-0\\n                     version            a checkpoint, see engine.store.checkpoint
+0\\n                     version            a checkpoint, see engine.files.checkpoint
 <entry count>\\n
 <epoch> <start offset>\\n ...               both rise from line to line
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from engine.errors import CorruptCheckpointError
+from engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
+from engine.files.integers import parse_int32, parse_int64
 from engine.record import NO_LEADER_EPOCH, NO_OFFSET
-from engine.store.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
-from engine.store.integers import parse_int32, parse_int64
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 from engine.errors import InvalidNameError
+from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.files.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
 from engine.partition.chain import Chain
 from engine.record import MAX_INT64
 from engine.segment.segment import Segment
-from engine.store.files import TEMPORARY_SUFFIX, sync_directory
-from engine.store.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
 
 log = logging.getLogger(__name__)
 

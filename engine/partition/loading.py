@@ -29,6 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CorruptCheckpointError
+from engine.files.atomic import write_atomically
+from engine.files.metadata import PartitionMetadata
+from engine.files.names import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    index_file,
+    log_file,
+    offset_of_file,
+    transaction_index_file,
+)
 from engine.partition.chain import Chain, segment_settings
 from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
 from engine.partition.epochs import LeaderEpochs
@@ -42,18 +54,6 @@ from engine.producer.manager import ProducerStates
 from engine.record import Clock
 from engine.segment.descriptors import Descriptors
 from engine.settings.topic import TopicSettings
-from engine.store.files import write_atomically
-from engine.store.metadata import PartitionMetadata
-from engine.store.names import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TRANSACTION_INDEX_SUFFIX,
-    index_file,
-    log_file,
-    offset_of_file,
-    transaction_index_file,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from engine.errors import (
     RollError,
     UnexpectedAppendOffsetError,
 )
+from engine.files.atomic import sync_directory
 from engine.kernels import encode as encoding
 from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
 from engine.kernels.scan import (
@@ -44,7 +45,6 @@ from engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from engine.segment.segment import Segment
 from engine.segment.transaction_index import AbortedTransaction
 from engine.settings.topic import TopicSettings
-from engine.store.files import sync_directory
 
 logger = logging.getLogger(__name__)
 

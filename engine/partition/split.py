@@ -14,11 +14,11 @@ import numpy as np
 
 from engine.batch.table import Bytes, Longs
 from engine.errors import CorruptBatchError, RollError
+from engine.files.names import CLEANED_SUFFIX
 from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from engine.partition.chain import Chain
 from engine.record import MAX_INT32
 from engine.segment.segment import Segment
-from engine.store.names import CLEANED_SUFFIX
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from engine.errors import (
     ClosedError,
     OffsetOutOfRangeError,
 )
+from engine.files.metadata import PartitionMetadata
 from engine.partition.chain import Chain
 from engine.partition.epochs import LeaderEpochs
 from engine.partition.offsets import Offsets
 from engine.producer.manager import ProducerStates
 from engine.record import MAX_INT64, NO_OFFSET, Clock
 from engine.settings.topic import TopicSettings
-from engine.store.metadata import PartitionMetadata
 
 logger = logging.getLogger(__name__)
 

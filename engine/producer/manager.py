@@ -34,11 +34,11 @@ from engine.errors import (
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
+from engine.files.atomic import TEMPORARY_SUFFIX
+from engine.files.names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, snapshot_file
 from engine.producer import snapshot
 from engine.producer.entry import BatchInfo, BatchMetadata, Origin, ProducerEntry, increment
 from engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID
-from engine.store.files import TEMPORARY_SUFFIX
-from engine.store.names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, snapshot_file
 
 log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CorruptSnapshotError
+from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
 from engine.kernels.crc import crc32c
 from engine.producer.entry import BatchMetadata, ProducerEntry
 from engine.record import NO_OFFSET
-from engine.store.files import TEMPORARY_SUFFIX, sync_directory
 
 VERSION: Final = 1
 HEADER: Final = struct.Struct(">hIi")

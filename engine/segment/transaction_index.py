@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CorruptIndexError, InvalidOffsetError
+from engine.files.names import DELETED_SUFFIX
 from engine.record import NO_OFFSET
-from engine.store.names import DELETED_SUFFIX
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from enum import Enum
 from typing import Final
 
 from engine.errors import InvalidSettingError
+from engine.files.atomic import shown
+from engine.files.integers import parse_int32, parse_int64
 from engine.record import MAX_INT32, MAX_INT64
-from engine.store.files import shown
-from engine.store.integers import parse_int32, parse_int64
 
 Value = bool | int | float | str | tuple[str, ...]
 

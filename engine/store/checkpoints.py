@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptCheckpointError
-from engine.partition.loading import Known
-from engine.partition.partition import Partition
-from engine.store.checkpoint import (
+from engine.files.checkpoint import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
+from engine.partition.loading import Known
+from engine.partition.partition import Partition
 from engine.store.listing import PartitionKey
 from engine.store.slot import Slot
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidNameError, InvalidSettingError
+from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.files.names import MAX_NAME_LENGTH, validate_topic
+from engine.files.properties import edit_properties, read_properties, write_properties
 from engine.record import Clock
 from engine.settings import topic as topic_settings
 from engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, TOPIC_BY_NAME, TOPIC_HINTS
 from engine.settings.setting import refuse_unknown
 from engine.settings.topic import Explained, TopicSettings, resolve_topic
-from engine.store.files import TEMPORARY_SUFFIX, sync_directory
-from engine.store.names import MAX_NAME_LENGTH, validate_topic
-from engine.store.properties import edit_properties, read_properties, write_properties
 
 SERVER_PROPERTIES: Final = "server.properties"
 TOPICS: Final = "topics"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import InvalidNameError
-from engine.store.names import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
+from engine.files.names import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
 
 PartitionKey = tuple[str, int]
 """Topic and number."""

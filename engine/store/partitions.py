@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Final
 
 from engine.errors import ClosedError, EngineError, UnknownPartitionError
+from engine.files.names import parse_partition_directory, partition_directory
 from engine.partition.loading import Known, load
 from engine.partition.partition import Partition
 from engine.record import Clock
@@ -18,7 +19,6 @@ from engine.segment.descriptors import Descriptors, raise_descriptor_limit
 from engine.store.checkpoints import Checkpoints
 from engine.store.configuration import Configuration
 from engine.store.listing import PartitionKey
-from engine.store.names import parse_partition_directory, partition_directory
 from engine.store.slot import Slot
 
 log = logging.getLogger(__name__)

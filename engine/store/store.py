@@ -35,6 +35,15 @@ from engine.errors import (
     PolicyViolationError,
     UnknownPartitionError,
 )
+from engine.files.atomic import sync_directory
+from engine.files.lock import DirectoryLock
+from engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
+from engine.files.names import (
+    NOT_PARTITIONS,
+    deletion_directory,
+    parse_partition_directory,
+    partition_directory,
+)
 from engine.partition.loading import Known
 from engine.partition.partition import Partition
 from engine.record import Clock, now_ms
@@ -42,16 +51,7 @@ from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store import upkeep
 from engine.store.configuration import TOPICS, Configuration
-from engine.store.files import sync_directory
 from engine.store.listing import Listing, PartitionKey
-from engine.store.lock import DirectoryLock
-from engine.store.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
-from engine.store.names import (
-    NOT_PARTITIONS,
-    deletion_directory,
-    parse_partition_directory,
-    partition_directory,
-)
 from engine.store.partitions import Partitions
 from engine.store.removal import Removals
 from engine.store.slot import Slot

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final
 
 from engine.batch.table import Bytes
@@ -18,8 +17,8 @@ from fs.targets import PartitionTarget
 from fs.tree.segments import partition_mtime
 from fs.view import View
 
-FOLLOW_WAIT: Final = 0.5
-"""Seconds after which a blocked read says EINTR: Ctrl-C then works, and everything else tries again."""
+FOLLOW_WAIT: Final = 0.2
+"""Seconds after which a blocked read looks whether its reader still waits: Ctrl-C works within that time."""
 
 
 class LogHandle(Handle):
@@ -140,23 +139,23 @@ class CurrentLink(Link):
 class FollowHandle(Handle):
     """Records that come after it was opened; a read blocks while there are none."""
 
-    def __init__(self, shown: ShownPartition, fmt: Format) -> None:
+    def __init__(self, house: House, shown: ShownPartition, fmt: Format) -> None:
+        self._house = house
         self._shown = shown
         self._view = View.open(shown.texts, fmt, shown.partition.stable_offset)
-        self._lock = threading.Lock()
 
     def read(self, position: int, into: Bytes) -> int:
-        # The kernel's position is its own count of what was read: the same as ours, since nothing is skipped.
-        with self._lock:
-            log = self._shown.partition.log
+        # The kernel's position is its own count of what was read: the same as ours, since nothing is skipped. It also
+        # lets one at a time read from a descriptor.
+        log = self._shown.partition.log
+        while True:
             seen = log.offsets.stable
             done = self._view.read(position, into)
-            if not done and log.wait_for(seen, FOLLOW_WAIT):
-                done = self._view.read(position, into)
-            if not done:
+            if done:
+                self._view.release_below(position)
+                return done
+            if not log.wait_for(seen, FOLLOW_WAIT) and self._house.given_up():
                 raise errors.TryAgainError("no new record yet")
-            self._view.release_below(position)
-            return done
 
     def release(self) -> None:
         self._view.close()
@@ -165,8 +164,9 @@ class FollowHandle(Handle):
 class FollowFile(Entry):
     """New records as they come, like a pipe."""
 
-    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
+    def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
         super().__init__(path)
+        self.house = house
         self.shown = shown
         self.format = fmt
 
@@ -176,4 +176,4 @@ class FollowFile(Entry):
     def open(self, flags: int) -> Handle:
         if wants_writing(flags):
             raise errors.AppendOnlyError(f"{self.path} can only be read")
-        return FollowHandle(self.shown, self.format)
+        return FollowHandle(self.house, self.shown, self.format)

@@ -59,7 +59,7 @@ class PartitionDirectory(Directory):
                 case "current":
                     return CurrentLink(path, shown, fmt)
                 case "follow":
-                    return FollowFile(path, shown, fmt)
+                    return FollowFile(path, self.house, shown, fmt)
         raise self.missing(name)
 
 

@@ -116,7 +116,7 @@ class ValueFile(Entry):
 
 
 class OffsetDirectory(Directory):
-    """Records by offset. Listed are the first and the last that there are."""
+    """Records by offset. Listed are the bounds of what there is: single records only where one is to be seen."""
 
     def __init__(self, path: str, shown: ShownPartition) -> None:
         super().__init__(path)
@@ -128,9 +128,10 @@ class OffsetDirectory(Directory):
     def names(self) -> Iterable[str]:
         now = self.shown.partition.offsets
         if now.start < now.stable:
-            yield str(now.start)
-            if now.start < now.stable - 1:
-                yield str(now.stable - 1)
+            # A bound may be a marker, or of an aborted transaction: a name that leads nowhere stops find and tar.
+            for bound in sorted({now.start, now.stable - 1}):
+                if self.shown.partition.record(bound) is not None:
+                    yield str(bound)
             for suffix in FORMATS:
                 yield f"{now.start}-{now.stable - 1}.{suffix}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from engine.errors import InvalidNameError, UnknownPartitionError
-from engine.store.names import parse_partition_directory
+from engine.files.names import parse_partition_directory
 from fs.entry import Directory, Entry, GeneratedFile
 from fs.house import House
 from fs.tree.partition import PartitionDirectory

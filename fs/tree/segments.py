@@ -36,11 +36,14 @@ class ViewHandle(Handle):
 class SegmentFile(Entry):
     """A segment in a format. The active one grows; a sealed one never changes."""
 
+    outlives_its_name = True
+
     def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
         super().__init__(path)
         self.shown = shown
         self.segment = segment
         self.format = fmt
+        self._found_in = shown.partition.log.chain.segments
 
     @property
     def generation(self) -> int:
@@ -51,7 +54,10 @@ class SegmentFile(Entry):
         log = self.shown.partition.log
         # Offsets first: a list of segments that is older than they are lacks the segment's end.
         offsets = log.offsets
-        return self.shown.texts.of(self.segment, self.format).size(log.chain.segments, offsets)
+        segments = log.chain.segments
+        if self.segment not in segments:
+            segments = self._found_in
+        return self.shown.texts.of(self.segment, self.format).size(segments, offsets)
 
     def mtime_ns(self) -> int:
         return _status(self.segment).st_mtime_ns
@@ -95,6 +101,8 @@ class RawHandle(Handle):
 
 class RawFile(Entry):
     """A segment's `.log`: batches as Kafka's own tools read them."""
+
+    outlives_its_name = True
 
     def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
         super().__init__(path)

@@ -117,4 +117,5 @@ class InFile(Entry):
             number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
             for number in numbers
         }
-        return WriterHandle(self.house.writers.open(TopicTarget(parts, self.format)), flags)
+        target = TopicTarget(parts, self.format, self.house.turns(self.topic))
+        return WriterHandle(self.house.writers.open(target), flags)

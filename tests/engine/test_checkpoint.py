@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CorruptCheckpointError
-from engine.store import checkpoint
-from engine.store.checkpoint import (
+from engine.files.atomic import read_bounded, write_atomically
+from engine.files.checkpoint import (
     OffsetCheckpoint,
     read_lines,
     write_lines,
     write_lines_if_directory_exists,
 )
-from engine.store.files import read_bounded, write_atomically
+from engine.files import checkpoint
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import StoreLockedError
-from engine.store.lock import DirectoryLock
+from engine.files.lock import DirectoryLock
 
 HOLD = """
 import fcntl, sys

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
-from engine.store import metadata
-from engine.store.metadata import (
+from engine.files.metadata import (
     CleanShutdown,
     MetaProperties,
     PartitionMetadata,
     parse_uuid,
     random_uuid,
 )
-from engine.store.properties import read_properties
+from engine.files.properties import read_properties
+from engine.files import metadata
 
 ID = "Q1Rz8vWkS3yTb0nNfXk4Ag"
 OTHER = "-Q1Rz8vWkS3yTb0nNfXk4A"

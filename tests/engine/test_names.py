@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidNameError
-from engine.record import MAX_INT32, MAX_INT64
-from engine.store import names
-from engine.store.names import (
+from engine.files.names import (
     deletion_directory,
     offset_of_file,
     parse_partition_directory,
     partition_directory,
     validate_topic,
 )
+from engine.record import MAX_INT32, MAX_INT64
+from engine.files import names
 
 UUID = "0123456789abcdef0123456789abcdef"
 TOPICS = st.text(

@@ -30,9 +30,9 @@ from engine.errors import (
     StoreLockedError,
     UnknownPartitionError,
 )
+from engine.files.metadata import CleanShutdown
 from engine.partition.recovery import Recovery
 from engine.store import partitions as loading
-from engine.store.metadata import CleanShutdown
 
 
 @pytest.fixture

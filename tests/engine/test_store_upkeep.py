@@ -74,7 +74,7 @@ def test_checkpoints_that_have_not_changed_are_not_written(
 ) -> None:
     some(house.open().create("orders"))
     after(house, 100_000)
-    monkeypatch.setattr("engine.store.checkpoint.write_atomically", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr("engine.files.checkpoint.write_atomically", lambda *_: pytest.fail("written"))
     for period in range(5):
         after(house, 200_000 + 100_000 * period)
 

@@ -1,7 +1,8 @@
 """The real daemon over a backing directory, for tests that look at it from outside only.
 
-A warning or an error in its log that no test expected fails the run, and so does a daemon that does not stop cleanly. What
-hangs is ended: the daemon then writes where each of its threads is into its log, and everybody who waits is let go.
+A warning or an error in its log that no test expected fails the run, and so does a daemon that does not stop
+cleanly. What hangs is ended: the daemon then writes where each of its threads is into its log, and everybody who
+waits is let go.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+STEERED = str(Path(__file__).with_name("steered.py"))
 START_S = 60.0
 STOP_S = 30.0
 LIMIT_S = 30.0
@@ -69,8 +73,7 @@ class Served:
         """Mount, and wait until it answers."""
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("steered.py")), "mount", "--foreground", *options]
-            + [str(self.backing), str(self.path)],
+            [sys.executable, STEERED, "mount", "--foreground", *options, str(self.backing), str(self.path)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "STEER": str(self._socket)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -190,3 +193,37 @@ def opened(file: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def full_disk(place: Path, size: str = "24m", *options: str) -> Iterator[tuple[Served, Path]]:
+    """A mount whose backing directory is a small file system, and a file on it that can take up all room."""
+    served = Served(place)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "topicfs-test", served.backing],
+        check=False,
+        capture_output=True,
+    )
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
+    try:
+        served.start(*options)
+        with served.watched():
+            yield served, served.backing / "filler"
+        assert served.stop() == 0
+        assert served.alarms() == []
+    finally:
+        served.clear()
+        subprocess.run(["umount", "-l", served.backing], check=True)
+
+
+def fill(file: Path) -> None:
+    """Take up all room that is left."""
+    with file.open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(1 << 20)):
+            pass
+        while filler.write(bytes(512)):
+            pass
+    with file.open("ab", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(512)):
+            pass

@@ -13,7 +13,7 @@ from multiprocessing.connection import Listener
 from typing import Any
 
 from engine.partition.partition import Partition, Producer
-from engine.record import Record
+from engine.record import MAX_INT64, Record
 from engine.store.store import Store
 from fs import adapter
 from mountd.assembly import CountedFileSystem
@@ -47,13 +47,18 @@ def end(partition: Partition, producer: int, commit: bool) -> None:
     partition.end_transaction(producer, 0, commit)
 
 
+def sweep(partition: Partition) -> int:
+    """Remove the files of what was removed and is pinned by nobody, as if their delay were over."""
+    return partition.log.remove_due(MAX_INT64)
+
+
 def files(partition: Partition) -> str:
     """Where its segments are."""
     return str(partition.directory)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    call.__name__: call for call in (roll, raise_start, write, end, files)
+    call.__name__: call for call in (roll, raise_start, write, end, sweep, files)
 }
 
 

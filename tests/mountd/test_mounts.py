@@ -114,7 +114,7 @@ def test_umount_of_something_else_is_refused(table: Path) -> None:
 
 def test_lock_owner_is_the_process_that_has_the_store_open(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from engine.store.lock import DirectoryLock\n"
+        "import sys; from pathlib import Path; from engine.files.lock import DirectoryLock\n"
         "lock = DirectoryLock.acquire(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
     )
     (tmp_path / "logs").mkdir()

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
+from engine.files.atomic import read_bounded, shown, sync_directory, write_atomically
+from engine.files.integers import parse_int32
+from engine.files.properties import read_properties, write_properties
 from engine.record import MAX_INT64, Clock
-from engine.store.files import read_bounded, shown, sync_directory, write_atomically
-from engine.store.integers import parse_int32
-from engine.store.properties import read_properties, write_properties
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptCheckpointError
-from engine.store.files import read_bounded, shown, write_atomically
-from engine.store.integers import parse_int32, parse_int64
+from engine.files.atomic import read_bounded, shown, write_atomically
+from engine.files.integers import parse_int32, parse_int64
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import uuid
 from typing import Final, NamedTuple
 
 from engine.errors import InvalidNameError
+from engine.files.atomic import shown
 from engine.record import MAX_INT32, MAX_INT64
-from engine.store.files import shown
 
 MAX_TOPIC_LENGTH: Final = 249
 MAX_NAME_LENGTH: Final = 255

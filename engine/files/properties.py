@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptCheckpointError
+from engine.files.atomic import read_bounded, shown, write_atomically
 from engine.record import Clock, now_ms
-from engine.store.files import read_bounded, shown, write_atomically
 
 # A file of every setting with a long comment each has some 50 KB.
 MAX_BYTES: Final = 1024 * 1024
