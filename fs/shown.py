@@ -22,10 +22,13 @@ CLOSE_GRACE: Final = 0.1
 
 @dataclass(slots=True)
 class _Shared:
-    """A view of the whole log, and how many have it open."""
+    """A view of the whole log, and who has it open.
+
+    places  where each reader is
+    """
 
     view: View
-    holders: int
+    places: dict[object, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +84,35 @@ class ShownPartition:
 
     # -- the whole log --------------------------------------------------------------------------------
 
-    def hold_log(self, fmt: Format) -> View:
+    def hold_log(self, fmt: Format, reader: object) -> View:
         """The view of the whole log, shared with all who hold it: its positions count from one origin."""
         with self._lock:
             shared = self._logs.get(fmt.suffix)
             if shared is None:
                 view = View.open(self.texts, fmt, self.partition.start_offset)
-                shared = self._logs[fmt.suffix] = _Shared(view, 0)
-            shared.holders += 1
+                shared = self._logs[fmt.suffix] = _Shared(view, {})
+            start = self.partition.start_offset
+            shared.places[reader] = shared.view.position_of(start) if start > shared.view.start_offset else 0
             return shared.view
 
-    def let_go_of_log(self, fmt: Format) -> None:
-        """One holder less. After the last one the origin is the start offset again."""
+    def let_go_of_log(self, fmt: Format, reader: object) -> None:
+        """One reader less. After the last one the origin is the start offset again."""
         with self._lock:
             shared = self._logs[fmt.suffix]
-            shared.holders -= 1
-            if shared.holders == 0:
+            del shared.places[reader]
+            if shared.places:
+                shared.view.release_below(min(shared.places.values()))
+            else:
                 del self._logs[fmt.suffix]
                 shared.view.close()
+
+    def move_in_log(self, fmt: Format, reader: object, position: int) -> None:
+        """A reader came to another segment: what all of them have read past is let go, or a `tail -f` would keep
+        retention from freeing anything."""
+        with self._lock:
+            shared = self._logs[fmt.suffix]
+            shared.places[reader] = position
+            shared.view.release_below(min(shared.places.values()))
 
     def log_size(self, fmt: Format) -> int:
         """Bytes of the whole log, counted from the origin of those who hold it."""
@@ -135,7 +149,7 @@ class ShownPartition:
     @property
     def open_logs(self) -> int:
         """How many hold a view of the whole log."""
-        return sum(shared.holders for shared in self._logs.values())
+        return sum(len(shared.places) for shared in self._logs.values())
 
     def note_refusal(self, error: Exception) -> None:
         """Remember why an append was refused: an errno is all that the writer was told."""

@@ -98,22 +98,36 @@ class SegmentText:
                         new = table[table[:, LAST_OFFSET] >= start]
                         self.map.add(new, self._sizes(buffer, new, origin))
                 except CorruptError:
-                    self._map_damage(limit)
+                    self._map_next(segments, offsets, limit)
                 else:
                     self.map.skip_to(limit)
                 start = self.map.next_offset
 
-    def _map_damage(self, limit: int) -> None:
-        """Map a batch that cannot be read as one byte, which cannot be read either: what is behind it can. Where even
-        its length is in doubt, that is so for everything up to `limit`."""
-        self.damaged = True
+    def _map_next(self, segments: Segments, offsets: Offsets, limit: int) -> None:
+        """Map one batch, since there is damage further on, or here. A batch that cannot be read is mapped as one byte,
+        which cannot be read either: what is behind it can. Where its length is in doubt, that is so up to `limit`."""
         first = self.map.next_offset
-        position, behind = self.segment.size, limit
+        position, behind, size = self.segment.size, limit, DAMAGE
         with contextlib.suppress(CorruptError):
-            found = self.segment.position_of(first)
-            if found is not None and found[3] >= first:
-                position, behind = found[0], min(limit, found[3] + 1)
-        self.map.add_one(position, first, behind - 1, DAMAGE)
+            position, behind = self._batch_at(first, limit)
+            size = self._size_between(first, behind, segments, offsets)
+            self.map.add_one(position, first, behind - 1, size)
+            return
+        self.damaged = True
+        self.map.add_one(position, first, behind - 1, size)
+
+    def _batch_at(self, offset: int, limit: int) -> tuple[int, int]:
+        """Where in the file the batch lies that holds an offset, and the offset behind it, `limit` at most;
+        CorruptError where that is in doubt."""
+        found = self.segment.position_of(offset)
+        if found is None:
+            return self.segment.size, limit
+        position, size, _, last = found
+        if last < offset or position + size > self.segment.size:
+            raise CorruptError(
+                f"{self.segment.path}: the batch at position {position} of {self.segment.size} is damaged"
+            )
+        return position, min(limit, last + 1)
 
     def note(self, appended: Appended, size: int, offsets: Offsets) -> None:
         """Map a batch that was just appended, without reading it: where it follows what is mapped, and shows."""
@@ -213,25 +227,21 @@ class SegmentText:
     def _beside_damage(self, mark: int, position: int, segments: Segments, offsets: Offsets) -> _Block:
         """What lies before damage, or behind it, up to the next mark; CorruptError where `position` lies in it."""
         start, offset = self._mark_at(mark)
-        stop, end_offset = self._mark_at(mark + 1)
+        stop, limit = self._mark_at(mark + 1)
         end, damage = start, offset
         try:
-            for buffer, table, origin in self._batches(segments, offsets, offset, end_offset):
-                end += int(self._sizes(buffer, table, origin).sum())
-                damage = int(table[-1, LAST_OFFSET]) + 1
+            while damage < limit:
+                _, behind = self._batch_at(damage, limit)
+                end += self._size_between(damage, behind, segments, offsets)
+                damage = behind
         except CorruptError:
-            if position < end:
-                return _Block(start, self._render(segments, offsets, offset, damage, end - start))
-            found = self.segment.position_of(damage)
-            if found is None or not damage <= found[3] < end_offset:
-                raise
-            behind = found[3] + 1
-            size = self._size_between(behind, end_offset, segments, offsets)
-            if position < stop - size:
-                raise
-            return _Block(stop - size, self._render(segments, offsets, behind, end_offset, size))
-        # The damage lies behind the next mark.
-        return _Block(start, self._render(segments, offsets, offset, end_offset, stop - start))
+            if position >= end:
+                _, behind = self._batch_at(damage, limit)
+                size = self._size_between(behind, limit, segments, offsets)
+                if position < stop - size:
+                    raise
+                return _Block(stop - size, self._render(segments, offsets, behind, limit, size))
+        return _Block(start, self._render(segments, offsets, offset, damage, end - start))
 
     def _kept_block(self, position: int) -> _Block | None:
         for block in self._blocks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from engine.errors import ClosedError
 from engine.partition.offsets import Appended
@@ -14,6 +14,12 @@ from engine.segment.segment import Segment
 from fs.formats import Format
 from fs.sizemap import SizeMap
 from fs.text import SegmentText
+
+if TYPE_CHECKING:
+    from fs.view import View
+
+_READ_AT_ONCE: Final = 8
+"""Texts of a partition that keep rendered bytes: up to 4 MiB each."""
 
 
 class Shelf(Protocol):
@@ -37,6 +43,9 @@ class PartitionTexts:
     _texts     by base offset and format; an entry counts only for the very segment that it was made for
     _used      formats that were looked at
     _saved     of which texts the map is on the shelf
+    views      the open views of more than one segment
+    _lately    the texts that were read last, the latest at the end: only they keep rendered bytes
+    _latest    the last one of them
     """
 
     def __init__(self, partition: Partition, shelf: Shelf) -> None:
@@ -44,6 +53,9 @@ class PartitionTexts:
         self.shelf = shelf
         self._texts: dict[tuple[int, str], SegmentText] = {}
         self._saved: set[tuple[int, str]] = set()
+        self.views: set[View] = set()
+        self._lately: dict[SegmentText, None] = {}
+        self._latest: SegmentText | None = None
         self._used: set[Format] = set()
         self._lock = threading.Lock()
 
@@ -71,6 +83,26 @@ class PartitionTexts:
         segment = log.chain.segments.at(appended.segment_base)
         if segment is not None and not appended.duplicate:
             self.of(segment, Format.TXT).note(appended, text_size, log.offsets)
+
+    def used(self, text: SegmentText) -> None:
+        """Note that a text was read. Others then let go of their rendered bytes: a reader of a long log would leave
+        some in each segment."""
+        if text is self._latest:
+            return
+        with self._lock:
+            self._latest = text
+            self._lately.pop(text, None)
+            self._lately[text] = None
+            while len(self._lately) > _READ_AT_ONCE:
+                oldest = next(iter(self._lately))
+                del self._lately[oldest]
+                oldest.forget_blocks()
+
+    def keep_for_readers(self) -> None:
+        """Have the open views pin what they promised to show. Who removes segments calls this before: a reader
+        that rests does not notice what comes and goes."""
+        for view in tuple(self.views):
+            view.keep_up()
 
     def keep_complete(self, stop: Callable[[], bool]) -> int:
         """Map the sealed segments in the formats that were looked at, and put the maps on the shelf, until told to

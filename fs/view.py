@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine.batch.table import Bytes
-from engine.errors import ClosedError
+from engine.errors import ClosedError, CorruptError
 from engine.partition.hold import Hold
 from engine.partition.offsets import Offsets
 from engine.segment.segment import Segment
@@ -71,7 +71,9 @@ class View:
         log = texts.partition.log
         now = log.offsets
         last = now.end if end is None else min(end, now.end)
-        return cls(texts, fmt, start, end, Hold.take(log.chain, start, max(start + 1, last)))
+        view = cls(texts, fmt, start, end, Hold.take(log.chain, start, max(start + 1, last)))
+        texts.views.add(view)
+        return view
 
     @classmethod
     def of_segment(cls, texts: PartitionTexts, fmt: Format, segment: Segment) -> Self:
@@ -82,6 +84,7 @@ class View:
 
     def close(self) -> None:
         """Let go of the segments."""
+        self.texts.views.discard(self)
         with self._lock:
             self._closed = True
             self._hold.release()
@@ -114,7 +117,16 @@ class View:
             length = min(into.size - done, self._length(at, offsets) - start)
             if length <= 0:
                 break
-            done += at.text.read(at.skipped + start, into[done : done + length], self.segments, offsets)
+            taken = at.text.read(at.skipped + start, into[done : done + length], self.segments, offsets)
+            self.texts.used(at.text)
+            done += taken
+            if taken < length:
+                # The text has grown since these offsets, by another reader's look: newer ones show it all.
+                if offsets is self.texts.partition.log.offsets:
+                    raise CorruptError(
+                        f"byte {position + done} of a view is missing from {at.text.segment.path}"
+                    )
+                offsets = self._refresh()
         return done
 
     def position_of(self, offset: int) -> int:
@@ -124,20 +136,47 @@ class View:
             if part.text.segment.base_offset <= offset:
                 inside = part.text.position_of(offset, self.segments, offsets)
                 return part.start + max(0, inside - part.skipped)
-        return 0
+        return self._parts[0].start if self._parts else 0
+
+    def base_at(self, position: int) -> int:
+        """The base offset of the segment in which a position lies; -1 while there is none."""
+        part = self._part_at(position)
+        return -1 if part is None else part.text.segment.base_offset
 
     def release_below(self, position: int) -> None:
-        """Let go of the segments that end before a position: nobody will read them again."""
+        """Let go of the segments that end before a position. They can be read again as long as the log has them."""
         part = self._part_at(position)
         if part is not None:
             with self._lock:
-                self._hold.release(part.text.segment.base_offset)
+                base, current = part.text.segment.base_offset, self.texts.partition.log.chain.segments
+                self._hold.release(base)
+                parts, gone = self._parts, 0
+                while parts[gone].text.segment.base_offset < base and parts[gone].text.segment not in current:
+                    gone += 1
+                self._parts = parts[gone:]
+
+    def keep_up(self) -> None:
+        """Pin what came since somebody last looked: it may be about to be removed from the log."""
+        with self._lock:
+            if self._closed or not self._hold.held:
+                return
+            current = self.texts.partition.log.chain.segments
+            for segment in current.from_base(self._hold.held[-1].base_offset + 1):
+                if self.end_offset is not None and segment.base_offset >= self.end_offset:
+                    break
+                self._pin(segment)
 
     def _part_at(self, position: int) -> _Part | None:
         parts = self._parts
         at = bisect_right(parts, position, key=lambda part: part.start) - 1
         # Empty parts begin where their successor does: the last that begins there is meant.
-        return parts[at] if at >= 0 else None
+        if at >= 0:
+            return parts[at]
+        if parts:
+            raise ClosedError(
+                f"byte {position} was read past, then removed: expected {parts[0].start} or more"
+            )
+        return None
 
     def _length(self, part: _Part, offsets: Offsets) -> int:
         if self.end_offset is None or self.end_offset >= part.text.map.next_offset:

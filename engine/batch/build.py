@@ -91,10 +91,13 @@ def from_lines(
     exceeds it. No lines make no batch: an empty array."""
     if start >= lines.size:
         return np.empty(0, np.uint8), start
-    # An empty line, one byte, becomes a record of 11 at most. Untouched room costs address space only.
-    room = min(limit, HEADER_SIZE + 12 * (lines.size - start) + RECORD_OVERHEAD)
-    out = np.empty(room, np.uint8)
-    count, used, end = encoding.encode_lines(lines, start, lines.size, 0, out, HEADER_SIZE, room)
+    size = lines.size - start
+    # Enough for lines of 76 bytes; an empty line, one byte, becomes a record of 11 at most.
+    for room in (size + size // 4 + 4096, 12 * size + RECORD_OVERHEAD):
+        out = np.empty(min(limit, HEADER_SIZE + room), np.uint8)
+        count, used, end = encoding.encode_lines(lines, start, lines.size, 0, out, HEADER_SIZE, out.size)
+        if used == lines.size or out.size == limit:
+            break
     if not count:
         raise RecordTooLargeError(
             f"a line of up to {lines.size - start} bytes exceeds a batch of {limit} bytes"

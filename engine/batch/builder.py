@@ -48,10 +48,8 @@ class BatchBuilder:
         RecordTooLargeError where not even an empty batch could hold the first line."""
         if self.count == 0:
             self.base_timestamp = self.max_timestamp = now
-        # An empty line, one byte, becomes a record of 11 at most; long lines grow by little.
-        self._make_room(
-            12 * (lines.size - start) if lines.size - start < _SMALLEST else 2 * (lines.size - start)
-        )
+        # Enough for lines of 76 bytes; where it is not, the rest is added in another round.
+        self._make_room((lines.size - start) * 5 // 4 + _SMALLEST)
         added, used, self._end = encoding.encode_lines(
             lines, start, lines.size, self.count, self._out, self._end, self._out.size
         )

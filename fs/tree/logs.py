@@ -25,25 +25,32 @@ class LogHandle(Handle):
     """A reader of the view that all who hold the log share.
 
     _shift  where the first record that still existed begins, for a handle that began at byte 0
+    _base   of the segment that was read last
     """
 
     def __init__(self, shown: ShownPartition, fmt: Format) -> None:
         self._shown = shown
         self._format = fmt
-        self._view = shown.hold_log(fmt)
+        self._view = shown.hold_log(fmt, self)
         self._shift: int | None = None
+        self._base = -1
 
     def read(self, position: int, into: Bytes) -> int:
         if self._shift is None:
             first = self._view.position_of(self._shown.partition.start_offset)
             self._shift = first if position == 0 else 0
-        return self._view.read(self._shift + position, into)
+        done = self._view.read(self._shift + position, into)
+        base = self._view.base_at(self._shift + position)
+        if base != self._base:
+            self._base = base
+            self._shown.move_in_log(self._format, self, self._shift + position)
+        return done
 
     def persist(self) -> None:
         self._shown.partition.flush()
 
     def release(self) -> None:
-        self._shown.let_go_of_log(self._format)
+        self._shown.let_go_of_log(self._format, self)
 
 
 class WriterHandle(Handle):

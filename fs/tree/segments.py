@@ -19,15 +19,26 @@ RAW = "log"
 
 
 class ViewHandle(Handle):
-    """An open view: it belongs to this handle alone."""
+    """An open view: it belongs to this handle alone.
+
+    _base  of the segment that was read last
+    """
 
     def __init__(self, view: View, keep_cache: bool = False) -> None:
         self.view = view
         self.direct_io = not keep_cache
         self.keep_cache = keep_cache
+        self._base = -1
 
     def read(self, position: int, into: Bytes) -> int:
-        return self.view.read(position, into)
+        done = self.view.read(position, into)
+        base = self.view.base_at(position)
+        if base != self._base:
+            self._base = base
+            if self.view.end_offset is None:
+                # It may be followed for ever; what has an end keeps everything until it is closed.
+                self.view.release_below(position)
+        return done
 
     def release(self) -> None:
         self.view.close()

@@ -21,6 +21,9 @@ from mountd.cli import main
 from mountd.daemon import Assembly
 from mountd.metrics import Metrics
 
+FILES: list[CountedFileSystem] = []
+"""The file system that is served."""
+
 
 def roll(partition: Partition) -> None:
     """Seal the active segment."""
@@ -29,6 +32,7 @@ def roll(partition: Partition) -> None:
 
 def raise_start(partition: Partition, offset: int) -> None:
     """What retention does: records below the offset go, and segments that hold only such."""
+    FILES[0].house.shown(partition.topic, partition.number).texts.keep_for_readers()
     log = partition.log
     log.raise_start_offset(offset)
     with log.lock:
@@ -77,7 +81,8 @@ def build(store: Store, metrics: Metrics) -> CountedFileSystem:
     """The file system over a store, which listens from now on."""
     listener = Listener(os.environ["STEER"])
     threading.Thread(target=listen, args=(store, listener), name="steer", daemon=True).start()
-    return CountedFileSystem.over(store, metrics)
+    FILES[:] = [CountedFileSystem.over(store, metrics)]
+    return FILES[0]
 
 
 if __name__ == "__main__":
