@@ -47,8 +47,21 @@ def resolve(shown: ShownPartition, selection: Selection) -> tuple[int, int | Non
 
 def _first_at(shown: ShownPartition, timestamp: int) -> int:
     """The first offset that is not earlier; the end where there is none."""
-    found = shown.partition.offset_for_timestamp(timestamp)
-    return shown.partition.stable_offset if found is None else found.offset
+    partition = shown.partition
+    found = partition.offset_for_timestamp(timestamp)
+    if found is not None:
+        return found.offset
+    # The first segment with that time may have it only below the start offset, where the look-up ends.
+    now, segments = partition.offsets, partition.log.chain.segments
+    holds_start = segments.floor(now.start) or segments.first
+    for segment in (
+        segments.from_base(holds_start.base_offset) if now.start > segments.first.base_offset else ()
+    ):
+        if segment.largest_timestamp >= timestamp:
+            later = segment.offset_by_timestamp(timestamp, now.start)
+            if later is not None:
+                return min(later[1], now.stable)
+    return now.stable
 
 
 class RangeFile(Entry):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CorruptCheckpointError
+from engine.files import checkpoint
 from engine.files.atomic import read_bounded, write_atomically
 from engine.files.checkpoint import (
     OffsetCheckpoint,
@@ -21,7 +22,6 @@ from engine.files.checkpoint import (
     write_lines,
     write_lines_if_directory_exists,
 )
-from engine.files import checkpoint
 
 
 @pytest.fixture

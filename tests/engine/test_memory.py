@@ -35,7 +35,11 @@ print(highest)
 @pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
 def test_appending_and_reading_half_a_gigabyte_keeps_memory_below_200_mb(tmp_path: Path, codec: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), codec], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SCRIPT, str(tmp_path), codec],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200e6

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
+from engine.files import metadata
 from engine.files.metadata import (
     CleanShutdown,
     MetaProperties,
@@ -22,7 +23,6 @@ from engine.files.metadata import (
     random_uuid,
 )
 from engine.files.properties import read_properties
-from engine.files import metadata
 
 ID = "Q1Rz8vWkS3yTb0nNfXk4Ag"
 OTHER = "-Q1Rz8vWkS3yTb0nNfXk4A"

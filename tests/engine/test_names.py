@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidNameError
+from engine.files import names
 from engine.files.names import (
     deletion_directory,
     offset_of_file,
@@ -20,7 +21,6 @@ from engine.files.names import (
     validate_topic,
 )
 from engine.record import MAX_INT32, MAX_INT64
-from engine.files import names
 
 UUID = "0123456789abcdef0123456789abcdef"
 TOPICS = st.text(

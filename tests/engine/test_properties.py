@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import CorruptCheckpointError
-from engine.files.properties import read_properties, write_properties
 from engine.files import properties
+from engine.files.properties import read_properties, write_properties
 
 
 def read(tmp_path: Path, content: bytes) -> dict[str, str]:

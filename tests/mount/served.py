@@ -227,3 +227,25 @@ def fill(file: Path) -> None:
     with file.open("ab", buffering=0) as filler, suppress(OSError):
         while filler.write(bytes(512)):
             pass
+
+
+@contextmanager
+def refused(*numbers: int) -> Iterator[None]:
+    """What is done inside fails with this errno."""
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
+        yield
+    assert caught.value.errno in numbers, os.strerror(caught.value.errno or 0)
+
+
+@contextmanager
+def own_mount(place: Path, *options: str) -> Iterator[Served]:
+    """A mount of the test's own."""
+    mount = Served(place)
+    try:
+        mount.start(*options)
+        with mount.watched():
+            yield mount
+        assert mount.stop() == 0
+        assert mount.alarms() == []
+    finally:
+        mount.clear()

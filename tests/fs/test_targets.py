@@ -1,0 +1,248 @@
+"""Where lines go: one partition, or a topic's partitions by key, by turns, or as a line says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from furnished import APPEND, Furnished, array, furnished
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opening import NOW
+
+from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from engine.partition.partition import Partition
+from engine.record import Record
+from fs.errors import BadInputError
+from fs.formats import Format
+from fs.targets import PartitionTarget, TopicTarget
+
+# Kafka's own test vectors of murmur2, and what `toPositive(hash) % 5` makes of them.
+HASHES = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
+          b"a-little-bit-longer-string": -1486304829, b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+          b"abc": 479470107}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Furnished]:
+    with furnished(tmp_path) as made:
+        for number in range(5):
+            made.create("t", number)
+        yield made
+
+
+def values(place: Furnished, number: int, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in place.shown(topic, number).partition.records()]
+
+
+def all_values(place: Furnished, topic: str = "t") -> dict[int, list[bytes | None]]:
+    return {number: values(place, number, topic) for number in place.store.topics()[topic]}
+
+
+def target(place: Furnished, fmt: Format = Format.JSONL, topic: str = "t", size: int = 0) -> TopicTarget:
+    parts = {
+        number: PartitionTarget(place.shown(topic, number), fmt, size)
+        for number in place.store.topics()[topic]
+    }
+    return TopicTarget(parts, fmt, place.files.house.turns(topic))
+
+
+# -- by key -------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_routed_as_kafkas_producers_do(place: Furnished) -> None:
+    place.append("/topics/t/in.tsv", b"".join(key + b"\t" + key + b"\n" for key in HASHES))
+    for key, hashed in HASHES.items():
+        assert key in values(place, (hashed & 0x7FFFFFFF) % 5)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"dd", b"eee"]), min_size=1, max_size=30))
+def test_the_order_of_a_keys_records_is_kept(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[bytes]
+) -> None:
+    with furnished(tmp_path_factory.mktemp("order")) as made:
+        for number in range(3):
+            made.create("t", number)
+        made.append("/topics/t/in.tsv", b"".join(b"%s\t%d\n" % (key, at) for at, key in enumerate(keys)))
+        for key in set(keys):
+            found = [
+                record.value
+                for number in range(3)
+                for record in made.shown("t", number).partition.records()
+                if record.key == key
+            ]
+            assert found == [b"%d" % at for at, each in enumerate(keys) if each == key]
+
+
+def test_the_hash_chooses_among_the_partitions_that_there_are(place: Furnished) -> None:
+    """regression: where numbers have gaps, keys were refused for partitions that nobody named"""
+    for number in (2, 5, 11):
+        place.create("gaps", number)
+    place.append("/topics/gaps/in.tsv", b"".join(b"key%d\t%d\n" % (n, n) for n in range(60)))
+    found = all_values(place, "gaps")
+    assert sorted(itertools.chain(*found.values()), key=lambda v: int(v or b"")) == [
+        b"%d" % n for n in range(60)
+    ]
+    assert all(found.values())
+
+
+# -- by turns -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("in.txt", b"%d\n"), ("in.tsv", b"\\N\t%d\n"), ("in.jsonl", b'{"value":"%d"}\n')]
+)
+def test_writes_without_a_key_go_to_one_partition_after_the_other(
+    place: Furnished, name: str, line: bytes
+) -> None:
+    """regression: each `echo >>` opens the file anew, and all began with the same partition"""
+    for number in range(20):
+        place.append(f"/topics/t/{name}", line % number)
+    assert [len(found) for found in all_values(place).values()] == [4] * 5
+
+
+def test_lines_of_one_write_stay_together(place: Furnished) -> None:
+    place.append("/topics/t/in.txt", b"a\nb\nc\n")
+    assert sorted(all_values(place).values()) == [[], [], [], [], [b"a", b"b", b"c"]]
+
+
+def test_keyed_lines_take_no_turn(place: Furnished) -> None:
+    made = target(place, Format.TSV)
+    made.add(array(b"\\N\tone\n"))
+    made.add(array(b"key\tkeyed\n"))
+    made.add(array(b"\\N\ttwo\n"))
+    places = {value: number for number, found in all_values(place).items() for value in found}
+    assert places[b"two"] == (places[b"one"] + 1) % 5
+
+
+# -- by name ------------------------------------------------------------------------------------------------
+
+
+def test_a_line_may_name_its_partition_whatever_its_key(place: Furnished) -> None:
+    lines = b"".join(b'{"key":"k","value":"%d","partition":%d}\n' % (n, n) for n in range(5))
+    place.append("/topics/t/in.jsonl", lines)
+    assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
+
+
+def test_the_log_of_a_partition_does_not_mind_what_partition_a_line_names(place: Furnished) -> None:
+    place.append("/t-1/log.jsonl", b'{"value":"v","partition":77}\n')
+    assert values(place, 1) == [b"v"]
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_not_there_is_refused_and_the_lines_before_it_are_kept(place: Furnished) -> None:
+    made = target(place)
+    good = b'{"value":"good","partition":3}\n'
+    lines = good + b'{"value":"bad","partition":5}\n' + b'{"value":"behind","partition":0}\n'
+    assert made.add(array(lines)) == len(good)
+    assert isinstance(made.refusal, InvalidRecordError)
+    assert "partition 5 is not one of 0 to 4" in str(made.refusal)
+    assert all_values(place) == {0: [], 1: [], 2: [], 3: [b"good"], 4: []}
+
+
+def refusals() -> Iterator[tuple[bytes, type[EngineError]]]:
+    yield b'{"value":7,"partition":0}\n', BadInputError
+    yield b'{"value":"%s","partition":0}\n' % (b"x" * 3000), RecordTooLargeError
+    yield b'{"value":"v","timestamp":99,"partition":0}\n', InvalidRecordError
+
+
+@pytest.mark.parametrize(("bad", "error"), list(refusals()))
+def test_what_is_refused_is_found_before_anything_behind_it_is_taken(
+    place: Furnished, bad: bytes, error: type[EngineError]
+) -> None:
+    place.store.configure("t", {"max.message.bytes": "2000", "message.timestamp.before.max.ms": "1000000"})
+    good = b'{"value":"good","partition":4}\n'
+    behind = b'{"value":"behind","partition":1}\n'
+    made = target(place)
+    assert made.add(array(good + bad + behind)) == len(good)
+    assert isinstance(made.refusal, error)
+    assert all_values(place) == {0: [], 1: [], 2: [], 3: [], 4: [b"good"]}
+
+
+def test_the_first_of_several_refusals_counts(place: Furnished) -> None:
+    place.store.configure("t", {"message.timestamp.before.max.ms": "1000000"})
+    good, late = b'{"value":"good","partition":4}\n', b'{"value":"v","timestamp":99,"partition":0}\n'
+    unknown = b'{"value":"v","partition":9}\n'
+    for lines, kind in ((good + late + unknown, "timestamp 99"), (good + unknown + late, "partition 9")):
+        made = target(place)
+        assert made.add(array(lines)) == len(good)
+        assert kind in str(made.refusal)
+
+
+def test_a_compacted_topic_wants_keys(place: Furnished) -> None:
+    place.store.configure("t", {"cleanup.policy": "compact"})
+    for name, line in (("txt", b"v\n"), ("tsv", b"\\N\tv\n"), ("jsonl", b'{"value":"v"}\n')):
+        for path in (f"/topics/t/in.{name}", f"/t-0/log.{name}"):
+            handle = place.files.open(path, APPEND).handle
+            with pytest.raises(InvalidRecordError, match="needs a key"):
+                place.files.write(handle, array(line))
+    place.append("/t-0/log.tsv", b"k\tv\n")
+    assert values(place, 0) == [b"v"]
+
+
+def test_all_are_taken_and_nothing_is_refused(place: Furnished) -> None:
+    made = target(place)
+    lines = b'{"key":"a","value":"1"}\n{"key":"b","value":"2"}\n'
+    assert made.add(array(lines)) == len(lines)
+    assert made.refusal is None
+
+
+# -- when the disk is full ----------------------------------------------------------------------------------
+
+
+def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: Furnished) -> None:
+    made = target(place, size=1 << 20)
+    made.add(array(b"".join(b'{"value":"%d","partition":%d}\n' % (n, n) for n in range(5))))
+    append = Partition.append_built
+
+    def failing(self: Partition, batch):  # type: ignore[no-untyped-def]
+        if self.number == 1:
+            raise OSError(28, "full")
+        return append(self, batch)
+
+    with mock.patch.object(Partition, "append_built", failing):
+        with pytest.raises(OSError, match="full"):
+            made.flush()
+        assert all_values(place) == {0: [b"0"], 1: [], 2: [b"2"], 3: [b"3"], 4: [b"4"]}
+        assert made.waiting_since() == NOW
+        with pytest.raises(OSError, match="full"):
+            made.add(array(b'{"value":"more","partition":0}\n'))
+    made.flush()
+    assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
+    assert made.waiting_since() is None
+
+
+# -- one partition ------------------------------------------------------------------------------------------
+
+
+def test_lines_go_into_as_many_batches_as_they_need(place: Furnished) -> None:
+    place.store.configure("t", {"max.message.bytes": "500"})
+    for name in ("log.txt", "log.tsv"):
+        place.append(f"/t-0/{name}", b"".join(b"\\N\t%050d\n" % n for n in range(100)))
+    assert len(values(place, 0)) == 200
+
+
+def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
+    made = PartitionTarget(place.shown("t", 0), Format.TXT, 1 << 20)
+    made.add(array(b"x" * 3000 + b"\n"))
+    made.flush()
+    place.store.configure("t", {"max.message.bytes": "1000"})
+    assert made.add(array(b"y" * 3000 + b"\n")) == 0
+    assert isinstance(made.refusal, RecordTooLargeError)
+    place.store.configure("t", {"max.message.bytes": "5000"})
+    assert made.add(array(b"z" * 3000 + b"\n")) == 3001
+
+
+def test_log_append_time_is_the_time_of_the_append(place: Furnished) -> None:
+    place.store.configure("t", {"message.timestamp.type": "LogAppendTime"})
+    made = PartitionTarget(place.shown("t", 0), Format.JSONL, 1 << 20)
+    made.add(array(b'{"value":"v","timestamp":5}\n'))
+    place.clock.ms += 1000
+    made.flush()
+    assert list(place.shown("t", 0).partition.records()) == [Record(b"v", timestamp=NOW + 1000, offset=0)]

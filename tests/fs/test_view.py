@@ -1,0 +1,223 @@
+"""Views: spans over segments, growth, removal, and what is kept for who has them open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from furnished import ALL, Furnished, furnished, lines, remove_below, view_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ClosedError
+from engine.partition.partition import Producer
+from engine.record import Record
+from fs.formats import Format
+from fs.shown import ShownPartition
+from fs.view import View
+
+TXT = Format.TXT
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Furnished]:
+    with furnished(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def shown(place: Furnished) -> ShownPartition:
+    return place.create(file_delete_delay_ms=0)
+
+
+def numbered(shown: ShownPartition, first: int, end: int, each: int = 2) -> None:
+    """Records `r0`, `r1` …, a segment for so many."""
+    for number in range(first, end):
+        lines(shown.partition, b"r%d" % number)
+        if (number + 1) % each == 0:
+            shown.partition.roll()
+
+
+def text(first: int, end: int) -> bytes:
+    return b"".join(b"r%d\n" % number for number in range(first, end))
+
+
+def test_a_view_spans_segments(shown: ShownPartition) -> None:
+    numbered(shown, 0, 9)
+    for start in range(10):
+        for end in (None, *range(12)):
+            with View.open(shown.texts, TXT, start, end) as view:
+                assert view_of(view) == text(start, 9 if end is None else min(end, 9))
+
+
+def test_reads_of_any_size_at_any_place(shown: ShownPartition) -> None:
+    numbered(shown, 0, 9)
+    whole = text(1, 8)
+    with View.open(shown.texts, TXT, 1, 8) as view:
+        for position in range(len(whole) + 3):
+            for length in range(0, 12):
+                into = np.zeros(length, np.uint8)
+                done = view.read(position, into)
+                assert into[:done].tobytes() == whole[position : position + length]
+
+
+@pytest.mark.parametrize("fmt", ALL)
+def test_an_open_end_grows_over_rolls_and_a_set_end_stops_there(shown: ShownPartition, fmt: Format) -> None:
+    numbered(shown, 0, 3)
+    with View.open(shown.texts, fmt, 1) as growing, View.open(shown.texts, fmt, 1, 5) as ending:
+        sizes = []
+        for number in range(3, 9):
+            numbered(shown, number, number + 1)
+            sizes.append((growing.size(), ending.size()))
+            assert len(view_of(growing).splitlines()) == number
+            assert len(view_of(ending).splitlines()) == min(number, 4)
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.parametrize("end", [None, 8])
+def test_a_view_that_begins_behind_the_end_shows_only_what_comes_from_there_on(
+    shown: ShownPartition, end: int | None, rolled: bool
+) -> None:
+    """regression: what came next was shown, whatever its offset"""
+    numbered(shown, 0, 3, each=100)
+    with View.open(shown.texts, TXT, 6, end) as view:
+        assert view_of(view) == b""
+        for number in range(3, 10):
+            numbered(shown, number, number + 1, each=2 if rolled else 100)
+            assert view_of(view) == text(6, min(number + 1, end or 99))
+
+
+def test_a_segments_view_ends_with_the_segment(shown: ShownPartition) -> None:
+    """regression: opened on the active segment, it went on in the next one"""
+    numbered(shown, 0, 3, each=100)
+    segment = shown.partition.log.chain.active
+    with View.of_segment(shown.texts, TXT, segment) as view:
+        numbered(shown, 3, 4, each=100)
+        assert view_of(view) == text(0, 4)
+        shown.partition.roll()
+        numbered(shown, 4, 6, each=100)
+        assert view_of(view) == text(0, 4)
+        remove_below(shown.partition, 5)
+        assert view_of(view) == text(0, 4)
+
+
+def test_a_segment_that_is_gone_cannot_be_opened(place: Furnished, shown: ShownPartition) -> None:
+    numbered(shown, 0, 4)
+    segment = shown.partition.log.chain.segments.first
+    remove_below(shown.partition, 3)
+    with pytest.raises(ClosedError):
+        View.of_segment(shown.texts, TXT, segment)
+
+
+def test_what_is_removed_stays_for_who_has_it_open(shown: ShownPartition) -> None:
+    numbered(shown, 0, 8)
+    with View.open(shown.texts, TXT, 1) as view:
+        remove_below(shown.partition, 7)
+        shown.partition.log.remove_due(2**60)
+        assert view_of(view) == text(1, 8)
+        numbered(shown, 8, 11)
+        assert view_of(view) == text(1, 11)
+    assert shown.partition.log.remove_due(2**60) > 0
+    assert not list(shown.partition.directory.glob("*.deleted"))
+
+
+def test_segments_that_come_while_it_is_open_are_kept_as_well(shown: ShownPartition) -> None:
+    with View.open(shown.texts, TXT, 0) as view:
+        for number in range(8):
+            numbered(shown, number, number + 1)
+            assert view.size() == len(text(0, number + 1))
+        remove_below(shown.partition, 8)
+        shown.partition.log.remove_due(2**60)
+        assert view_of(view) == text(0, 8)
+
+
+def test_what_was_read_past_can_be_let_go(shown: ShownPartition) -> None:
+    numbered(shown, 0, 8)
+    with View.open(shown.texts, TXT, 0) as view:
+        assert view.size() == len(text(0, 8))
+        view.release_below(len(text(0, 5)))
+        remove_below(shown.partition, 8)
+        shown.partition.log.remove_due(2**60)
+        left = {int(path.name[:20]) for path in shown.partition.directory.glob("*.log.deleted")}
+        assert left == {4, 6}
+        into = np.zeros(100, np.uint8)
+        done = view.read(len(text(0, 4)), into)
+        assert into[:done].tobytes() == text(4, 8)
+
+
+def test_a_closed_view_holds_nothing(shown: ShownPartition) -> None:
+    numbered(shown, 0, 4)
+    View.open(shown.texts, TXT, 0).close()
+    assert [segment.pins for segment in shown.partition.log.chain.segments] == [0, 0, 0]
+
+
+def test_the_place_of_an_offset(shown: ShownPartition) -> None:
+    numbered(shown, 0, 9)
+    with View.open(shown.texts, TXT, 2) as view:
+        for offset in range(12):
+            assert view.position_of(offset) == len(text(2, max(2, min(offset, 9))))
+
+
+# -- transactions -------------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction_stops_the_view_until_it_ends(shown: ShownPartition) -> None:
+    partition = shown.partition
+    lines(partition, b"before")
+    with View.open(shown.texts, TXT, 0) as view:
+        partition.append(Record(b"in one"), Producer(7, 0, 0, True))
+        partition.roll()
+        lines(partition, b"after")
+        assert view_of(view) == b"before\n"
+        partition.end_transaction(7, 0, commit=True)
+        assert view_of(view) == b"before\nin one\nafter\n"
+
+
+def test_an_aborted_transaction_never_shows(shown: ShownPartition) -> None:
+    partition = shown.partition
+    with View.open(shown.texts, TXT, 0) as view:
+        partition.append(Record(b"one"), Producer(7, 0, 0, True))
+        partition.roll()
+        partition.append(Record(b"two"), Producer(7, 0, 1, True))
+        lines(partition, b"beside")
+        partition.roll()
+        partition.end_transaction(7, 0, commit=False)
+        assert view_of(view) == b"beside\n"
+    with View.open(shown.texts, TXT, 0) as view:
+        assert view_of(view) == b"beside\n"
+
+
+# -- any span -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=8),
+    start=st.integers(0, 40),
+    length=st.integers(0, 40) | st.none(),
+    fmt=st.sampled_from(ALL),
+)
+def test_any_span_is_its_records(
+    tmp_path_factory: pytest.TempPathFactory,
+    counts: list[int],
+    start: int,
+    length: int | None,
+    fmt: Format,
+) -> None:
+    with furnished(tmp_path_factory.mktemp("span")) as made:
+        shown = made.create()
+        for number, count in enumerate(counts):
+            shown.partition.append([Record(b"v%d" % each, b"k") for each in range(count)])
+            if number % 3 == 2:
+                shown.partition.roll()
+        total = sum(counts)
+        each = []
+        for offset in range(total):
+            with View.open(shown.texts, fmt, offset, offset + 1) as view:
+                each.append(view_of(view))
+        end = None if length is None else start + length
+        with View.open(shown.texts, fmt, start, end) as view:
+            assert view_of(view) == b"".join(each[start : total if end is None else end])

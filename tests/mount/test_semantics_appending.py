@@ -1,0 +1,316 @@
+"""`fs/SEMANTICS.md`: appending, durability."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, append, eventually, fill, full_disk, opened, write_all
+
+pytest_plugins = ["shared_mount"]
+
+APPEND = os.O_WRONLY | os.O_APPEND
+VIEWS = ("log.txt", "offset/0-.txt", "time/last-1h.txt", f"segments/{0:020}.txt", "current.txt")
+
+
+def shell(command: str, partition: Path) -> bytes:
+    """What bash says, in the partition's directory."""
+    done = subprocess.run(["bash", "-c", command], cwd=partition, capture_output=True, check=True)
+    assert done.stderr == b""
+    return done.stdout
+
+
+def read(partition: Path) -> bytes:
+    return (partition / "log.txt").read_bytes()
+
+
+def test_appending(mount: Served) -> None:
+    """A1. `>>` appends to `log.<fmt>` and to `topics/<topic>/in.<fmt>`: each line is a record."""
+    partition = mount.new()
+    shell("echo one >> log.txt; printf 'k\\ttwo\\n' >> log.tsv", partition)
+    shell("""echo '{"value":"three"}' >> log.jsonl""", partition)
+    topic, _, number = partition.name.rpartition("-")
+    line = json.dumps({"value": "four", "partition": int(number)})
+    append(mount / f"topics/{topic}/in.jsonl", line.encode() + b"\n")
+    assert read(partition) == b"one\ntwo\nthree\nfour\n"
+    assert mount.status(partition)["end_offset"] == 4
+
+
+def test_positions_are_ignored(mount: Served) -> None:
+    """A2. The kernel's position is ignored: pwrite, and a write after O_APPEND was taken off the
+    descriptor, append too.
+    """
+    partition = mount.new()
+    with opened(partition / "log.txt", APPEND) as file:
+        os.pwrite(file, b"one\n", 1000)
+        os.pwrite(file, b"two\n", 0)
+        fcntl.fcntl(file, fcntl.F_SETFL, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.write(file, b"three\n")
+        os.pwrite(file, b"four\n", 2)
+    assert read(partition) == b"one\ntwo\nthree\nfour\n"
+
+
+def test_several_writers(mount: Served) -> None:
+    """A3. Lines of several writers never mix within a line, and one writer's lines keep their order."""
+    partition = mount.new()
+
+    def write(name: int) -> None:
+        data = b"".join(b"%d %05d %s\n" % (name, at, b"x" * (at % 300)) for at in range(2000))
+        with opened(partition / "log.txt", APPEND) as file:
+            for start in range(0, len(data), 777 + name):
+                write_all(file, data[start : start + 777 + name])
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    found: dict[bytes, list[int]] = {}
+    for line in read(partition).splitlines():
+        name, at, rest = line.split(b" ")
+        assert rest == b"x" * (int(at) % 300)
+        found.setdefault(name, []).append(int(at))
+    assert found == {b"%d" % name: list(range(2000)) for name in range(4)}
+
+
+def test_forks_in_mid_line(mount: Served) -> None:
+    """A4. A last line without a newline is appended when the last descriptor closes, not when a duplicate
+    or a forked child's copy closes.
+    """
+    partition = mount.new()
+    # Each `( … )` and each `cat` is a fork with the descriptor, whose end makes the kernel flush.
+    script = "exec 3>>log.txt; printf a >&3; ( : ) ; printf b >&3; ( printf c >&3 ) ; cat /dev/null >&3; echo d >&3"
+    shell(script, partition)
+    assert read(partition) == b"abcd\n"
+    shell("{ printf 'e'; /bin/true; ( printf 'f' ); printf 'g\\nh'; } >> log.txt", partition)
+    eventually(lambda: read(partition) == b"abcd\nefg\nh\n", "the last line")
+    file = os.open(partition / "log.txt", APPEND)
+    os.write(file, b"i")
+    os.close(os.dup(file))
+    time.sleep(0.15)  # longer than a reader waits for a close that is under way
+    assert read(partition).endswith(b"h\n")
+    os.close(file)
+    assert read(partition).endswith(b"h\ni\n")
+    assert mount.status(partition)["end_offset"] == 4
+
+
+def test_empty_lines_and_empty_writes(mount: Served) -> None:
+    """A5. An empty line is a record with an empty value in `txt`; a write of no bytes appends nothing."""
+    partition = mount.new()
+    shell(
+        ": >> log.txt; printf '' >> log.txt; touch /dev/null; echo >> log.txt; printf '\\n\\n' >> log.txt",
+        partition,
+    )
+    assert read(partition) == b"\n\n\n"
+    with opened(partition / "log.txt", APPEND) as file:
+        os.write(file, b"")
+    assert mount.status(partition)["end_offset"] == 3
+    assert (partition / "offset/0").read_bytes() == b""
+    assert json.loads((partition / "offset/0-0.jsonl").read_bytes())["value"] == ""
+
+
+def test_one_reads_what_one_wrote(mount: Served) -> None:
+    """A6. After close, or fsync, every view shows the records; `printf x >> log.txt; cat log.txt` always
+    shows x.
+    """
+    partition = mount.new()
+    script = "for i in $(seq 50); do printf $i >> log.txt; cat log.txt | tail -n1; stat -c %s log.txt >/dev/null; done"
+    assert shell(script, partition).split() == [b"%d" % i for i in range(1, 51)]
+    whole = b"".join(b"%d\n" % i for i in range(1, 51))
+    for name in VIEWS:
+        assert (partition / name).read_bytes() == whole, name
+    with opened(partition / "log.txt", APPEND) as file:
+        for at in range(10):
+            os.write(file, b"line %d\npart" % at if not at else b"\nline %d\npart" % at)
+            os.fsync(file)
+            for name in VIEWS:
+                assert (partition / name).read_bytes().endswith(b"\nline %d\n" % at), name
+
+
+def test_lingering_lines(mount: Served) -> None:
+    """A7. Whole lines of a file that stays open show within `linger.ms`."""
+    partition = mount.new()
+    with opened(partition / "log.txt", APPEND) as file:
+        for at in range(3):
+            os.write(file, b"%d\n" % at)
+            began = time.monotonic()
+            eventually(lambda at=at: read(partition).endswith(b"%d\n" % at), "the line")
+            # The shared mount lingers for 20 ms; the rest is what a busy machine may take.
+            assert time.monotonic() - began < 2
+
+
+def test_partitions_by_key(mount: Served) -> None:
+    """A8. `in.<fmt>` sends a record with a key to the partition that Kafka's default partitioner chooses,
+    and lines without keys to one partition after the other.
+    """
+    (mount / "topics/keyed").mkdir()
+    for number in (1, 2, 3):
+        (mount / f"keyed-{number}").mkdir()
+    # Utils.murmur2 & 0x7fffffff % 4 of Kafka's own test vectors: "21" -973932308, "foobar" -790332482,
+    # "a-little-bit-long-string" -985981536, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8" -58897971.
+    hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+    hashes["lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8"] = -58897971
+    append(
+        mount / "topics/keyed/in.tsv", b"".join(b"%s\t%s\n" % (key.encode(), key.encode()) for key in hashes)
+    )
+    for key, value in hashes.items():
+        assert key.encode() + b"\n" in read(mount / f"keyed-{(value & 0x7FFFFFFF) % 4}")
+    before = [len(read(mount / f"keyed-{number}")) for number in range(4)]
+    for _ in range(8):
+        append(mount / "topics/keyed/in.txt", b"no key\n")
+    assert [len(read(mount / f"keyed-{number}")) for number in range(4)] == [size + 14 for size in before]
+    (mount / "topics/keyed").rmdir()
+
+
+def test_partitions_by_name(mount: Served) -> None:
+    """A9. `in.jsonl` sends a record that names a `partition` to that one."""
+    (mount / "topics/chosen").mkdir()
+    (mount / "chosen-1").mkdir()
+    lines = [{"key": "foobar", "value": str(at), "partition": at % 2} for at in range(6)]
+    append(mount / "topics/chosen/in.jsonl", b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    assert [read(mount / f"chosen-{number}") for number in (0, 1)] == [b"0\n2\n4\n", b"1\n3\n5\n"]
+    with opened(mount / "topics/chosen/in.jsonl", APPEND) as file:
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
+            os.write(file, b'{"value":"x","partition":2}\n')
+        assert caught.value.errno == errno.EINVAL
+    (mount / "topics/chosen").rmdir()
+
+
+def test_jsonl_as_input(mount: Served) -> None:
+    """A10. In jsonl `timestamp` may be left out and is now then; `offset` and `topic` are ignored; the
+    order of members does not matter.
+    """
+    partition = mount.new()
+    before = int(time.time() * 1000)
+    given = b'{"value": "v", "topic":"other", "offset" : 77, "key":"k"}\n'
+    given += b'{"headers":{"h":"x"},"value":null,"timestamp":5}\n'
+    append(partition / "log.jsonl", given)
+    first, second = (json.loads(line) for line in (partition / "log.jsonl").read_text().splitlines())
+    assert before <= first["timestamp"] <= int(time.time() * 1000)
+    topic = partition.name.rpartition("-")[0]
+    assert [first[name] for name in ("offset", "topic", "key", "value")] == [0, topic, "k", "v"]
+    assert (second["timestamp"], second["value"], second["headers"]) == (
+        5,
+        None,
+        [{"key": "h", "value": "x"}],
+    )
+
+
+def test_any_bytes(mount: Served) -> None:
+    """A11. Bytes of a value may be any but newline in `txt`, NUL too."""
+    partition = mount.new()
+    values = [bytes([byte, byte]) for byte in range(256) if byte != 10]
+    append(partition / "log.txt", b"\n".join(values) + b"\n")
+    assert read(partition) == b"\n".join(values) + b"\n"
+    assert (partition / "offset/0").read_bytes() == b"\0\0"
+
+
+# -- durability ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    """A mount of the test's own, for what ends it."""
+    served = Served(tmp_path)
+    try:
+        served.start("-o", "linger.ms=60000")
+        with served.watched():
+            yield served
+    finally:
+        served.clear()
+
+
+def test_close_acknowledges(own: Served) -> None:
+    """D1. What close acknowledged is there after `kill -9` of the daemon."""
+    partition = own.new()
+    append(partition / "log.txt", b"one\ntwo\n")
+    shell("( echo three; printf four ) >> log.txt", partition)
+    assert read(partition).endswith(b"four\n")
+    append(partition / "log.jsonl", b'{"key":"k","value":"five"}\n')
+    own.kill()
+    own.start()
+    assert read(partition) == b"one\ntwo\nthree\nfour\nfive\n"
+    assert own.stop() == 0
+
+
+def test_fsync_persists(mount: Served) -> None:
+    """D2. fsync and fdatasync bring log and index onto the disk: the recovery point is then behind the last
+    whole line.
+    """
+    partition = mount.new("small")
+    assert mount.status(partition)["recovery_point"] == 0
+    with opened(partition / "log.txt", APPEND) as file:
+        os.write(file, b"one\ntwo\nthr")
+        os.fsync(file)
+        assert mount.status(partition)["recovery_point"] == 2
+        os.write(file, b"ee\n" + b"x" * 900 + b"\n" + b"y" * 900 + b"\n")
+        os.fdatasync(file)
+        assert mount.status(partition)["recovery_point"] == mount.status(partition)["end_offset"] == 5
+    append(partition / "log.txt", b"six\n")
+    assert mount.status(partition)["recovery_point"] == 5
+    with opened(partition / "log.txt") as file:
+        os.fsync(file)
+    assert mount.status(partition)["recovery_point"] == 6
+
+
+def test_synchronous_writes_persist(mount: Served) -> None:
+    """D3. A file opened with O_SYNC or O_DSYNC is on disk after each write, whole lines of it."""
+    for flag in (os.O_SYNC, os.O_DSYNC):
+        partition = mount.new()
+        with opened(partition / "log.txt", APPEND | flag) as file:
+            os.write(file, b"one\ntwo\nthr")
+            assert mount.status(partition)["recovery_point"] == 2
+            os.write(file, b"ee\n")
+            assert mount.status(partition)["recovery_point"] == 3
+
+
+def test_umount_appends_what_is_open(own: Served) -> None:
+    """D4. `topicfs umount` appends what open files still hold, also a line without its newline."""
+    partition = own.new()
+    file, other = (os.open(partition / name, APPEND) for name in ("log.txt", "log.jsonl"))
+    os.write(file, b"one\ntw")
+    os.write(other, b'{"value":"three"}')
+    assert read(partition) == b""
+    assert own.stop() == 0
+    for descriptor in (file, other):
+        with pytest.raises(OSError, match=r"not connected|abort"):
+            os.close(descriptor)
+    own.start()
+    assert sorted(read(partition).splitlines()) == [b"one", b"three", b"tw"]
+    assert own.stop() == 0
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_no_room_for_a_while(tmp_path: Path, synced: bool) -> None:
+    """D5. What was not appended for want of space is kept and tried again: it is there once, when there is
+    room.
+    """
+    with full_disk(tmp_path) as (served, filler):
+        partition = served.new()
+        served.expect("No space left on device")
+        with opened(partition / "log.txt", APPEND) as file:
+            os.write(file, b"before\n")
+            os.fsync(file)
+            fill(filler)
+            kept = [b"%06d %s\n" % (at, b"z" * 1000) for at in range(100)]
+            data, sent = b"".join(kept), 0
+            with pytest.raises(OSError) as caught:  # noqa: PT011, PT012 - the errno is looked at
+                for _ in range(1000):
+                    sent += os.write(file, data[sent % len(data) :][:50000])
+                    if synced:
+                        os.fsync(file)
+            assert caught.value.errno == errno.ENOSPC
+            filler.unlink()
+            os.fsync(file)
+        # The last line was cut by a write's end: the last close completes it.
+        assert read(partition).removesuffix(b"\n") == (b"before\n" + (data * 100)[:sent]).removesuffix(b"\n")
+        assert served.status(partition)["offline"] is None

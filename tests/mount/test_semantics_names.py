@@ -1,0 +1,343 @@
+"""`fs/SEMANTICS.md`: names and formats, listing."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from served import Served, append
+
+pytest_plugins = ["shared_mount"]
+
+T0 = 1_746_057_600_000
+"""2025-05-01, 00:00 UTC."""
+
+HOUR = 3_600_000
+TXT, TSV, JSONL = "log.txt", "log.tsv", "log.jsonl"
+FORMATS = ("txt", "tsv", "jsonl")
+
+
+def lines(*records: dict[str, object]) -> bytes:
+    """As jsonl."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def hourly(mount: Served) -> Path:
+    """A partition with a record for each of 48 hours from T0 on; values 0 to 47."""
+    partition = mount.new()
+    records = [{"value": str(hour), "timestamp": T0 + hour * HOUR} for hour in range(48)]
+    append(partition / JSONL, lines(*records))
+    return partition
+
+
+def numbers(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+def is_missing(path: Path) -> bool:
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
+        path.stat()
+    return caught.value.errno == errno.ENOENT
+
+
+def test_root(mount: Served) -> None:
+    """N1. The root lists `README.txt`, `metrics`, `topics` and one directory for each partition, named
+    `<topic>-<number>`.
+    """
+    partition = mount.new()
+    names = set(os.listdir(mount.path))
+    assert {"README.txt", "metrics", "topics", partition.name} <= names
+    topics = os.listdir(mount / "topics")
+    rest = names - {"README.txt", "metrics", "topics"}
+    assert {name.rpartition("-")[0] for name in rest} == set(topics)
+    assert all(name.rpartition("-")[2].isdigit() and (mount / name).is_dir() for name in rest)
+
+
+def test_mkdir_and_rmdir(mount: Served) -> None:
+    """N2. `mkdir orders-0` makes a partition and `mkdir topics/orders` makes a topic with `num.partitions`
+    partitions; `rmdir` of either deletes it with its records.
+    """
+    (mount / "topics/fruit").mkdir()
+    assert (mount / "fruit-0").is_dir()
+    (mount / "fruit-3").mkdir()
+    append(mount / "fruit-0/log.txt", b"pear\n")
+    (mount / "fruit-0").rmdir()
+    assert not (mount / "fruit-0").exists()
+    assert (mount / "fruit-3").is_dir()
+    (mount / "fruit-0").mkdir()
+    assert (mount / "fruit-0/log.txt").read_bytes() == b""
+    (mount / "topics/fruit").rmdir()
+    assert not [name for name in os.listdir(mount.path) if name.startswith("fruit")]
+    assert not (mount / "topics/fruit").exists()
+
+
+def test_what_directories_have(mount: Served) -> None:
+    """N3. A topic's directory has `config` and `in.<fmt>`; a partition's has `log.<fmt>`, `current.<fmt>`,
+    `follow.<fmt>`, `offset`, `time`, `segments`, `sealed` and `status.json`.
+    """
+    partition = mount.new()
+    kinds = {f"{kind}.{suffix}" for kind in ("log", "current", "follow") for suffix in FORMATS}
+    assert set(os.listdir(partition)) == kinds | {"offset", "time", "segments", "sealed", "status.json"}
+    topic = mount / "topics" / partition.name.rpartition("-")[0]
+    assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl"}
+    assert "cleanup.policy=delete " in (topic / "config").read_text()
+
+
+def test_txt(mount: Served) -> None:
+    """N4. `txt` is the value and a newline; a null value is an empty line."""
+    partition = mount.new()
+    append(partition / JSONL, lines({"key": "k", "value": "v"}, {"value": None}, {"value": "w"}))
+    assert (partition / TXT).read_bytes() == b"v\n\nw\n"
+
+
+def test_tsv(mount: Served) -> None:
+    r"""N5. `tsv` is key TAB value, with `\N` for null and with backslash, TAB, newline and carriage return
+    written `\\`, `\t`, `\n` and `\r`.
+    """
+    partition = mount.new()
+    append(partition / JSONL, lines({"key": "a\tb", "value": "c\\d\ne\rf"}, {"value": None}))
+    assert (partition / TSV).read_bytes() == b"a\\tb\tc\\\\d\\ne\\rf\n\\N\t\\N\n"
+
+
+def test_jsonl(mount: Served) -> None:
+    """N6. `jsonl` is one object a line with `topic`, `partition`, `offset`, `timestamp`, `key`, `value` and
+    `headers` in this order; bytes that are not UTF-8 are base64 in `key_base64` and `value_base64`.
+    """
+    partition = mount.new()
+    odd = base64.b64encode(b"\xff\x00").decode()
+    given = {"key": 'q"', "value_base64": odd, "timestamp": T0, "headers": [{"key": "h", "value": "x"}]}
+    append(partition / JSONL, lines(given, {"key_base64": odd, "value": "v", "timestamp": T0}))
+    first, second = (json.loads(line) for line in (partition / JSONL).read_text().splitlines())
+    common = {"topic": partition.name.rpartition("-")[0], "partition": int(partition.name.rpartition("-")[2])}
+    assert list(first.items()) == list(
+        (
+            common
+            | {"offset": 0, "timestamp": T0, "key": 'q"', "value_base64": odd, "headers": given["headers"]}
+        ).items()
+    )
+    assert list(second.items()) == list(
+        (common | {"offset": 1, "timestamp": T0, "key_base64": odd, "value": "v", "headers": []}).items()
+    )
+
+
+def test_round_trips(mount: Served) -> None:
+    """N7. What `log.tsv` or `log.jsonl` gives can be appended to the same name of another partition, and
+    gives equal records.
+    """
+    source = mount.new()
+    values = [bytes([byte]) + b"x" for byte in range(256)]
+    records = [
+        {"key_base64": base64.b64encode(v[::-1]).decode(), "value_base64": base64.b64encode(v).decode()}
+        | {"timestamp": T0 + at, "headers": [{"key": "ü", "value": None}]}
+        for at, v in enumerate(values)
+    ]
+    append(source / JSONL, lines(*records, {"key": None, "value": None, "timestamp": T0}))
+    for name in (TSV, JSONL):
+        target = mount.new()
+        append(target / name, (source / name).read_bytes())
+        assert (target / TSV).read_bytes() == (source / TSV).read_bytes()
+    places = (f'"partition":{p.name.rpartition("-")[2]},' for p in (target, source))
+    assert (target / JSONL).read_text().replace(*places) == (source / JSONL).read_text()
+
+
+def test_values(mount: Served) -> None:
+    """N8. `offset/<N>` is the exact bytes of one value, without a newline; a null value is an empty file."""
+    partition = mount.new()
+    value = base64.b64encode(b"\0\xff\n\n").decode()
+    append(partition / JSONL, lines({"value_base64": value}, {"value": None}, {"value": "v"}))
+    assert [(partition / f"offset/{n}").read_bytes() for n in range(3)] == [b"\0\xff\n\n", b"", b"v"]
+
+
+def test_ranges(mount: Served) -> None:
+    """N9. `offset/<A>-<B>.<fmt>` has both ends, `offset/<A>-.<fmt>` goes on to the end, `offset/-<N>.<fmt>`
+    is the last N.
+    """
+    partition = hourly(mount)
+    for first, last in ((0, 0), (3, 7), (40, 47)):
+        assert numbers(partition / f"offset/{first}-{last}.txt") == list(range(first, last + 1))
+    assert numbers(partition / "offset/45-.txt") == [45, 46, 47]
+    assert numbers(partition / "offset/-2.txt") == [46, 47]
+    for suffix in FORMATS:
+        assert len((partition / f"offset/5-9.{suffix}").read_text().splitlines()) == 5
+
+
+def test_ranges_of_what_is_not_there(mount: Served) -> None:
+    """N10. A range of offsets is cut to what is there, and is an empty file where nothing is; `offset/<N>`
+    of a record that is not there is ENOENT.
+    """
+    partition = hourly(mount)
+    assert numbers(partition / "offset/46-99.txt") == [46, 47]
+    assert numbers(partition / "offset/-99.txt") == list(range(48))
+    for name in ("48-.txt", "99-100.txt", "60-.jsonl"):
+        assert (partition / "offset" / name).read_bytes() == b""
+    assert is_missing(partition / "offset/48")
+    mount.steer("raise_start", partition, 10)
+    assert is_missing(partition / "offset/9")
+    assert numbers(partition / "offset/5-11.txt") == [10, 11]
+    assert (partition / "offset/3-4.txt").read_bytes() == b""
+
+
+def test_times(mount: Served) -> None:
+    """N11. `time/<T1>--<T2>.<fmt>` begins at the first record at or after T1 and ends before the first at
+    or after T2; either may be left out; `last-15m` is from that long ago on.
+    """
+    partition = hourly(mount)
+    day = numbers(partition / "time/2025-05-01--2025-05-02.txt")
+    assert day == list(range(24))
+    assert numbers(partition / f"time/{T0 + HOUR}--{T0 + 3 * HOUR}.txt") == [1, 2]
+    assert numbers(partition / f"time/{T0 + HOUR + 1}--{T0 + 3 * HOUR + 1}.txt") == [2, 3]
+    assert numbers(partition / "time/2025-05-02T22--.txt") == [46, 47]
+    assert numbers(partition / "time/--2025-05-01T02.txt") == [0, 1]
+    now = int(time.time() * 1000)
+    late = [{"value": value, "timestamp": now - 1000 * s} for value, s in (("100", 1200), ("101", 60))]
+    append(partition / JSONL, lines(*late))
+    assert numbers(partition / "time/last-15m.txt") == [101]
+    assert numbers(partition / "time/last-1h.txt") == [100, 101]
+    assert numbers(partition / "time/last-9999w.txt")[:2] == [0, 1]
+
+
+def test_ways_to_write_times(mount: Served) -> None:
+    """N12. Times are ISO 8601, with or without `-` and `:`, in UTC where no zone is given, or milliseconds
+    since 1970; `time/<day>/<hour>.<fmt>` is an hour in UTC.
+    """
+    partition = hourly(mount)
+    wanted = list(range(6, 30))
+    ways = [
+        "2025-05-01T06",
+        "20250501T06",
+        "2025-05-01T0600",
+        "2025-05-01T06:00:00Z",
+        "2025-05-01T08:00+02:00",
+    ]
+    ways += ["2025-05-01T06:00:00.000", str(T0 + 6 * HOUR)]
+    for start in ways:
+        assert numbers(partition / f"time/{start}--20250502T06.txt") == wanted, start
+    assert numbers(partition / "time/2025-05-02/09.txt") == [33]
+    assert (partition / "time/2024-01-01/09.txt").read_bytes() == b""
+
+
+def test_other_names(mount: Served) -> None:
+    """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`."""
+    partition = hourly(mount)
+    names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "start", "keys", "offset/00"]
+    names += ["offset/5-4.txt", "offset/0-1", "offset/0.txt", "offset/99999999999999999999", "offset/-0.txt"]
+    names += ["time/2025-13-01--.txt", "time/--.txt", "time/last-0m.txt", "time/2025-05-01/24.txt", "time/x"]
+    names += ["time/2025-05-02--2025-05-01.txt", "segments/0.txt", f"segments/{7:020}.txt", "sealed/parquet"]
+    names += [
+        f"sealed/txt/{0:020}.txt",
+        "sealed/txt/.x.crc",
+        "sealed/txt/_spark_metadata",
+        "sealed/txt/_SUCCESS",
+    ]
+    for name in names:
+        assert is_missing(partition / name), name
+    for name in (
+        "orders",
+        "orders-",
+        "-0",
+        "a-00",
+        "none-0",
+        ".hidden",
+        "topics/none",
+        "topics/plain/in.xml",
+    ):
+        assert is_missing(mount / name), name
+
+
+def test_names_that_are_not_listed(mount: Served) -> None:
+    """N14. A name may be opened that is not listed."""
+    partition = hourly(mount)
+    for name in ("offset/7", "offset/3-4.tsv", "time/last-3d.txt", "time/2020-01-01/00.txt"):
+        directory, base = (partition / name).parent, (partition / name).name
+        assert base not in (os.listdir(directory) if directory.name != "2020-01-01" else [])
+        (partition / name).read_bytes()
+
+
+# -- listing ------------------------------------------------------------------------------------------
+
+
+def test_what_offset_and_time_list(mount: Served) -> None:
+    """L1. `offset` lists the first and the last record and the whole range; `time` lists the days that hold
+    records, and a day its hours.
+    """
+    partition = hourly(mount)
+    assert set(os.listdir(partition / "offset")) == {"0", "47"} | {f"0-47.{suffix}" for suffix in FORMATS}
+    assert os.listdir(partition / "time") == ["2025-05-01", "2025-05-02"]
+    hours = {f"{hour:02}.{suffix}" for hour in range(24) for suffix in FORMATS}
+    assert set(os.listdir(partition / "time/2025-05-02")) == hours
+    assert os.listdir(partition / "time/2025-05-03") == []
+    empty = mount.new()
+    assert os.listdir(empty / "offset") == os.listdir(empty / "time") == []
+    now = datetime.now(tz=UTC)
+    append(empty / TXT, b"now\n")
+    assert os.listdir(empty / "time") in ([f"{now:%Y-%m-%d}"], [f"{datetime.now(tz=UTC):%Y-%m-%d}"])
+
+
+def test_segments(mount: Served) -> None:
+    """L2. `segments` lists each segment in every format and as `.log`; `<base>.log` has the bytes of
+    Kafka's segment file.
+    """
+    partition = mount.new()
+    append(partition / TXT, b"one\ntwo\n")
+    mount.steer("roll", partition)
+    append(partition / TXT, b"three\n")
+    listed = {f"{base:020}.{suffix}" for base in (0, 2) for suffix in (*FORMATS, "log")}
+    assert set(os.listdir(partition / "segments")) == listed
+    assert (partition / f"segments/{0:020}.txt").read_bytes() == b"one\ntwo\n"
+    assert (partition / f"segments/{2:020}.tsv").read_bytes() == b"\\N\tthree\n"
+    on_disk = Path(mount.steer("files", partition))
+    for base in (0, 2):
+        raw = (partition / f"segments/{base:020}.log").read_bytes()
+        assert raw
+        assert raw == (on_disk / f"{base:020}.log").read_bytes()[: len(raw)]
+
+
+def test_sealed(mount: Served) -> None:
+    """L3. `sealed/<fmt>` lists, in the order of offsets, the segments that can change no more and have a
+    visible record, and nothing else.
+    """
+    partition = mount.new()
+    for value in (b"a\n", b"b\n"):
+        append(partition / TXT, value)
+        mount.steer("roll", partition)
+    mount.steer("write", partition, 1, 0, [b"never"])
+    mount.steer("end", partition, 1, False)
+    mount.steer("roll", partition)
+    mount.steer("write", partition, 2, 0, [b"later"])
+    mount.steer("roll", partition)
+    append(partition / TXT, b"active\n")
+    for suffix in FORMATS:
+        assert os.listdir(partition / "sealed" / suffix) == [f"{0:020}.{suffix}", f"{1:020}.{suffix}"]
+    mount.steer("end", partition, 2, True)
+    assert os.listdir(partition / "sealed/txt") == [f"{base:020}.txt" for base in (0, 1, 4)]
+    assert (partition / f"sealed/txt/{4:020}.txt").read_bytes() == b"later\n"
+
+
+def test_listed_names(mount: Served) -> None:
+    """L4. No listed name has a colon, and no name of data begins with `.` or `_` unless its topic does."""
+    partition = hourly(mount)
+    mount.steer("roll", partition)
+    for _, directories, files in os.walk(partition):
+        for name in (*directories, *files):
+            assert ":" not in name
+            assert name[0] not in "._"
+
+
+def test_current(mount: Served) -> None:
+    """L5. `current.<fmt>` is a symbolic link to the active segment's file, and leads to the next one after
+    a roll.
+    """
+    partition = mount.new()
+    append(partition / TXT, b"one\n")
+    assert os.readlink(partition / "current.txt") == f"segments/{0:020}.txt"
+    assert (partition / "current.txt").read_bytes() == b"one\n"
+    mount.steer("roll", partition)
+    append(partition / TXT, b"two\n")
+    assert os.readlink(partition / "current.tsv") == f"segments/{1:020}.tsv"
+    assert (partition / "current.txt").read_bytes() == b"two\n"

@@ -1,0 +1,385 @@
+"""`fs/SEMANTICS.md`: refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from entries import letters, read, writable
+from served import Served, append, fill, full_disk, opened, own_mount, refused
+
+pytest_plugins = ["shared_mount"]
+
+APPEND = os.O_WRONLY | os.O_APPEND
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: object) -> None:
+    """A function of the C library."""
+    if getattr(_libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def test_malformed_lines(mount: Served) -> None:
+    """E1. A malformed line is refused by the write that completes it, with EINVAL, and the reason is in
+    `status.json`.
+    """
+    bad = {
+        "jsonl": [b"{", b"[]", b"", b"{}", b'{"value":1}', b'{"value":"a","value":"b"}', b'{"other":1}'],
+        "tsv": [b"", b"no tab", b"a\tb\tc", b"a\tb\\"],
+    }
+    bad["jsonl"] += [b'{"value":"\xff"}', b'{"value":"a"}}']
+    for suffix, lines in bad.items():
+        for line in lines:
+            partition = mount.new()
+            with opened(partition / f"log.{suffix}", APPEND) as file:
+                assert os.write(file, line[:1]) == len(line[:1])
+                with refused(errno.EINVAL):
+                    os.write(file, line[1:] + b"\n")
+            assert read(partition) == b""
+            refusal = mount.status(partition)["last_refusal"]
+            assert refusal["timestamp"] > 0
+            assert refusal["reason"].startswith("line 1, byte "), (line, refusal)
+
+
+def test_short_writes(mount: Served) -> None:
+    """E2. Lines of a write before the bad one are kept and the write is short; the next write begins with
+    the bad line and gives the error; the bad line and what follows it in that write are not kept.
+    """
+    partition = mount.new()
+    good, bad = b'{"value":"good"}\n', b'{"value":bad}\n'
+    with opened(partition / "log.jsonl", APPEND) as file:
+        data = good + good + bad + good
+        assert os.write(file, data) == 2 * len(good)
+        with refused(errno.EINVAL):
+            os.write(file, data[2 * len(good) :])
+        # The end of an unfinished line is its own: it is taken first.
+        assert os.write(file, good[:5]) == 5
+        assert os.write(file, good[5:] + bad + good) == len(good) - 5
+        with refused(errno.EINVAL):
+            os.write(file, bad + good)
+    assert read(partition) == b"good\n" * 3
+    with pytest.raises(OSError, match="Invalid argument"), (partition / "log.jsonl").open("ab") as stream:
+        stream.write(good + bad + good)
+    assert read(partition) == b"good\n" * 4
+
+
+def test_records_that_are_too_large(mount: Served) -> None:
+    """E3. A record above `max.message.bytes` is refused in the same way with EMSGSIZE, also before its
+    newline has come when it is far too long.
+    """
+    partition = mount.new("tight")
+    long = b"x" * 1000 + b"\n"
+    with opened(partition / "log.txt", APPEND) as file:
+        assert os.write(file, b"a\n" + long + b"b\n") == 2
+        with refused(errno.EMSGSIZE):
+            os.write(file, long + b"b\n")
+        assert os.write(file, b"c\n" + b"y" * 100_000) == 2
+        with refused(errno.EMSGSIZE):
+            os.write(file, b"y" * 100_000)
+        with refused(errno.EMSGSIZE):
+            for _ in range(1000):
+                os.write(file, b"z" * 100)
+    assert read(partition) == b"a\nc\n"
+    assert "bytes" in mount.status(partition)["last_refusal"]["reason"]
+    for name, line in (("log.tsv", b"k\t" + long), ("log.jsonl", b'{"value":"' + long[:-1] + b'"}\n')):
+        with opened(partition / name, APPEND) as file, refused(errno.EMSGSIZE):
+            os.write(file, line)
+    with refused(errno.EMSGSIZE):
+        append(mount / "topics/tight/in.txt", long)
+    assert read(partition) == b"a\nc\n"
+
+
+def test_missing_keys(mount: Served) -> None:
+    """E4. On a compacted topic a record without a key is EINVAL."""
+    partition = mount.new("compacted")
+    for name, line in (("log.txt", b"v\n"), ("log.tsv", b"\\N\tv\n"), ("log.jsonl", b'{"value":"v"}\n')):
+        with opened(partition / name, APPEND) as file, refused(errno.EINVAL):
+            os.write(file, line)
+    append(partition / "log.tsv", b"\tempty key\nk\tv\n")
+    with opened(partition / "log.tsv", APPEND) as file:
+        assert os.write(file, b"k\tw\n\\N\tv\n") == 4
+    assert read(partition) == b"empty key\nv\nw\n"
+
+
+def test_after_a_refusal(mount: Served) -> None:
+    """E5. After a refusal the file can be appended to further, and nothing that was accepted before is
+    lost.
+    """
+    partition = mount.new()
+    with opened(partition / "log.jsonl", APPEND) as file:
+        os.write(file, b'{"value":"before"}\n')
+        with refused(errno.EINVAL):
+            os.write(file, b"bad\n")
+        os.write(file, b'{"value":"after"}\n{"value":"unfin')
+        with refused(errno.EINVAL):
+            os.write(file, b"\n")
+        os.write(file, b'{"value":"last"}')
+    append(partition / "log.txt", b"another\n")
+    assert read(partition) == b"before\nafter\nlast\nanother\n"
+
+
+def test_no_room(tmp_path: Path) -> None:
+    """E6. Without room under BACKING, write, fsync or close gives ENOSPC; reading goes on, and so does
+    appending when there is room.
+    """
+    with full_disk(tmp_path, "24m", "-o", "delete.topic.enable=true") as (served, filler):
+        served.expect("No space left on device")
+        partition = served.new()
+        append(partition / "log.txt", b"before\n")
+        fill(filler)
+        line = b"x" * 5000 + b"\n"
+        outcomes: dict[str, int | None] = {}
+
+        def attempt(name: str, what: Callable[[], object]) -> None:
+            outcomes[name] = None
+            try:
+                what()
+            except OSError as error:
+                outcomes[name] = error.errno
+
+        file = os.open(partition / "log.txt", APPEND)
+        os.write(file, line)
+        attempt("fsync", lambda: os.fsync(file))
+        attempt("write", lambda: [os.write(file, line * 20) for _ in range(40)])
+        attempt("close", lambda: os.close(file))
+        assert outcomes == {"fsync": errno.ENOSPC, "write": errno.ENOSPC, "close": errno.ENOSPC}
+        assert read(partition) == b"before\n"
+        assert served.status(partition)["offline"] is None
+        filler.unlink()
+        append(partition / "log.txt", b"after\n")
+        assert read(partition).startswith(b"before\n")
+        assert read(partition).endswith(b"\nafter\n")
+
+
+def test_a_bad_last_line(mount: Served) -> None:
+    """E7. A bad last line without a newline, which only the last close completes, is dropped; only the log
+    and `last_refusal` tell.
+    """
+    partition = mount.new()
+    mount.expect("a last line of 13 bytes is refused")
+    append(partition / "log.jsonl", b'{"value":"a"}\n{"value":"b"')
+    assert read(partition) == b"a\n"
+    assert "byte 13" in mount.status(partition)["last_refusal"]["reason"]
+
+
+def test_names_of_new_partitions(mount: Served) -> None:
+    """E8. mkdir of a name that no partition or topic can have is EINVAL, of one that is there EEXIST; rmdir
+    of one that is not there is ENOENT.
+    """
+    partition = mount.new()
+    bad = [
+        "x",
+        "x-",
+        "x-a",
+        "x-01",
+        "-0",
+        "a b-0",
+        "x-0-delete",
+        "ö-0",
+        "x:0",
+        "a" * 250 + "-0",
+        "x-99999999999",
+    ]
+    for name in bad:
+        with refused(errno.EINVAL):
+            os.mkdir(mount / name)
+    for name in ("a b", "ö", "x:0", "a" * 250):
+        with refused(errno.EINVAL):
+            os.mkdir(mount / "topics" / name)
+    topic = partition.name.rpartition("-")[0]
+    for name in (partition.name, "topics", "README.txt", f"topics/{topic}"):
+        with refused(errno.EEXIST):
+            os.mkdir(mount / name)
+    for name in ("none-0", "none", "topics/none"):
+        with refused(errno.ENOENT):
+            os.rmdir(mount / name)
+
+
+def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
+    """E9. With `delete.topic.enable=false` rmdir of a topic or partition is EPERM."""
+    with own_mount(tmp_path, "-o", "delete.topic.enable=false") as mount:
+        partition = letters(mount)
+        for path in (partition, mount / "topics" / partition.name.rpartition("-")[0]):
+            with refused(errno.EPERM):
+                os.rmdir(path)
+        assert read(partition) == b"a\nb\nc\n"
+
+
+def test_unsupported_operations(mount: Served, tmp_path: Path) -> None:
+    """E10. Unsupported operations fail with the errno of the table: fallocate and O_TMPFILE ENOTSUP, shared
+    mapping of a growing file ENODEV, mv out of the mount EXDEV.
+    """
+    partition = letters(mount)
+    with opened(partition / "log.txt", os.O_RDWR | os.O_APPEND) as file:
+        for mode in (0, 1, 3, 16):
+            with refused(errno.ENOTSUP):
+                call("fallocate", file, mode, ctypes.c_long(0), ctypes.c_long(4))
+        with refused(errno.ENODEV):
+            mmap.mmap(file, 3, mmap.MAP_SHARED, mmap.PROT_READ)
+        with opened(tmp_path / "out", os.O_WRONLY | os.O_CREAT) as out, refused(errno.EXDEV):
+            os.copy_file_range(file, out, 10)
+    with refused(errno.ENOTSUP):
+        os.open(partition, os.O_TMPFILE | os.O_RDWR)
+    with refused(errno.EXDEV):
+        os.rename(partition / "log.txt", tmp_path / "log.txt")
+    (tmp_path / "in.txt").write_bytes(b"x\n")
+    with refused(errno.EXDEV):
+        os.rename(tmp_path / "in.txt", partition / "new.txt")
+    with refused(errno.EXDEV):
+        os.link(partition / "log.txt", tmp_path / "link")
+    with refused(errno.EINVAL):
+        os.readlink(partition / "log.txt")
+    with refused(errno.ENODATA):
+        os.getxattr(partition / "log.txt", "user.none")
+    with refused(errno.ENOTSUP):
+        os.getxattr(partition / "log.txt", "security.capability")
+    with refused(errno.EISDIR):
+        os.open(partition, APPEND)
+    with refused(errno.ENOTDIR):
+        os.listdir(partition / "log.txt")
+    with refused(errno.ENOTDIR):
+        os.stat(partition / "log.txt/x")
+    with opened(partition / "log.txt") as reader, refused(errno.EBADF):
+        os.write(reader, b"x\n")
+    with opened(partition / "log.txt", APPEND) as writer, refused(errno.EBADF):
+        os.read(writer, 1)
+    assert read(partition) == b"a\nb\nc\n"
+
+
+def damage(mount: Served, partition: Path, base: int, batch: int, at: int) -> None:
+    """Overwrite bytes of a segment's batch; all its batches are of one size."""
+    log = Path(mount.steer("files", partition)) / f"{base:020}.log"
+    with log.open("r+b") as file:
+        size = int.from_bytes(file.read(12)[8:]) + 12
+        file.seek(batch * size + at)
+        file.write(b"DAMAGED!")
+
+
+def fives(mount: Served) -> Path:
+    """Batches of five records, of 30 bytes a line; three batches in each of three segments."""
+    partition = mount.new()
+    for at in range(9):
+        append(partition / "log.txt", b"".join(b"%029d\n" % (5 * at + line) for line in range(5)))
+        if at in {2, 5}:
+            mount.steer("roll", partition)
+    return partition
+
+
+def readable(file: Path, size: int, step: int) -> list[bool]:
+    """Which parts of a file can be read."""
+    found = []
+    with opened(file) as descriptor:
+        for position in range(0, size, step):
+            try:
+                assert os.pread(descriptor, step, position)
+                found.append(True)
+            except OSError as error:
+                assert error.errno == errno.EIO  # noqa: PT017
+                found.append(False)
+    return found
+
+
+def test_damage(mount: Served) -> None:
+    """E11. Where bytes under BACKING are damaged, a read that touches the records of that batch is EIO, or
+    its page in a final segment's file; all other records, files and appends go on, and so does the
+    daemon.
+    """
+    mount.expect("EIO: ")
+    partition = fives(mount)
+    whole = read(partition)
+    damage(mount, partition, 15, 1, 100)
+    assert (partition / "log.txt").stat().st_size == 1350
+    assert readable(partition / "log.txt", 1350, 30) == [not 20 <= offset < 25 for offset in range(45)]
+    for offset in range(45):
+        if 20 <= offset < 25:
+            with refused(errno.EIO):
+                (partition / f"offset/{offset}").read_bytes()
+        else:
+            assert (partition / f"offset/{offset}").read_bytes() == b"%029d" % offset
+    assert (partition / "offset/25-29.txt").read_bytes() == whole[750:900]
+    assert (partition / "offset/0-19.txt").read_bytes() == whole[:600]
+    with refused(errno.EIO):
+        (partition / "offset/19-20.txt").read_bytes()
+    for base in (0, 30):
+        assert (partition / f"segments/{base:020}.txt").read_bytes() == whole[base * 30 : base * 30 + 450]
+    with refused(errno.EIO):
+        (partition / f"sealed/txt/{15:020}.txt").read_bytes()
+    append(partition / "log.txt", b"after\n")
+    assert (partition / "offset/-1.txt").read_bytes() == b"after\n"
+    assert len(os.listdir(partition / "sealed/txt")) == 2
+    assert mount.status(partition)["segments"] == 3
+    assert read(letters(mount)) == b"a\nb\nc\n"
+
+
+def test_damage_that_was_not_measured(mount: Served) -> None:
+    """E12. Where a damaged batch cannot be measured it takes one byte of a view, so that nobody reads past
+    it unawares; where its length is damaged, that is so up to its segment's end.
+    """
+    mount.expect("EIO: ")
+    partition = fives(mount)
+    damage(mount, partition, 15, 1, 100)
+    tsv = (partition / "offset/0-19.tsv").read_bytes() + b"!" + (partition / "offset/25-44.tsv").read_bytes()
+    assert (partition / "log.tsv").stat().st_size == len(tsv)
+    shown = readable(partition / "log.tsv", len(tsv), 1)
+    assert [at for at, good in enumerate(shown) if not good] == [tsv.index(b"!")]
+    with opened(partition / "log.tsv") as file:
+        assert os.pread(file, 5000, tsv.index(b"!") + 1) == tsv[tsv.index(b"!") + 1 :]
+    partition = fives(mount)
+    damage(mount, partition, 15, 1, 8)
+    tsv = (partition / "offset/0-19.tsv").read_bytes() + b"!" + (partition / "offset/30-44.tsv").read_bytes()
+    assert len(tsv) == 35 * 33 + 1
+    assert (partition / "log.tsv").stat().st_size == len(tsv)
+    shown = readable(partition / "log.tsv", len(tsv), 1)
+    assert [at for at, good in enumerate(shown) if not good] == [tsv.index(b"!")]
+
+
+def test_deleted_while_open(mount: Served) -> None:
+    """E13. A descriptor of a partition that was deleted gives EIO, also after a partition of that name is
+    made again.
+    """
+    mount.expect("EIO: ")
+    mount.expect("lines are lost at the last close")
+    partition = letters(mount)
+    reader, writer = os.open(partition / "log.txt", os.O_RDONLY), os.open(partition / "log.txt", APPEND)
+    for again in (False, True):
+        if again:
+            os.mkdir(partition)
+        else:
+            os.rmdir(partition)
+        with refused(errno.EIO):
+            os.pread(reader, 100, 0)
+        with refused(errno.EIO):
+            os.write(writer, b"x\n")
+            os.fsync(writer)
+    with refused(errno.EIO):
+        os.close(writer)
+    os.close(reader)
+    assert read(partition) == b""
+
+
+def test_read_only(tmp_path: Path) -> None:
+    """E14. On a mount made with `--read-only` every change is EROFS, and everything can be read."""
+    with own_mount(tmp_path) as mount:
+        partition = letters(mount)
+    with own_mount(tmp_path, "--read-only"):
+        assert read(partition) == b"a\nb\nc\n"
+        assert (partition / "offset/-1.tsv").read_bytes() == b"m\tc\n"
+        topic = mount / "topics" / partition.name.rpartition("-")[0]
+        changes = [lambda path=path: os.open(path, APPEND) for path in writable(mount, partition)]
+        changes += [lambda: os.mkdir(mount / "new-0"), lambda: os.rmdir(partition), lambda: os.rmdir(topic)]
+        changes += [lambda: os.unlink(partition / "log.txt"), lambda: os.truncate(partition / "log.txt", 0)]
+        changes += [lambda: os.chmod(partition, 0o700), lambda: os.utime(partition / "log.txt")]
+        changes += [lambda: os.open(partition / "new", APPEND | os.O_CREAT)]
+        changes += [
+            lambda: os.rename(partition, mount / "b-0"),
+            lambda: os.setxattr(partition, "user.a", b""),
+        ]
+        for change in changes:
+            with refused(errno.EROFS):
+                change()

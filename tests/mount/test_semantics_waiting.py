@@ -1,0 +1,396 @@
+"""`fs/SEMANTICS.md`: waiting; sizes, times, inodes and extended attributes; limits of libfuse 2."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import Served, append, eventually, opened, write_all
+
+pytest_plugins = ["shared_mount"]
+
+APPEND = os.O_WRONLY | os.O_APPEND
+GONE = {errno.ENOTCONN, errno.ECONNABORTED}
+
+
+def letters(mount: Served) -> Path:
+    """A partition with a and b in a sealed segment, c in the active one."""
+    partition = mount.new()
+    append(partition / "log.tsv", b"k\ta\nl\tb\n")
+    mount.steer("roll", partition)
+    append(partition / "log.tsv", b"m\tc\n")
+    return partition
+
+
+@contextmanager
+def following(partition: Path, command: str = "cat") -> Iterator[subprocess.Popen[bytes]]:
+    """A program that has read one record of `follow.txt`, and waits for the next."""
+    process = subprocess.Popen(
+        [command, partition / "follow.txt"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        file = f"/proc/{process.pid}/fd"
+        eventually(
+            lambda: any(os.readlink(f"{file}/{fd}").endswith("follow.txt") for fd in os.listdir(file)),
+            "the open file",
+        )
+        append(partition / "log.txt", b"first\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n"
+        assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    """A mount of the test's own, for what ends it."""
+    served = Served(tmp_path)
+    try:
+        served.start()
+        with served.watched():
+            yield served
+    finally:
+        served.clear()
+
+
+# -- waiting ------------------------------------------------------------------------------------------
+
+
+def test_only_follow_waits(mount: Served) -> None:
+    """B1. Only `follow.<fmt>` waits: at its end a read blocks until records come; every other read at the
+    end gives no bytes.
+    """
+    partition = letters(mount)
+    names = [
+        "log.txt",
+        "current.txt",
+        "offset/0-.txt",
+        "offset/-1.txt",
+        "time/last-1h.txt",
+        f"segments/{2:020}.txt",
+    ]
+    for name in names:
+        with opened(partition / name) as file:
+            assert os.pread(file, 100, 1 << 20) == b""
+    with following(partition) as process:
+        time.sleep(0.7)
+        assert process.poll() is None
+        append(partition / "log.txt", b"second\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"second\n"
+
+
+def test_signals_end_a_wait(mount: Served) -> None:
+    """B2. A blocked read ends within a second after a signal such as Ctrl-C."""
+    partition = letters(mount)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with following(partition) as process:
+            began = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(10) == -number
+            assert time.monotonic() - began < 1
+
+
+def test_the_end_of_the_mount_ends_a_wait(own: Served) -> None:
+    """B3. Blocked reads end when the mount is unmounted, and when the daemon is killed; afterwards every
+    call fails at once.
+    """
+    partition = letters(own)
+    with following(partition) as process:
+        assert own.stop() == 0
+        process.wait(5)
+    own.start()
+    held = os.open(partition / "log.txt", os.O_RDONLY)
+    with following(partition) as process:
+        own.kill()
+        process.wait(5)
+        assert process.returncode
+    for call in (
+        lambda: os.pread(held, 1, 0),
+        lambda: os.stat(partition / "log.txt"),
+        lambda: os.listdir(own.path),
+        lambda: os.open(partition / "log.txt", APPEND),
+        lambda: os.close(held),
+    ):
+        began = time.monotonic()
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
+            call()
+        assert caught.value.errno in GONE
+        assert time.monotonic() - began < 1
+
+
+def test_waiting_holds_up_nobody(mount: Served) -> None:
+    """B4. A blocked reader holds up nobody else: neither other readers, nor writers, nor rmdir."""
+    partition, other = letters(mount), mount.new()
+    with following(partition), following(partition), following(partition, "cat"):
+        began = time.monotonic()
+        for _ in range(20):
+            append(partition / "log.txt", b"x\n")
+            assert (partition / "log.txt").read_bytes().endswith(b"x\n")
+            os.listdir(partition)
+        other.rmdir()
+        (mount / "topics/passing").mkdir()
+        (mount / "topics/passing").rmdir()
+        assert time.monotonic() - began < 5
+
+
+def test_a_dead_mount_is_cleared_away(own: Served) -> None:
+    """B5. The next `topicfs mount` clears a dead mount away."""
+    partition = letters(own)
+    own.kill()
+    assert own.is_mounted
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
+        os.listdir(own.path)
+    assert caught.value.errno in GONE
+    own.start()
+    assert (partition / "log.txt").read_bytes() == b"a\nb\nc\n"
+    assert own.stop() == 0
+    assert not own.is_mounted
+
+
+def test_locks(mount: Served) -> None:
+    """B6. flock and fcntl locks work between processes of one machine, and do not stop anybody from
+    appending.
+    """
+    partition = letters(mount)
+    for command in ("flock", "lockf"):
+        with opened(partition / "log.txt", APPEND) as mine, opened(partition / "log.txt", APPEND) as other:
+            getattr(fcntl, command)(mine, fcntl.LOCK_EX)
+            program = (
+                f"import fcntl,sys; fcntl.{command}(open(sys.argv[1],'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+            )
+            done = subprocess.run(
+                ["python3", "-c", program, partition / "log.txt"], capture_output=True, check=False
+            )
+            assert b"BlockingIOError" in done.stderr
+            os.write(other, b"in spite of it\n")
+            os.fsync(other)
+            assert (partition / "log.txt").read_bytes().endswith(b"in spite of it\n")
+
+
+# -- sizes, times, inodes, extended attributes --------------------------------------------------------
+
+
+def every_file(mount: Served, partition: Path) -> list[Path]:
+    topic = mount / "topics" / partition.name.rpartition("-")[0]
+    found = [Path(top) / name for top, _, names in os.walk(partition) for name in names]
+    extra = [partition / name for name in ("offset/1-.jsonl", "offset/-2.tsv", "time/last-1h.txt")]
+    return [*found, *extra, mount / "README.txt", topic / "config"]
+
+
+def test_sizes(mount: Served) -> None:
+    """T1. The size of each file is the count of bytes that reading it gives; of `follow.<fmt>` and
+    `in.<fmt>` it is 0.
+    """
+    partition = letters(mount)
+    for path in every_file(mount, partition):
+        if path.name.startswith("follow."):
+            assert path.stat().st_size == 0
+        else:
+            assert path.stat().st_size == len(path.read_bytes()), path
+    topic = mount / "topics" / partition.name.rpartition("-")[0]
+    assert [(topic / f"in.{suffix}").stat().st_size for suffix in ("txt", "tsv", "jsonl")] == [0, 0, 0]
+
+
+def test_blocks(mount: Served) -> None:
+    """T2. The count of blocks is the size in units of 512 bytes, rounded up."""
+    partition = letters(mount)
+    append(partition / "log.txt", b"x" * 5000 + b"\n")
+    for path in every_file(mount, partition):
+        status = path.stat()
+        assert status.st_blocks == (status.st_size + 511) // 512
+
+
+def test_times(mount: Served) -> None:
+    """T3. A segment's files have the mtime of its `.log` file: it is not in the future and rises along the
+    partition; `log.<fmt>` has the newest; asking changes no time.
+    """
+    partition = mount.new()
+    for at in range(4):
+        if at:
+            mount.steer("roll", partition)
+        append(partition / "log.txt", b"%d\n" % at)
+    files = Path(mount.steer("files", partition))
+    names = [f"{at:020}" for at in range(4)]
+    times = [(partition / f"segments/{name}.txt").stat().st_mtime_ns for name in names]
+    assert times == [(files / f"{name}.log").stat().st_mtime_ns for name in names]
+    assert times == [(partition / f"segments/{name}.log").stat().st_mtime_ns for name in names]
+    assert times[:3] == [(partition / f"sealed/tsv/{name}.tsv").stat().st_mtime_ns for name in names[:3]]
+    assert times == sorted(set(times))
+    assert times[-1] <= time.time_ns()
+    time.sleep(0.02)
+    (partition / "log.jsonl").read_bytes()
+    assert (partition / "log.jsonl").stat().st_mtime_ns == times[-1]
+    assert partition.stat().st_mtime_ns == times[-1]
+
+
+def test_inodes(own: Served) -> None:
+    """T4. Inode numbers differ between names and stay the same over a restart."""
+    partition = letters(own)
+    paths = [*every_file(own, partition), partition, partition / "offset", own / "topics"]
+    before = {path: path.lstat().st_ino for path in paths}
+    assert len(set(before.values())) == len(set(paths))
+    with os.scandir(partition / "segments") as entries:
+        assert all(stat.S_ISREG(entry.stat().st_mode) for entry in entries)
+    assert own.stop() == 0
+    own.start()
+    assert {path: path.lstat().st_ino for path in paths} == before
+    assert own.stop() == 0
+
+
+def test_extended_attributes(mount: Served) -> None:
+    """T5. Views have `user.topicfs.first_offset` and `user.topicfs.next_offset`, segments' files also
+    `user.topicfs.max_timestamp`.
+    """
+    partition = mount.new()
+    append(partition / "log.jsonl", b'{"value":"a","timestamp":1000}\n{"value":"b","timestamp":900}\n')
+    mount.steer("roll", partition)
+    append(partition / "log.jsonl", b'{"value":"c","timestamp":2000}\n')
+
+    def attributes(name: str) -> dict[str, str]:
+        path = partition / name
+        return {n.removeprefix("user.topicfs."): os.getxattr(path, n).decode() for n in os.listxattr(path)}
+
+    first = {"first_offset": "0", "next_offset": "2", "max_timestamp": "1000"}
+    for name in (f"segments/{0:020}.tsv", f"sealed/txt/{0:020}.txt"):
+        assert attributes(name) == first
+    assert attributes("current.txt") == {"first_offset": "2", "next_offset": "3", "max_timestamp": "2000"}
+    assert attributes("log.txt") == {"first_offset": "0", "next_offset": "3"}
+    assert attributes("offset/1-.txt") == {"first_offset": "1", "next_offset": "3"}
+    assert attributes("offset/0-1.txt") == {"first_offset": "0", "next_offset": "2"}
+    assert attributes("time/1970-01-01T00:00:01.5--.txt") == {"first_offset": "2", "next_offset": "3"}
+    assert attributes("status.json") == {}
+
+
+def test_statfs(mount: Served) -> None:
+    """T6. statfs tells of the file system under BACKING."""
+    ours, theirs = os.statvfs(mount / "topics"), os.statvfs(mount.backing)
+    assert (ours.f_blocks, ours.f_frsize, ours.f_files) == (theirs.f_blocks, theirs.f_frsize, theirs.f_files)
+    assert abs(ours.f_bavail - theirs.f_bavail) * ours.f_frsize < 1 << 30
+
+
+def test_sizes_are_never_stale(mount: Served) -> None:
+    """T7. A size is never stale: stat right after an append that was closed shows it."""
+    partition = mount.new()
+    with opened(partition / "log.txt") as reader:
+        for at in range(1, 200):
+            append(partition / "log.txt", b"x\n")
+            assert (partition / "log.txt").stat().st_size == os.fstat(reader).st_size == 2 * at
+
+
+# -- limits of libfuse 2 ------------------------------------------------------------------------------
+
+
+def test_fstat_asks_by_name(mount: Served) -> None:
+    """X1. fstat of an open file asks by name: of a file whose name is gone it is ENOENT, but for a removed
+    segment, whose name can be stat-ed, not opened, until the last reader closes it.
+    """
+    mount.expect("EIO: ")
+    partition = letters(mount)
+    sealed = partition / f"sealed/txt/{0:020}.txt"
+    with opened(sealed) as file:
+        mount.steer("raise_start", partition, 2)
+        assert os.fstat(file).st_size == sealed.stat().st_size == 4
+        assert sealed.name not in os.listdir(sealed.parent)
+        with pytest.raises(FileNotFoundError):
+            os.open(sealed, os.O_RDONLY)
+    eventually(lambda: not sealed.exists(), "the name to go")
+    log = os.open(partition / "log.txt", os.O_RDONLY)
+    partition.rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.fstat(log)
+    os.close(log)
+
+
+def test_inotify(mount: Served) -> None:
+    """X2. inotify tells of what is done through the very name that is watched, not of growth that came
+    through another one; `tail -f` polls and sees all.
+    """
+    partition = mount.new()
+    library = ctypes.CDLL(None, use_errno=True)
+    watch = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    in_modify = 2
+    try:
+        assert library.inotify_add_watch(watch, bytes(partition / "log.txt"), in_modify) > 0
+        append(partition / "log.tsv", b"k\ta\n")
+        with pytest.raises(BlockingIOError):
+            os.read(watch, 4096)
+        with subprocess.Popen(["tail", "-n0", "-f", partition / "log.txt"], stdout=subprocess.PIPE) as tail:
+            file = f"/proc/{tail.pid}/fd"
+            eventually(
+                lambda: any(os.readlink(f"{file}/{fd}").endswith("log.txt") for fd in os.listdir(file)),
+                "tail",
+            )
+            time.sleep(0.1)
+            append(partition / "log.tsv", b"k\tb\n")
+            assert tail.stdout is not None
+            assert tail.stdout.readline() == b"b\n"
+            tail.terminate()
+        append(partition / "log.txt", b"c\n")
+        assert os.read(watch, 4096)
+    finally:
+        os.close(watch)
+
+
+def test_poll_says_ready(mount: Served) -> None:
+    """X3. poll and select always say ready, also for a `follow.<fmt>` that would block, and O_NONBLOCK does
+    not keep its reads from waiting.
+    """
+    partition = letters(mount)
+    for name in ("log.txt", "follow.txt"):
+        with opened(partition / name, os.O_RDONLY | os.O_NONBLOCK) as file:
+            assert select.select([file], [], [], 0)[0] == [file]
+    with opened(partition / "follow.txt", os.O_RDONLY | os.O_NONBLOCK) as file:
+        later = threading.Timer(0.4, append, (partition / "log.txt", b"later\n"))
+        later.start()
+        assert os.read(file, 100) == b"later\n"
+        later.join()
+
+
+def test_long_writes_come_in_pieces(mount: Served) -> None:
+    """X4. A write of more than 128 KiB reaches the daemon in pieces: a refusal in a later piece leaves the
+    earlier ones appended, as a short write.
+    """
+    partition = mount.new()
+    good = b'{"value":"' + b"x" * 987 + b'"}\n'
+    lines = 200
+    with opened(partition / "log.jsonl", APPEND) as file:
+        done = os.write(file, good * lines + b"bad\n" + good)
+        assert 128 << 10 <= done <= lines * len(good)
+        with pytest.raises(OSError, match="Invalid argument"):
+            write_all(file, (good * lines + b"bad\n" + good)[done:])
+    assert mount.status(partition)["end_offset"] == lines
+
+
+def test_the_last_close_is_told_to_nobody(mount: Served) -> None:
+    """X5. The last close is told to nobody: an error of a line that it completes shows in the log only."""
+    partition = mount.new()
+    mount.expect("a last line of 4 bytes is refused")
+    file = os.open(partition / "log.jsonl", APPEND)
+    os.write(file, b"bad")
+    os.close(file)
+    eventually(lambda: mount.status(partition)["last_refusal"] is not None, "the refusal")
+    assert "a last line of 4 bytes is refused" in mount.said()
+
+
+def test_access_times(mount: Served) -> None:
+    """X6. Access times are modification times."""
+    partition = letters(mount)
+    for path in every_file(mount, partition):
+        status = path.stat()
+        assert status.st_atime_ns == status.st_mtime_ns == status.st_ctime_ns

@@ -1,0 +1,321 @@
+"""tail, and `follow.*`: readers that wait for what comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from served import Served, append, eventually, opened
+from shell import ENVIRONMENT, output, run, start
+
+pytest_plugins = ["shared_mount"]
+
+FAST = ["-s", "0.05"]
+"""tail looks once a second otherwise."""
+
+
+def shows(out: Path, expected: bytes) -> None:
+    """Wait until a command has printed this, and nothing else."""
+    eventually(lambda: out.read_bytes() == expected or len(out.read_bytes()) > len(expected), repr(expected))
+    assert out.read_bytes() == expected
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()
+
+
+def reading(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it waits inside the file system."""
+    try:
+        return "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text()
+    except OSError:
+        return False
+
+
+def follow(command: list[str | Path], out: Path) -> subprocess.Popen[bytes]:
+    """Begin a command that reads `follow.*`, and wait until it does."""
+    process = start(command, out)
+    eventually(lambda: reading(process) or process.poll() is not None, f"{command[0]} waits")
+    return process
+
+
+# -- tail ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["log.txt", "offset/0-.txt"])
+def test_tail_f_shows_what_comes_over_rolls(mount: Served, tmp_path: Path, name: str) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    append(partition / "log.txt", b"1\n2\n3\n")
+    tail = start(["tail", *FAST, "-n", "2", "-f", partition / name], out)
+    try:
+        shows(out, b"2\n3\n")
+        expected = b"2\n3\n"
+        for number in range(4, 9):
+            append(partition / "log.txt", b"%d\n" % number)
+            expected += b"%d\n" % number
+            shows(out, expected)
+            mount.steer("roll", partition)
+    finally:
+        ended(tail)
+
+
+def test_tail_of_an_empty_log_shows_the_first_line(mount: Served, tmp_path: Path) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    tail = start(["tail", *FAST, "-f", partition / "log.txt"], out)
+    try:
+        time.sleep(0.2)
+        append(partition / "log.txt", b"first\n")
+        shows(out, b"first\n")
+    finally:
+        ended(tail)
+
+
+def test_tail_capital_f_of_current_moves_on_with_a_roll(mount: Served, tmp_path: Path) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    append(partition / "log.txt", b"1\n")
+    tail = start(["tail", *FAST, "-q", "--max-unchanged-stats=2", "-F", partition / "current.txt"], out)
+    try:
+        shows(out, b"1\n")
+        mount.steer("roll", partition)
+        append(partition / "log.txt", b"2\n")
+        eventually(lambda: out.read_bytes().endswith(b"\n2\n"), "tail moved on")
+        said = out.read_bytes().splitlines()
+        assert said[0] == b"1"
+        assert said[-1] == b"2"
+        assert len(said) == 3
+        assert b"has been replaced" in said[1]
+    finally:
+        ended(tail)
+
+
+def test_tail_with_a_pid_ends_with_that_process(mount: Served, tmp_path: Path) -> None:
+    partition = mount.new()
+    writer = subprocess.Popen(["sleep", "0.3"])
+    tail = start(["tail", *FAST, f"--pid={writer.pid}", "-f", partition / "log.txt"], tmp_path / "out")
+    writer.wait()
+    assert tail.wait(10) == 0
+
+
+def test_two_tails_and_a_writer(mount: Served, tmp_path: Path) -> None:
+    partition = mount.new("small")
+    lines = [b"line %05d %s\n" % (number, b"y" * 50) for number in range(400)]
+    outs = [tmp_path / "one", tmp_path / "two"]
+    tails = [start(["tail", *FAST, "-n", "+1", "-f", partition / "log.txt"], out) for out in outs]
+    try:
+        for first in range(0, 400, 10):
+            append(partition / "log.txt", b"".join(lines[first : first + 10]))
+        for out in outs:
+            shows(out, b"".join(lines))
+    finally:
+        for tail in tails:
+            ended(tail)
+
+
+# -- follow -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "suffix", "expected"),
+    [
+        (["cat"], "txt", b"one\ntwo\n"),
+        (["grep", "--line-buffered", "o"], "txt", b"one\ntwo\n"),
+        (["sed", "-u", "s/o/0/"], "txt", b"0ne\ntw0\n"),
+        (["gawk", '{ print $1 "!"; fflush() }'], "txt", b"one!\ntwo!\n"),
+        (["jq", "--unbuffered", "-r", ".value"], "jsonl", b"one\ntwo\n"),
+        (["tee", "/dev/null"], "txt", b"one\ntwo\n"),
+        (["head", "-n", "2"], "txt", b"one\ntwo\n"),
+        (["xargs", "-n", "1", "echo", "got"], "txt", b"got one\ngot two\n"),
+        (["perl", "-ne", "$| = 1; print uc"], "txt", b"ONE\nTWO\n"),
+        (["stdbuf", "-oL", "cut", "-f", "2"], "tsv", b"one\ntwo\n"),
+        (["dd", "bs=64", "status=none"], "txt", b"one\ntwo\n"),
+        (["bash", "-c", 'while read -r line; do echo "<$line>"; done'], "txt", b"<one>\n<two>\n"),
+        (
+            [sys.executable, "-uc", "import sys\nfor line in sys.stdin: print(line, end='')"],
+            "txt",
+            b"one\ntwo\n",
+        ),
+    ],
+    ids=lambda value: value[0].rpartition("/")[2] if isinstance(value, list) else "",
+)
+def test_a_pipeline_waits_for_as_long_as_it_takes(
+    mount: Served, tmp_path: Path, command: list[str], suffix: str, expected: bytes
+) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    append(partition / "log.txt", b"before\n")
+    with (partition / f"follow.{suffix}").open("rb", buffering=0) as file, out.open("wb") as stream:
+        process = subprocess.Popen(
+            command, env=ENVIRONMENT, stdin=file, stdout=stream, stderr=subprocess.STDOUT
+        )
+    try:
+        eventually(lambda: reading(process), "it waits")
+        append(partition / "log.txt", b"one\n")
+        # Longer than any turn of waiting: it must not come to an end, or to an error, by itself.
+        time.sleep(0.8)
+        assert process.poll() is None, out.read_bytes()
+        append(partition / "log.txt", b"two\n")
+        shows(out, expected)
+    finally:
+        ended(process)
+
+
+def test_records_are_followed_within_milliseconds(mount: Served) -> None:
+    partition = mount.new()
+    script = (
+        "import os, sys, time\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "print('open', flush=True)\n"
+        "while True:\n"
+        "    sent = os.read(file, 100)\n"
+        "    print(time.monotonic_ns() - int(sent), flush=True)\n"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, partition / "follow.txt"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
+        late = []
+        for _ in range(30):
+            append(partition / "log.txt", b"%d\n" % time.monotonic_ns())
+            late.append(int(reader.stdout.readline()) / 1e6)
+        # A busy machine makes some of them late; a turn of waiting is 200 ms.
+        assert statistics.median(late) < 50, late
+    finally:
+        ended(reader)
+        assert reader.stdout is not None
+        reader.stdout.close()
+
+
+def test_a_writer_that_stays_open_is_followed_within_the_linger_time(mount: Served) -> None:
+    partition = mount.new()
+    with (
+        opened(partition / "follow.txt") as file,
+        opened(partition / "log.txt", os.O_WRONLY | os.O_APPEND) as log,
+    ):
+        for number in range(5):
+            begin = time.monotonic()
+            os.write(log, b"%d\n" % number)
+            assert os.read(file, 100) == b"%d\n" % number
+            assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_signal_ends_a_blocked_reader_within_a_second(
+    mount: Served, tmp_path: Path, number: signal.Signals
+) -> None:
+    partition = mount.new()
+    reader = follow(["cat", partition / "follow.txt"], tmp_path / "out")
+    time.sleep(0.3)
+    begin = time.monotonic()
+    reader.send_signal(number)
+    assert reader.wait(5) == -number
+    assert time.monotonic() - begin < 1
+
+
+def test_a_signal_that_a_program_handles_interrupts_its_read(mount: Served, tmp_path: Path) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    script = "import sys\ntry:\n  open(sys.argv[1]).read()\nexcept KeyboardInterrupt:\n  print('bye')\n"
+    reader = follow([sys.executable, "-c", script, partition / "follow.txt"], out)
+    reader.send_signal(signal.SIGINT)
+    assert reader.wait(5) == 0
+    assert out.read_bytes() == b"bye\n"
+
+
+def test_a_reader_goes_on_after_it_was_stopped(mount: Served, tmp_path: Path) -> None:
+    partition, out = mount.new(), tmp_path / "out"
+    reader = follow(["cat", partition / "follow.txt"], out)
+    try:
+        reader.send_signal(signal.SIGSTOP)
+        state = Path(f"/proc/{reader.pid}/stat")
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "it stops", 2)
+        append(partition / "log.txt", b"meanwhile\n")
+        reader.send_signal(signal.SIGCONT)
+        shows(out, b"meanwhile\n")
+    finally:
+        ended(reader)
+
+
+def test_timeout_ends_a_blocked_cat(mount: Served) -> None:
+    partition = mount.new()
+    begin = time.monotonic()
+    assert run("timeout 1 cat follow.txt", partition).returncode == 124
+    assert 0.9 < time.monotonic() - begin < 2.5
+
+
+def test_a_pipeline_of_a_shell_follows(mount: Served, tmp_path: Path) -> None:
+    partition = mount.new()
+    script = (
+        f"(timeout 20 cat follow.txt | grep --line-buffered ERR | head -n 2 > {tmp_path}/out) & \n"
+        "sleep 0.5\n"
+        'for i in $(seq 6); do echo "ERR $i" >> log.txt; echo fine >> log.txt; sleep 0.02; done\n'
+        f"for i in $(seq 100); do [ $(wc -l < {tmp_path}/out) = 2 ] && break; sleep 0.05; done\n"
+        "echo done >> log.txt\n"
+        f"cat {tmp_path}/out\n"
+    )
+    found = run(script, partition)
+    assert found.stdout.splitlines() == [b"ERR 1", b"ERR 2"]
+
+
+def test_many_blocked_readers_hold_up_nobody_and_go_when_told(mount: Served, tmp_path: Path) -> None:
+    partition = mount.new()
+    readers = [follow(["cat", partition / "follow.txt"], tmp_path / str(number)) for number in range(25)]
+    begin = time.monotonic()
+    append(partition / "log.txt", b"here\n")
+    assert output("cat log.txt", partition) == b"here\n"
+    assert time.monotonic() - begin < 2
+    for number in range(25):
+        shows(tmp_path / str(number), b"here\n")
+    for reader in readers:
+        reader.terminate()
+    assert [reader.wait(5) for reader in readers] == [-signal.SIGTERM] * 25
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> object:
+    """A mount of its own, to take away."""
+    served = Served(tmp_path)
+    try:
+        served.start()
+        with served.watched():
+            yield served
+    finally:
+        served.clear()
+
+
+def test_unmounting_releases_blocked_readers(own: Served, tmp_path: Path) -> None:
+    partition = own.new()
+    readers = [follow(["cat", partition / "follow.txt"], tmp_path / f"out{n}") for n in range(3)]
+    readers.append(follow(["tail", "-f", partition / "follow.txt"], tmp_path / "out3"))
+    begin = time.monotonic()
+    assert own.stop() == 0, own.said()
+    assert time.monotonic() - begin < 5
+    assert all(reader.wait(5) != 0 for reader in readers[:3])
+    ended(readers[3])
+    assert not own.is_mounted
+    assert not own.alarms()
+
+
+def test_the_death_of_the_daemon_releases_blocked_readers(own: Served, tmp_path: Path) -> None:
+    partition = own.new()
+    reader = follow(["cat", partition / "follow.txt"], tmp_path / "out")
+    own.kill()
+    assert reader.wait(5) == 1
+
+
+def test_deleting_a_partition_ends_who_follows_it(own: Served, tmp_path: Path) -> None:
+    partition = own.new()
+    reader = follow(["cat", partition / "follow.txt"], tmp_path / "out")
+    partition.rmdir()
+    assert reader.wait(5) == 1
+    assert b"Input/output error" in (tmp_path / "out").read_bytes()
+    assert own.stop() == 0
