@@ -184,8 +184,10 @@ class Log(LogState):
     def _roll(self, base: int) -> None:
         active = self.chain.active
         if base == active.base_offset and active.size == 0:
-            # Its indexes are full, or somebody asked. The snapshot at its base stays: nothing has changed.
-            self._recreate(active)
+            # Nothing to seal: views that were opened on the empty segment go on with it. Only where its indexes are
+            # full does a fresh one take its place; the snapshot at its base stays, as nothing has changed.
+            if active.offset_index.is_full or active.time_index.is_full:
+                self._recreate(active)
             return
         if base <= active.base_offset:
             raise RollError(
