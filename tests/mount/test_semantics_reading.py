@@ -241,7 +241,8 @@ def test_sealed_files(tmp_path: Path) -> None:
     ],
 )
 def test_removal_under_an_open_file(mount: Served, name: str) -> None:
-    """S3. An open file gives every record that it was opened on, though its segment was removed meanwhile."""
+    """S3. An open file gives every record that it was opened on and has not read past, though its segment was
+    removed meanwhile."""
     partition = letters(mount)
     whole = (partition / name).read_bytes()
     with opened(partition / name) as file:
