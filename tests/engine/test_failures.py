@@ -218,7 +218,7 @@ def test_a_snapshot_that_cannot_be_written_refuses_the_append_of_its_roll_only(
 def test_an_empty_segment_that_cannot_be_created_anew_takes_the_partition_offline(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition = bench.open()
+    partition = bench.open(segment_index_bytes=12)  # its time index has no room from the start
     with monkeypatch.context() as patch:
         failing(patch, "open", ".log", os.O_CREAT)
         with pytest.raises(OSError, match="No space"):
