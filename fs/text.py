@@ -208,7 +208,8 @@ class SegmentText:
                 return found
             marks = self.map.marks
             first = self.map.before_rendered(position)
-            sequential = any(block.end == position for block in self._blocks)
+            # The kernel reads ahead with several requests at once, which arrive in any order.
+            sequential = any(0 <= position - block.end < BLOCK for block in self._blocks)
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
             try:
