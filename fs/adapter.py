@@ -191,8 +191,11 @@ def serve(operations: Operations, mountpoint: Path, options: Mapping[str, str | 
         said = complaints.end()
     if adapter.failure is not None:
         raise adapter.failure
-    if failed:
+    if failed and not adapter.answered:
         raise MountError(said or f"libfuse ended with {failed}")
+    if failed:
+        # After a lazy unmount with a file open the kernel may break the connection off, instead of ending it.
+        log.info(f"the mount was broken off: libfuse ended with {failed}")
 
 
 @cache
@@ -215,17 +218,19 @@ class Adapter:
     operations    what answers
     failure       why `init` failed; None if it did not
     _states       keeps libfuse's threads known to Python
+    answered      the mount was there
     _complaints   what libfuse prints, until the mount answers
     _directories  open directories by number: the path, and the operations' handle
     """
 
-    __slots__ = ("_complaints", "_directories", "_numbers", "_states", "failure", "operations")
+    __slots__ = ("_complaints", "_directories", "_numbers", "_states", "answered", "failure", "operations")
 
     def __init__(self, operations: Operations, states: ThreadStates, complaints: Complaints) -> None:
         self.operations: Any = operations
         self.failure: BaseException | None = None
         self._states = states
         self._complaints = complaints
+        self.answered = False
         self._directories: dict[int, tuple[str, int]] = {}
         self._numbers = itertools.count(1)
 
@@ -266,6 +271,7 @@ class Adapter:
     # -- life -------------------------------------------------------------------------------------------
 
     def init(self, connection: int) -> int:
+        self.answered = True
         said = self._complaints.end()
         if said:
             log.warning(f"libfuse: {said}")
