@@ -222,11 +222,17 @@ def record_at(buffer: Bytes, row: Longs, offset: int, origin: int = 0) -> Record
     start, end = decoding.find_record(data, 0, data.size, row[COUNT], offset - base)
     if start < 0:
         return None
-    one = row.copy()
-    one[COUNT] = 1
-    for record in _single(data[start:end], one, int(row[LAST_OFFSET]) - base).records():
-        return record
-    return None
+    status, at, body, delta, key, key_size, value, value_size, headers = decoding.one_record(data, start, end)
+    _raise_if_bad(status, row, offset - base, at)
+    stamped = int(row[ATTRIBUTES]) & LOG_APPEND_TIME
+    content = memoryview(data)
+    return Record(
+        value=None if value_size < 0 else bytes(content[value : value + value_size]),
+        key=None if key_size < 0 else bytes(content[key : key + key_size]),
+        timestamp=int(row[MAX_TIMESTAMP]) if stamped else int(row[BASE_TIMESTAMP]) + delta,
+        headers=_headers(data, headers, body - headers) if body - headers > 1 else (),
+        offset=offset,
+    )
 
 
 @dataclass(frozen=True, slots=True)

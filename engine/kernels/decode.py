@@ -236,6 +236,16 @@ def find_record(buffer, start, end, count, place):
     return -1, position
 
 
+@kernel(results(INT, INT, INT, INT, INT, INT, INT, INT, INT), READ, INT, INT)
+def one_record(buffer, start, end):
+    """The fields of the record in buffer[start:end]: status and where it was found, body end, timestamp delta,
+    start and length of key and value, and start of the headers."""
+    if start < 0 or end > buffer.size:
+        return BAD_LENGTH, start, start, 0, 0, -1, 0, -1, 0
+    status, at, body, delta, _, key, key_size, value, value_size, headers = walk_record(buffer, start, end)
+    return status, at, body, delta, key, key_size, value, value_size, headers
+
+
 @kernel(INT, READ, INT, INT, INTS)
 def decode_headers(buffer, start, end, spans):
     """Spans of one record's headers: name start, name length, value start, value length (-1 = null).

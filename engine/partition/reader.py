@@ -157,13 +157,12 @@ def read_record(segments: Segments, offsets: Offsets, offset: int, isolation: Is
     found = None if segment is None else segment.position_of(offset)
     if segment is None or found is None or found[2] > offset or offset >= offsets.limit(isolation):
         return None
-    for buffer, table in segment.batches(found[0], found[0] + found[1]):
-        kept = table[table[:, ATTRIBUTES] & CONTROL == 0]
-        if isolation == Isolation.COMMITTED:
-            kept = _without_aborted(segments, segment, kept)
-        if len(kept):
-            return batches.record_at(buffer, kept[0], offset, found[0])
-    return None
+    buffer, row = segment.batch_at(found[0], found[1])
+    if row[ATTRIBUTES] & CONTROL:
+        return None
+    if isolation == Isolation.COMMITTED and not len(_without_aborted(segments, segment, row.reshape(1, -1))):
+        return None
+    return batches.record_at(buffer, row, offset)
 
 
 def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Longs:

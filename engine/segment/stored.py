@@ -369,18 +369,24 @@ class StoredSegment:
         offset, and its batch's leader epoch."""
         _, indexed = self.time_index.lookup(timestamp)
         position = self._indexed(max(indexed, start_offset))
-        table = np.empty((1, COLUMNS), np.int64)
         while (found := self._find(position, BY_TIMESTAMP, timestamp)) is not None:
             position, size, *_ = found
-            buffer = np.frombuffer(self.read(position, size), np.uint8)
-            _, _, status = scan(buffer, 0, buffer.size, 0, 1, table)
-            if status != DONE:
-                raise self._bad_batch(position, status)
-            record = first_record_at_or_after(buffer, table[0], timestamp, start_offset)
+            buffer, row = self.batch_at(position, size)
+            record = first_record_at_or_after(buffer, row, timestamp, start_offset)
             if record is not None:
-                return *record, int(table[0, LEADER_EPOCH])
+                return *record, int(row[LEADER_EPOCH])
             position += size
         return None
+
+    def batch_at(self, position: int, size: int) -> tuple[Bytes, Longs]:
+        """One batch, checked, and its row of a batch table, in which it begins at position 0."""
+        buffer = np.empty(size, np.uint8)
+        self._fill(position, memoryview(buffer))
+        table = np.empty((1, COLUMNS), np.int64)
+        _, _, status = scan(buffer, 0, size, 0, 1, table)
+        if status != DONE:
+            raise self._bad_batch(position, status)
+        return buffer, table[0]
 
     def batches(
         self,
@@ -389,13 +395,14 @@ class StoredSegment:
         check: bool = True,
         chunk: int = CHUNK,
         partial_ok: bool = False,
+        reuse: bool = False,
     ) -> Iterator[tuple[Bytes, Longs]]:
-        """Whole batches in chunks, and their table: POSITION is the place in the file, and the first row's
-        is that of buffer[0]. A batch that goes beyond the end is corrupt, unless `partial_ok`."""
+        """Whole batches in chunks, and their table: POSITION is the place in the file, and the first row's is that
+        of buffer[0]. A batch beyond the end is corrupt, unless `partial_ok`. `reuse`: the next chunk overwrites it."""
         size = self.size
         last = size if end is None else min(end, size)
         position = start
-        for buffer, table, status in walk(self._fill, start, last, check, chunk, reuse=False):
+        for buffer, table, status in walk(self._fill, start, last, check, chunk, reuse):
             if len(table):
                 yield buffer, table
                 position += buffer.size
