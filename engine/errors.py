@@ -113,6 +113,10 @@ class RollError(EngineError):
     """A segment cannot be started at the offset asked for."""
 
 
+class CleaningAbortedError(EngineError):
+    """A compaction was broken off, for a truncation, a deletion, other settings or a stop. Nothing has changed."""
+
+
 # -- the store --------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,9 @@ varint    zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …; then groups of 7 bits,
 varlong   the same for 64 bits; at most 10 bytes
 
 A number of more than 32 or 64 bits is malformed, not cut down to fit.
+
+Places are cast to unsigned: a signed index may count from the end, and asking for that doubled the time of a walk over
+records.
 """
 
 from __future__ import annotations
@@ -56,10 +59,10 @@ def write_varint(out, position, value):
     """Write a number; gives the position behind it. The caller has checked that there is room."""
     folded = types.uint64((value << 1) ^ (value >> 63))
     while folded >= types.uint64(0x80):
-        out[position] = types.uint8(folded & types.uint64(0x7F) | types.uint64(0x80))
+        out[types.uintp(position)] = types.uint8(folded & types.uint64(0x7F) | types.uint64(0x80))
         folded >>= types.uint64(7)
         position += 1
-    out[position] = types.uint8(folded)
+    out[types.uintp(position)] = types.uint8(folded)
     return position + 1
 
 
@@ -68,7 +71,7 @@ def _read(buffer, position, end, bits):
     folded = types.uint64(0)
     shift = 0
     while position < end and shift < bits:
-        byte = types.uint64(buffer[position])
+        byte = types.uint64(buffer[types.uintp(position)])
         position += 1
         folded |= (byte & types.uint64(0x7F)) << types.uint64(shift)
         if byte < types.uint64(0x80):
@@ -83,8 +86,8 @@ def _read(buffer, position, end, bits):
 @inline
 def read_varlong(buffer, position, end):
     """A 64-bit number and the position behind it, or (0, MALFORMED)."""
-    if position < end and buffer[position] < 0x80:
-        byte = types.int64(buffer[position])
+    if position < end and buffer[types.uintp(position)] < 0x80:
+        byte = types.int64(buffer[types.uintp(position)])
         return (byte >> 1) ^ -(byte & 1), position + 1
     return _read(buffer, position, end, 70)
 
@@ -92,8 +95,8 @@ def read_varlong(buffer, position, end):
 @inline
 def read_varint(buffer, position, end):
     """A 32-bit number and the position behind it, or (0, MALFORMED)."""
-    if position < end and buffer[position] < 0x80:
-        byte = types.int64(buffer[position])
+    if position < end and buffer[types.uintp(position)] < 0x80:
+        byte = types.int64(buffer[types.uintp(position)])
         return (byte >> 1) ^ -(byte & 1), position + 1
     value, position = _read(buffer, position, end, 35)
     if value > 2147483647 or value < -2147483648:

@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import ClosedError
-from engine.files.atomic import sync_directory
 from engine.files.names import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
@@ -116,6 +115,7 @@ class Chain:
 
     def replace(self, old: Iterable[Segment], new: Iterable[Segment], delay_ms: int) -> None:
         """Put finished `.cleaned` segments in the place of old ones, so that a crash at any step leaves either.
+        Their names are durable when the directory is synced next: the caller does, without the lock if it has one.
 
         Recovery drops what is `.cleaned`, and completes what is wholly `.swap`: so the swap names are given from
         the highest base down, and `.cleaned` names that are left tell of a swap that had not begun."""
@@ -128,7 +128,6 @@ class Chain:
             self._doom(segment, delay_ms)
         for segment in come:
             segment.change_suffix(SWAP_SUFFIX, "")
-        sync_directory(self.directory)
 
     def _doom(self, segment: Segment, delay_ms: int) -> None:
         segment.mark_deleted()

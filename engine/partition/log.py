@@ -7,15 +7,16 @@ last, in one step, so that readers never see a state between two.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
-
-import numpy as np
 
 from engine import batch as batches
 from engine.batch.table import Bytes, Longs
 from engine.errors import (
+    CleaningAbortedError,
     CorruptIndexError,
+    CorruptSegmentError,
     InvalidOffsetError,
     RecordBatchTooLargeError,
     RollError,
@@ -37,11 +38,12 @@ from engine.partition.chain import segment_settings
 from engine.partition.offsets import Appended
 from engine.partition.recovery import epoch_changes
 from engine.partition.replay import rebuild
+from engine.partition.split import split
 from engine.partition.state import LogState
 from engine.producer import snapshot
 from engine.producer.entry import BatchInfo, Origin
 from engine.producer.manager import ProducerUpdate
-from engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
+from engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from engine.segment.segment import Segment
 from engine.segment.transaction_index import AbortedTransaction
 from engine.settings.topic import TopicSettings
@@ -63,7 +65,7 @@ class Log(LogState):
             row[LAST_OFFSET] += first - row[BASE_OFFSET]
             row[BASE_OFFSET] = first
             row[LEADER_EPOCH] = self.leader_epoch
-            append_time = now if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else NO_TIMESTAMP
+            append_time = now if row[ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP
             appended = self._write(batch, row.reshape(1, -1), origin, append_time)
         if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
             self.flush()
@@ -92,13 +94,14 @@ class Log(LogState):
                 f"{self.name}: {data.size} bytes to append, segment.bytes is {self.settings.segment_bytes}"
             )
         self.metadata.maybe_flush()
-        self.epochs.assign_all(epoch_changes(table))
-        latest = (
-            table[int(table[:, MAX_TIMESTAMP].argmax())].tolist() if len(table) > 1 else table[0].tolist()
-        )
-        first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
+        # As Python's numbers: to take one out of an array costs as much as ten steps with those.
+        rows = table.tolist()
+        first, last = rows[0][BASE_OFFSET], rows[-1][LAST_OFFSET]
+        latest = rows[0] if len(rows) == 1 else max(rows, key=itemgetter(MAX_TIMESTAMP))
+        if len(rows) > 1 or rows[0][LEADER_EPOCH] != self.epochs.latest_epoch:
+            self.epochs.assign_all(epoch_changes(table))
         self._maybe_roll(data.size, first, last, latest[MAX_TIMESTAMP])
-        update = self._prepare(data, table, origin)
+        update = self._prepare(data, table, rows, origin)
         if isinstance(update, Appended):
             return update
         active = self.chain.active
@@ -119,25 +122,26 @@ class Log(LogState):
             position=position,
         )
 
-    def _prepare(self, data: Bytes, table: Longs, origin: Origin) -> ProducerUpdate | Appended | None:
+    def _prepare(
+        self, data: Bytes, table: Longs, rows: list[list[int]], origin: Origin
+    ) -> ProducerUpdate | Appended | None:
         """What the append changes for producers: None for nothing; Appended where it is a duplicate."""
-        with_producer = np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist()
-        if not with_producer:
-            return None
-        update = self.producers.prepare(origin)
-        for at in with_producer:
-            row = table[at]
+        update = None
+        for at, row in enumerate(rows):
+            if row[PRODUCER_ID] < 0:
+                continue
+            update = update or self.producers.prepare(origin)
             marker = None
-            if int(row[ATTRIBUTES]) & CONTROL:
-                marker = batches.marker(data, row, int(table[0, POSITION]))
-            repeated = update.add(BatchInfo.of_row(row.tolist(), marker))
+            if row[ATTRIBUTES] & CONTROL:
+                marker = batches.marker(data, table[at], rows[0][POSITION])
+            repeated = update.add(BatchInfo.of_row(row, marker))
             if repeated is not None:
                 return Appended(
                     repeated.first_offset,
                     repeated.last_offset,
                     repeated.timestamp,
                     repeated.last_offset,
-                    repeated.timestamp if int(row[ATTRIBUTES]) & LOG_APPEND_TIME else NO_TIMESTAMP,
+                    repeated.timestamp if row[ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP,
                     duplicate=True,
                 )
         return update
@@ -265,12 +269,54 @@ class Log(LogState):
 
     def remove(self, segments: Sequence[Segment]) -> None:
         """Take segments out of the log, with their snapshots. The caller holds the lock."""
-        delay = self.settings.file_delete_delay_ms
-        self.chain.remove(segments, delay)
-        for segment in segments:
-            renamed = self.producers.mark_snapshot_for_deletion(segment.base_offset)
+        self.chain.remove(segments, self.settings.file_delete_delay_ms)
+        self._remove_snapshots([segment.base_offset for segment in segments])
+
+    def _remove_snapshots(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            renamed = self.producers.mark_snapshot_for_deletion(offset)
             if renamed is not None:
-                self.chain.doom_file(renamed, delay)
+                self.chain.doom_file(renamed, self.settings.file_delete_delay_ms)
+
+    def retire(self, segments: Sequence[Segment]) -> None:
+        """Take out segments that lie below the start offset. The caller holds the lock."""
+        with self._whole_or_offline():
+            self.remove(segments)
+
+    def replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
+        """Put `.cleaned` segments, which are on disk, in the place of those that they were made of.
+
+        `cuts` is as of when those were read. CleaningAbortedError, and nothing done, where one has been cut or removed
+        since: what is gone must not come back."""
+        # No flush in between: it would vouch for the new segments while a power loss could bring back the old ones.
+        with self._flushing:
+            with self.lock:
+                self._replace(old, new, cuts)
+            with self._whole_or_offline():
+                sync_directory(self.chain.directory)
+
+    def _replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
+        self.check_open()
+        segments = self.chain.segments
+        gone = [each.base_offset for each in old if each not in segments or each is segments.last]
+        if gone or self.cuts != cuts:
+            raise CleaningAbortedError(
+                f"{self.name}: segments {gone} were removed, or the log was cut, while it was cleaned"
+            )
+        self.announce_removal(old)
+        with self._whole_or_offline():
+            self.chain.replace(old, new, self.settings.file_delete_delay_ms)
+            self._remove_snapshots({each.base_offset for each in old} - {each.base_offset for each in new})
+
+    def split_overflowing(self, segments: Sequence[Segment]) -> None:
+        """Split those of these segments that have offsets too far above their base, as old compactions left them."""
+        with self.lock:
+            self.check_open()
+            for segment in segments:
+                last = segment.next_offset() - 1
+                if segment in self.chain.segments and last - segment.base_offset > MAX_INT32:
+                    with self._whole_or_offline():
+                        split(self.chain, segment, self.settings.file_delete_delay_ms, _refuse_cut)
 
     # -- keeping --------------------------------------------------------------------------------------
 
@@ -381,3 +427,8 @@ class Log(LogState):
             self.chain.close()
             self.chain.directory.rename(directory)
             sync_directory(directory.parent)
+
+
+def _refuse_cut(segment: Segment) -> None:
+    """Splitting a segment in the middle of a log must not lose what lies behind a damaged batch."""
+    raise CorruptSegmentError(f"{segment.path}: has to be split, and has a batch that is damaged")

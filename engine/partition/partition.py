@@ -128,6 +128,11 @@ class Partition:
         return self.log.recovery_point
 
     @property
+    def is_open(self) -> bool:
+        """Whether it can be read and appended to: not deleted, closed or offline."""
+        return self.log.is_open
+
+    @property
     def size(self) -> int:
         """Bytes in `.log` files."""
         return self.log.chain.segments.size

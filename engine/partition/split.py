@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.batch.table import Bytes, Longs
 from engine.errors import CorruptBatchError, RollError
+from engine.files.atomic import sync_directory
 from engine.files.names import CLEANED_SUFFIX
 from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from engine.partition.chain import Chain
@@ -68,6 +69,7 @@ def split(
         f"as offsets go more than {MAX_INT32} above its base"
     )
     chain.replace((segment,), parts, delay_ms)
+    sync_directory(chain.directory)
     return parts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.errors import (
@@ -21,6 +21,7 @@ from engine.partition.epochs import LeaderEpochs
 from engine.partition.offsets import Offsets
 from engine.producer.manager import ProducerStates
 from engine.record import MAX_INT64, NO_OFFSET, Clock
+from engine.segment.segment import Segment
 from engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class LogState:
     last_flush_ms     when the log was last flushed
     cuts              how often segments were cut: what was read meanwhile may be of two states
     failure           the error that took the log offline, None while it is not
+    before_removal    told the segments that retention or compaction is about to take out of the list, so that who
+                      promised them to a reader pins them; may be called with and without the lock, and twice
     lock              held by whoever changes anything
     _flushing         held during a flush, taken before `lock`
     _unflushed_roll   base of the newest segment: what lies below it waits for a flush
@@ -77,6 +80,7 @@ class LogState:
         self.last_flush_ms = clock()
         self.cuts = 0
         self.failure: Exception | None = None
+        self.before_removal: Callable[[Sequence[Segment]], None] | None = None
         self.lock = threading.RLock()
         self._closed = False
         self._flushing = threading.RLock()
@@ -93,9 +97,19 @@ class LogState:
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be read and appended to."""
+        return self.failure is None and not self._closed
+
     def _fail(self, error: Exception) -> None:
         logger.error(f"{self.name}: taken offline: {error}")
         self.failure = error
+
+    def announce_removal(self, segments: Sequence[Segment]) -> None:
+        """Say that retention or compaction is about to take these out of the list."""
+        if self.before_removal is not None:
+            self.before_removal(segments)
 
     @contextlib.contextmanager
     def _whole_or_offline(self) -> Iterator[None]:

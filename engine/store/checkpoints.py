@@ -1,7 +1,8 @@
 """The offsets that a log directory remembers of all its partitions, in one file for each kind.
 
 A partition that is loaded speaks for itself; of another one, what was read when the store was opened is
-written again. A file whose entries have not changed is not written.
+written again. A file whose entries have not changed is not written. Compaction keeps a file of its own,
+`engine/cleaner/checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Final
 
 from engine.errors import CorruptCheckpointError
 from engine.files.checkpoint import (
-    CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -61,7 +61,6 @@ class Checkpoints:
         a later partition of that name has nothing to do with them."""
         for name in _LOST:
             self._read(name, present)
-        self._keep_cleaner_offsets(lambda key: key in present)
 
     def _read(self, name: str, present: Collection[PartitionKey]) -> None:
         try:
@@ -120,7 +119,6 @@ class Checkpoints:
                 written = self._written[name]
                 if written is None or key in written:
                     self._rewrite(name)
-            self._keep_cleaner_offsets(lambda each: each != key)
 
     @contextlib.contextmanager
     def held_down(self, key: PartitionKey, offset: int) -> Iterator[None]:
@@ -160,18 +158,6 @@ class Checkpoints:
         ceiling = self._ceilings.get((partition.topic, partition.number))
         point = partition.recovery_point
         return point if ceiling is None else min(point, ceiling)
-
-    def _keep_cleaner_offsets(self, keep: Callable[[PartitionKey], bool]) -> None:
-        # Compaction writes this file by itself, so what it holds is looked at each time.
-        checkpoint = OffsetCheckpoint(self._directory / CLEANER_OFFSETS)
-        try:
-            found = checkpoint.read()
-        except CorruptCheckpointError as error:
-            log.warning(f"compaction will begin at the start offsets: {error}")
-            return
-        kept = {key: offset for key, offset in found.items() if keep(key)}
-        if len(kept) < len(found):
-            checkpoint.write(kept)
 
 
 def _raised_start(partition: Partition) -> int | None:

@@ -71,7 +71,8 @@ class Configuration:
             raise InvalidSettingError(f"{path}: {error}") from None
         lines |= given
         overrides = {}
-        for file in sorted((backing / TOPICS).iterdir()):
+        files = sorted((backing / TOPICS).iterdir()) if (backing / TOPICS).is_dir() else ()
+        for file in files:
             if file.suffix == PROPERTIES_SUFFIX and file.is_file():
                 try:
                     topic = validate_topic(file.name.removesuffix(PROPERTIES_SUFFIX))

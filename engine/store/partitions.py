@@ -115,7 +115,11 @@ class Partitions:
         return slot.use(self._load)
 
     def _load(self, slot: Slot) -> Partition:
-        return self.load(slot, self.checkpoints.known(slot.key, self.stopped_clean))
+        return self.load(slot, self.known(slot))
+
+    def known(self, slot: Slot) -> Known:
+        """What checkpoints say of a slot that is not loaded."""
+        return self.checkpoints.known(slot.key, self.stopped_clean)
 
     def load(self, slot: Slot, known: Known) -> Partition:
         """Load what lies in the slot's directory."""

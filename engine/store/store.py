@@ -21,11 +21,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from engine.cleaner.manager import CleaningManager
 from engine.errors import (
     ClosedError,
     EngineError,
@@ -49,12 +50,14 @@ from engine.partition.partition import Partition
 from engine.record import Clock, now_ms
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
-from engine.store import upkeep
 from engine.store.configuration import TOPICS, Configuration
+from engine.store.keeping import KeptStore
 from engine.store.listing import Listing, PartitionKey
 from engine.store.partitions import Partitions
 from engine.store.removal import Removals
+from engine.store.retention import Retention
 from engine.store.slot import Slot
+from engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ LOGS: Final = "logs"
 _DIRECTORIES: Final = (LOGS, TOPICS, "views", "staging")
 
 
-class Store:
+class Store(KeptStore):
     """All partitions under one directory. Opened by `open`.
 
     backing        the directory
@@ -71,6 +74,8 @@ class Store:
     strays         names of directories that a broker set aside or was moving here: kept, not used
     stopped_clean  whether the stop before this opening was a clean one
     clock          gives the time
+    retention      what became of it
+    cleaning       compaction, which threads of the store's owner do
     """
 
     def __init__(
@@ -94,7 +99,11 @@ class Store:
         self._partitions = partitions
         self._checkpoints = partitions.checkpoints
         self._removals = Removals()
-        self._schedule = upkeep.Schedule(clock(), configuration.daemon)
+        self.retention = Retention(partitions.use, partitions.known, configuration.topic)
+        self.cleaning = CleaningManager(
+            self.logs, self.slots, partitions.use, configuration.topic, self.retention
+        )
+        self._schedule = Schedule(clock(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False
 
@@ -142,6 +151,7 @@ class Store:
             f"{len(listing.condemned)} directories to remove, {len(listing.strays)} set aside"
         )
         store = cls(backing, clock, lock, configuration, meta, tuple(listing.strays), partitions)
+        store.cleaning.load(partitions.slots.keys())
         for directory in listing.condemned:
             store._condemn(directory)
         if not clean:
@@ -172,6 +182,7 @@ class Store:
             if self._closed:
                 return
             self._closed = True
+            self.cleaning.stop()
             try:
                 unclean = self._partitions.close()
                 self._checkpoints.write_all()
@@ -187,6 +198,7 @@ class Store:
         with self._guard:
             if not self._closed:
                 self._closed = True
+                self.cleaning.stop()
                 self._partitions.abandon()
                 self._directory_lock.release()
 
@@ -315,7 +327,7 @@ class Store:
         slot = self._partitions.empty_slot(topic, number)
         metadata = PartitionMetadata.load(unfinished)
         metadata.record(topic_id)
-        self._checkpoints.forget(slot.key)
+        self._forget(slot)
         unfinished.mkdir()
         try:
             metadata.maybe_flush()
@@ -358,7 +370,7 @@ class Store:
 
     def _delete(self, slot: Slot) -> None:
         condemned = self.logs / deletion_directory(slot.topic, slot.number)
-        with slot.lock:
+        with self.cleaning.paused(slot.key), slot.lock:
             try:
                 if slot.partition is not None and slot.error is None:
                     slot.partition.log.rename(condemned)
@@ -374,10 +386,15 @@ class Store:
         self._partitions.remove(slot)
         self._condemn(condemned)
         try:
-            self._checkpoints.forget(slot.key)
+            self._forget(slot)
         except OSError as error:
             # The next write brings it about, and no partition of that name is created before.
             log.warning(f"{self.logs}: the checkpoints still have {slot.name}: {error}")
+
+    def _forget(self, slot: Slot) -> None:
+        self.retention.forget(slot)
+        self._checkpoints.forget(slot.key)
+        self.cleaning.forget(slot.key)
 
     def _condemn(self, directory: Path) -> None:
         delay = self._configuration.topic_defaults.file_delete_delay_ms
@@ -396,7 +413,10 @@ class Store:
     @contextlib.contextmanager
     def _cutting(self, topic: str, number: int, ceiling: int) -> Iterator[Partition]:
         partition = self.partition(topic, number)
-        with self._checkpoints.held_down((topic, number), ceiling):
+        key = topic, number
+        with self.cleaning.paused(key), self._checkpoints.held_down(key, ceiling):
+            last = partition.log.chain.segments.floor(ceiling)
+            self.cleaning.offsets.lower(key, ceiling if last is None else last.base_offset)
             yield partition
 
     # -- settings -------------------------------------------------------------------------------------
@@ -421,70 +441,23 @@ class Store:
         with self._guard:
             self._check_open()
             slots = self._slots_of(topic)
-            self._configuration.change_topic(topic, changes)
-            self._partitions.reconfigure(slots)
+            with self._following(slots):
+                self._configuration.change_topic(topic, changes)
 
     def configure_daemon(self, changes: Mapping[str, str | None]) -> None:
         """Change lines of server.properties; None removes one. All of them take effect at once, or none."""
         with self._guard:
             self._check_open()
-            self._configuration.change_daemon(changes)
-            self._partitions.reconfigure(self._partitions.slots.values())
+            with self._following(self.slots()):
+                self._configuration.change_daemon(changes)
 
-    # -- upkeep ---------------------------------------------------------------------------------------
-
-    def checkpoint_recovery_points(self) -> None:
-        """Write down below which offset each partition is on disk."""
-        self._check_open()
-        self._checkpoints.write_recovery_points()
-
-    def checkpoint_start_offsets(self) -> None:
-        """Write down the start offsets that lie above their partition's first segment's base."""
-        self._check_open()
-        self._checkpoints.write_start_offsets()
-
-    def checkpoint_high_watermarks(self) -> None:
-        """Write down the high watermarks."""
-        self._check_open()
-        self._checkpoints.write_high_watermarks()
-
-    def flush_rolled(self) -> int:
-        """Bring sealed segments onto the disk. Gives how many partitions had some."""
-        self._check_open()
-        return upkeep.flush_rolled(self._partitions.loaded())
-
-    def flush_due(self, now: int | None = None) -> int:
-        """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
-        self._check_open()
-        return upkeep.flush_due(self._partitions.loaded(), self.clock() if now is None else now)
-
-    def remove_due(self, now: int | None = None) -> int:
-        """Remove files and directories whose deletion delay is over. Gives how many went."""
-        self._check_open()
-        now = self.clock() if now is None else now
-        return upkeep.remove_due(self._partitions.loaded(), now) + self._removals.remove_due(now)
-
-    def expire_producers(self, now: int | None = None) -> int:
-        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many there were."""
-        self._check_open()
-        now = self.clock() if now is None else now
-        return sum(partition.log.expire_producers(now) for partition in self._partitions.loaded())
-
-    def upkeep(self, now: int | None = None) -> None:
-        """Do what is due. What fails is logged, does not stop the rest, and is tried again when next due."""
-        self._check_open()
-        now = self.clock() if now is None else now
-        self.flush_rolled()
-        self.remove_due(now)
-        tasks: dict[upkeep.Task, Callable[[], object]] = {
-            upkeep.Task.FLUSH: lambda: self.flush_due(now),
-            upkeep.Task.RECOVERY_POINTS: self.checkpoint_recovery_points,
-            upkeep.Task.START_OFFSETS: self.checkpoint_start_offsets,
-            upkeep.Task.HIGH_WATERMARKS: self.checkpoint_high_watermarks,
-            upkeep.Task.PRODUCERS: lambda: self.expire_producers(now),
-        }
-        for task in self._schedule.due(now, self.daemon):
-            try:
-                tasks[task]()
-            except OSError as error:
-                log.error(f"{self.backing}: {task.value} failed, tried again when it is next due: {error!r}")
+    @contextlib.contextmanager
+    def _following(self, slots: Collection[Slot]) -> Iterator[None]:
+        """Have partitions take up settings that change in between. Where cleanup.policy changes, what a cleaner does
+        by the old one is broken off."""
+        before = {slot.key: self._configuration.topic(slot.topic).cleanup_policy for slot in slots}
+        yield
+        self._partitions.reconfigure(slots)
+        for slot in slots:
+            if self._configuration.topic(slot.topic).cleanup_policy != before[slot.key]:
+                self.cleaning.abort(slot.key)

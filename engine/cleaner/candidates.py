@@ -1,0 +1,171 @@
+"""Whether a log is to be compacted, and which part of it: rules over what is known of segments, without files.
+
+    start of the log      first dirty             first uncleanable        end
+    |  clean: compacted   |  cleanable            |  not yet: open transactions, too young, active
+         before                                      segment
+
+The first dirty offset is where the last compaction ended. A segment that holds an uncleanable offset is not
+touched at all. The log is eligible where the cleanable bytes are more than min.cleanable.dirty.ratio of clean
+and cleanable ones together, or where a record among them waits longer than max.compaction.lag.ms.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
+
+from engine.errors import ClosedError
+from engine.partition.log import Log
+from engine.partition.offsets import Offsets
+from engine.record import MAX_INT64
+from engine.retention.rules import Measured
+from engine.settings.topic import TopicSettings
+
+_base_offset = attrgetter("base_offset")
+
+
+class Dated(Measured, Protocol):
+    """What the rules ask of a segment."""
+
+    def first_batch_timestamp(self) -> int | None:
+        """Max timestamp of its first batch; None while there is no batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What compaction finds in a log.
+
+    first_dirty        where it would begin
+    first_uncleanable  where it would end: the base of the first segment that is not touched
+    clean_bytes        of segments that begin below first_dirty
+    cleanable_bytes    of segments that would be read; one that is partly clean counts in both
+    must_compact       a record waits longer than max.compaction.lag.ms
+    eligible           whether it is to be compacted now
+    why_not            in words; empty where it is eligible
+    next_eligible_ms   when it will be, if nothing is appended; None where that is not known, or never
+    checkpoint_is_off  the checkpoint lies outside the log, and is to be set to first_dirty
+    """
+
+    first_dirty: int
+    first_uncleanable: int
+    clean_bytes: int
+    cleanable_bytes: int
+    must_compact: bool
+    eligible: bool
+    why_not: str
+    next_eligible_ms: int | None
+    checkpoint_is_off: bool
+
+    @property
+    def total_bytes(self) -> int:
+        """Clean and cleanable."""
+        return self.clean_bytes + self.cleanable_bytes
+
+    @property
+    def ratio(self) -> float:
+        """How much of the log is dirty, 0 to 1."""
+        return self.cleanable_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+def look(log: Log, checkpointed: int | None, now: int) -> Candidate:
+    """What compaction finds in this log, where it last ended at `checkpointed`. Takes no lock."""
+    while True:
+        log.check_open()
+        offsets, segments = log.offsets, log.chain.segments
+        try:
+            return assess(segments, offsets, log.settings, checkpointed, now)
+        except (ClosedError, FileNotFoundError):
+            # A segment was removed meanwhile: then there is another list. Or the whole log was.
+            log.check_open()
+            if log.chain.segments is segments:
+                raise
+
+
+def assess(
+    segments: Iterable[Dated], offsets: Offsets, settings: TopicSettings, checkpointed: int | None, now: int
+) -> Candidate:
+    """What compaction finds in segments, the last of which is active."""
+    every = tuple(segments)
+    is_off = checkpointed is not None and not offsets.start <= checkpointed <= offsets.end
+    first_dirty = offsets.start if checkpointed is None or is_off else checkpointed
+    dirty = _reaching(every[:-1], first_dirty, every[-1].base_offset)
+    young = _first_young(dirty, settings, now)
+    bound = min(offsets.stable, every[-1].base_offset)
+    if young is not None:
+        bound = min(bound, young.base_offset)
+    touched = _reaching(every[:-1], max(first_dirty, bound), every[-1].base_offset)
+    first_uncleanable = touched[0].base_offset if touched else every[-1].base_offset
+    cleanable = [segment for segment in dirty if segment.base_offset < first_uncleanable]
+    clean_bytes = sum(segment.size for segment in every if segment.base_offset < first_dirty)
+    cleanable_bytes = sum(segment.size for segment in cleanable)
+    oldest_ms = _oldest(dirty, settings)
+    must_compact = bool(
+        cleanable_bytes and oldest_ms is not None and oldest_ms < now - settings.max_compaction_lag_ms
+    )
+    total = clean_bytes + cleanable_bytes
+    is_filthy = cleanable_bytes > 0 and cleanable_bytes / total > settings.min_cleanable_dirty_ratio
+    eligible = settings.compact and (is_filthy or must_compact)
+    why_not, next_ms = "", None
+    if not settings.compact:
+        why_not = "cleanup.policy is without compact"
+    elif not eligible:
+        why_not, next_ms = _why_not(cleanable_bytes, total, oldest_ms, young, offsets, every, settings)
+    return Candidate(
+        first_dirty,
+        first_uncleanable,
+        clean_bytes,
+        cleanable_bytes,
+        must_compact,
+        eligible,
+        why_not,
+        next_ms,
+        is_off,
+    )
+
+
+def _reaching(sealed: Sequence[Dated], offset: int, active_base: int) -> Sequence[Dated]:
+    """The sealed segments from the one that may hold an offset on."""
+    if offset >= active_base:
+        return ()
+    return sealed[max(0, bisect_right(sealed, offset, key=_base_offset) - 1) :]
+
+
+def _first_young(dirty: Sequence[Dated], settings: TopicSettings, now: int) -> Dated | None:
+    """The first segment with a record that min.compaction.lag.ms still protects."""
+    lag = settings.min_compaction_lag_ms
+    if lag <= 0:
+        return None
+    return next((segment for segment in dirty if segment.largest_timestamp > now - lag), None)
+
+
+def _oldest(dirty: Sequence[Dated], settings: TopicSettings) -> int | None:
+    """The earliest time of a first batch that is to be compacted; looked for only where that matters."""
+    if settings.max_compaction_lag_ms == MAX_INT64:
+        return None
+    times = (segment.first_batch_timestamp() for segment in dirty)
+    return min((time for time in times if time is not None and time > 0), default=None)
+
+
+def _why_not(
+    cleanable_bytes: int,
+    total: int,
+    oldest_ms: int | None,
+    young: Dated | None,
+    offsets: Offsets,
+    every: Sequence[Dated],
+    settings: TopicSettings,
+) -> tuple[str, int | None]:
+    """Why a compacted topic's log is not eligible, and when it will be."""
+    if not cleanable_bytes:
+        if young is not None:
+            lag = settings.min_compaction_lag_ms
+            return f"the oldest dirty segment is younger than {lag} ms", young.largest_timestamp + lag
+        if offsets.stable < every[-1].base_offset:
+            return f"offset {offsets.stable} belongs to an open transaction or is not replicated", None
+        return "everything but the active segment is compacted", None
+    least = settings.min_cleanable_dirty_ratio
+    why = f"{cleanable_bytes / total:.2f} of the log is dirty, not more than {least:.2f}"
+    return why, None if oldest_ms is None else oldest_ms + settings.max_compaction_lag_ms + 1

@@ -1,0 +1,251 @@
+"""One clean of one log: its dirty part is read into an offset map, then the log up to there is written anew.
+
+Of each key that is in the map only the record with the highest offset stays. What is rewritten takes the place of the
+old segments a group at a time, so that little space is needed, and what was done before an error stays done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.cleaner.grouping import grouped
+from engine.cleaner.offset_map import OffsetMap
+from engine.cleaner.producers import LiveProducers
+from engine.cleaner.rewrite import Rewrite, check_offsets, pinned
+from engine.cleaner.transactions import Transactions
+from engine.errors import (
+    CleaningAbortedError,
+    ClosedError,
+    CorruptError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+)
+from engine.kernels.compact import DISCARD
+from engine.kernels.scan import LAST_OFFSET
+from engine.partition.log import Log
+from engine.partition.reader import aborted_between
+from engine.record import MAX_INT64
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+from engine.settings.topic import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+SMALLEST_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a clean did.
+
+    end_offset            below it, every key has one record: where the next clean begins
+    bytes_read            of the segments that were rewritten; the first reading, into the map, is not counted
+    bytes_written         of what they became
+    records_read, records_kept
+    invalid_records       without a key; they are gone
+    segments_before, segments_after
+    map_utilization       part of the map's slots that was taken, 0 to 1
+    """
+
+    end_offset: int
+    bytes_read: int = 0
+    bytes_written: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+    invalid_records: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    map_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A log as a clean finds it.
+
+    log, settings, cuts, producers  as of one moment
+    segments                        the list as of then
+    sources                         those that may be rewritten: sealed, and wholly below what is uncleanable
+    uncleanable                     offset behind the last of them
+    check                           see Cleaner.clean
+    """
+
+    log: Log
+    settings: TopicSettings
+    cuts: int
+    producers: LiveProducers
+    segments: Segments
+    sources: tuple[Segment, ...]
+    uncleanable: int
+    check: Callable[[], None]
+
+    @classmethod
+    def take(cls, log: Log, first_uncleanable: int, check: Callable[[], None]) -> _Work:
+        with log.lock:
+            log.check_open()
+            segments = log.chain.segments
+            ends = [segment.base_offset for segment in segments][1:]
+            sources = tuple(
+                segment
+                for segment, end in zip(segments.non_active, ends, strict=True)
+                if end <= first_uncleanable
+            )
+            uncleanable = ends[len(sources) - 1] if sources else segments.first.base_offset
+            producers = LiveProducers.of(log.producers.producers)
+            return cls(log, log.settings, log.cuts, producers, segments, sources, uncleanable, check)
+
+    def transactions(self, first: Segment, start: int) -> Transactions:
+        """Those that overlap what lies between `start` and the uncleanable part."""
+        return Transactions(aborted_between(self.segments, first, start, self.uncleanable))
+
+
+class Cleaner:
+    """What one cleaner thread needs to clean logs, one after the other.
+
+    offsets   the offset map; empty between cleans
+    chunk     bytes that are read at once: half of the I/O buffer, the other half is for writing
+    throttle  told how many bytes were read or written; may sleep
+    """
+
+    __slots__ = ("chunk", "offsets", "throttle")
+
+    def __init__(self, offsets: OffsetMap, chunk: int, throttle: Callable[[int], None]) -> None:
+        self.offsets = offsets
+        self.chunk = chunk
+        self.throttle = throttle
+
+    @classmethod
+    def create(
+        cls,
+        memory: int,
+        load_factor: float,
+        io_buffer: int,
+        throttle: Callable[[int], None],
+        secret: bytes,
+    ) -> Cleaner:
+        """A cleaner with so many bytes for its offset map, and for its I/O buffers: one thread's part of both.
+
+        ValueError where the map would not hold two keys. `secret` is 16 random bytes."""
+        offsets = OffsetMap.create(memory, load_factor, secret)
+        return cls(offsets, max(io_buffer // 2, SMALLEST_CHUNK), throttle)
+
+    def clean(
+        self, log: Log, first_dirty: int, first_uncleanable: int, now: int, check: Callable[[], None]
+    ) -> Cleaned:
+        """Clean the log from `first_dirty` as far as the map reaches, and below `first_uncleanable`.
+
+        `check` is called between chunks, and before segments are replaced; what it raises ends the clean.
+        CleaningAbortedError where the log was cut, closed or split meanwhile. After any error the log is as it was,
+        save for groups of segments that had been replaced before; the clean is begun anew from the same offset."""
+        work = _Work.take(log, first_uncleanable, check)
+        try:
+            return self._clean(work, first_dirty, now)
+        except ClosedError as error:
+            raise CleaningAbortedError(
+                f"{log.name}: closed, or cut, while it was cleaned: {error}"
+            ) from error
+        except OffsetOverflowError as error:
+            log.split_overflowing(work.sources)
+            raise CleaningAbortedError(f"{log.name}: a segment had to be split: {error}") from error
+        except (CorruptError, OffsetOutOfRangeError) as error:
+            if log.cuts == work.cuts:
+                raise
+            raise CleaningAbortedError(f"{log.name}: cut while it was cleaned: {error}") from error
+        finally:
+            self.offsets.clear()
+
+    def _clean(self, work: _Work, first_dirty: int, now: int) -> Cleaned:
+        floor = work.segments.floor(first_dirty) or work.segments.first
+        dirty = [each for each in work.sources if each.base_offset >= floor.base_offset]
+        if not dirty:
+            return Cleaned(first_dirty)
+        self._fill(work, dirty, first_dirty)
+        end = max(first_dirty, self.offsets.latest_offset + 1)
+        sources = [each for each in work.sources if each.base_offset < end]
+        settings = work.settings
+        rewrite = Rewrite(
+            chain=work.log.chain,
+            offsets=self.offsets,
+            transactions=work.transactions(sources[0], sources[0].base_offset),
+            producers=work.producers,
+            now=now,
+            horizon=min(now + settings.delete_retention_ms, MAX_INT64),
+            end=end,
+            chunk=self.chunk,
+            check=work.check,
+            throttle=self.throttle,
+        )
+        after = 0
+        for group in grouped(sources, work.uncleanable, settings.segment_bytes, settings.segment_index_bytes):
+            after += self._replace(work, rewrite, group)
+        counts = rewrite.counts
+        return Cleaned(
+            end_offset=end,
+            bytes_read=counts.bytes_read,
+            bytes_written=counts.bytes_written,
+            records_read=counts.records_read,
+            records_kept=counts.records_kept,
+            invalid_records=counts.invalid_records,
+            segments_before=len(sources),
+            segments_after=after,
+            map_utilization=self.offsets.utilization,
+        )
+
+    def _fill(self, work: _Work, dirty: Sequence[Segment], start: int) -> None:
+        """Read the dirty part into the map, as far as it fits."""
+        transactions = work.transactions(dirty[0], start)
+        self.offsets.expect(work.uncleanable - start)
+        for segment in dirty:
+            with pinned((segment,)):
+                if not self._fill_from(segment, start, transactions, work.check):
+                    logger.info(
+                        f"{work.log.name}: the offset map is full at offset {self.offsets.latest_offset}"
+                    )
+                    return
+            # Behind the last batch there may be nothing up to the next segment: that has been read too.
+            following = work.segments.higher(segment.base_offset)
+            if following is not None:
+                self.offsets.latest_offset = following.base_offset - 1
+
+    def _fill_from(
+        self, segment: Segment, start: int, transactions: Transactions, check: Callable[[], None]
+    ) -> bool:
+        """Read one segment into the map. False where the map became full."""
+        check()
+        found = segment.position_of(start)
+        if found is None:
+            return True
+        where = str(segment.path)
+        last = segment.base_offset - 1
+        for buffer, table in segment.batches(found[0], chunk=self.chunk, reuse=True):
+            check()
+            self.throttle(buffer.size)
+            check_offsets(table, segment, last)
+            last = int(table[-1, LAST_OFFSET])
+            # Nothing goes by the time here: only aborted batches are asked for.
+            flags, _ = transactions.judge(buffer, table, 0, where)
+            if not self.offsets.put_batches(buffer, table, flags & np.uint8(DISCARD), start, where):
+                return False
+        return True
+
+    @staticmethod
+    def _replace(work: _Work, rewrite: Rewrite, group: Sequence[Segment]) -> int:
+        """Rewrite a group and put what comes of it in its place. Gives the number of its segments."""
+        replaced = False
+        try:
+            parts = rewrite.group(group)
+            if parts:
+                replaced = True
+                work.log.replace(group, parts, work.cuts)
+                rewrite.taken()
+            return len(parts) or 1
+        except (CleaningAbortedError, ClosedError):
+            # The log refuses before it begins with anything.
+            replaced = False
+            raise
+        finally:
+            if not replaced:
+                rewrite.discard()

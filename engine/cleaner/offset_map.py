@@ -1,0 +1,131 @@
+"""The offset map of a clean: for each key in the dirty part of a log, the last offset that it has there.
+
+Keys are in it by their hashes, 24 bytes each whatever their length: see `engine.kernels.hash`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.batch.table import Bytes, Longs
+from engine.cleaner.plain import decompressed, refuse
+from engine.kernels import hash as hashing
+from engine.kernels.decode import GOOD
+from engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, SLOT
+from engine.kernels.scan import POSITION
+from engine.record import NO_OFFSET
+
+SLOT_BYTES = 8 * SLOT
+_MOST_SLOTS = 2**31 - 1
+
+
+class OffsetMap:
+    """Which offset a key was put with last.
+
+    capacity       keys that it takes
+    size           keys that it has
+    latest_offset  everything up to here was put; -1 for nothing
+    secret         two numbers without which no one can say where in the table a key goes
+    slots          the table that is used
+    ring           where hashes wait for their slots to be fetched
+    _memory        all slots: the system hands it out page by page, when a page is first used
+    """
+
+    __slots__ = ("_memory", "capacity", "latest_offset", "ring", "secret", "size", "slots")
+
+    def __init__(self, slots: int, capacity: int, secret: Longs) -> None:
+        self.capacity = capacity
+        self.secret = secret
+        self.ring = np.zeros(RING_SIZE, np.int64)
+        self._memory = self.slots = np.zeros(slots * SLOT, np.int64)
+        self.size = 0
+        self.latest_offset = NO_OFFSET
+
+    @classmethod
+    def create(cls, memory: int, load_factor: float, secret: bytes) -> OffsetMap:
+        """An empty map of at most `memory` bytes, of whose slots the part `load_factor` is used."""
+        slots = min(memory // SLOT_BYTES, _MOST_SLOTS)
+        if slots * load_factor <= 1 or load_factor > 1:
+            raise ValueError(
+                f"an offset map of {memory} bytes with a load factor of {load_factor}: expected room for more than "
+                f"one key at {SLOT_BYTES} bytes a slot, and a factor of at most 1"
+            )
+        if len(secret) != 2 * 8:
+            raise ValueError(f"an offset map's secret: expected 16 bytes, found {len(secret)}")
+        return cls(slots, int(slots * load_factor), np.frombuffer(secret, np.int64).copy())
+
+    @property
+    def utilization(self) -> float:
+        """The part of the slots that is taken."""
+        return self.size * SLOT / self._memory.size
+
+    def expect(self, keys: int) -> None:
+        """Say that no more than so many keys will come into the empty map. A few are kept close together: in the CPU's
+        caches, and in as little memory."""
+        self.slots = self._memory[: SLOT * max(2 * keys, RING)]
+
+    def clear(self) -> None:
+        """Forget everything, and give the memory back."""
+        count = self._memory.size
+        if self.size:
+            # Fresh pages of zeros are cheaper than zeros written over old ones. Two tables at once would be too many.
+            self._memory = self.slots = np.zeros(0, np.int64)
+            self._memory = np.zeros(count, np.int64)
+        self.slots = self._memory
+        self.size = 0
+        self.latest_offset = NO_OFFSET
+
+    def get(self, key: bytes) -> int:
+        """The offset that a key was put with last; -1 where it was not."""
+        return int(hashing.get(np.frombuffer(key, np.uint8), self.secret, self.slots))
+
+    def put(self, key: bytes, offset: int) -> bool:
+        """Put one key. False, and nothing done, where the map is full."""
+        if self.size >= self.capacity:
+            return False
+        added = int(hashing.put(np.frombuffer(key, np.uint8), offset, self.secret, self.slots))
+        if added < 0:
+            return False
+        self.size += added
+        self.latest_offset = offset
+        return True
+
+    def put_batches(self, buffer: Bytes, table: Longs, skipped: Bytes, start: int, where: str) -> bool:
+        """Put the keyed records from offset `start` on of the data batches that are not `skipped`, a byte each.
+
+        False where the map became full: `latest_offset` says how far it came. `where` is for messages."""
+        origin = int(table[0, POSITION])
+        first = 0
+        while first < len(table):
+            status, row, index, at = self._put(buffer, origin, table, first, skipped, start)
+            if status == COMPRESSED:
+                plain, one = decompressed(buffer, table[row], origin, where)
+                status, _, index, at = self._put(plain, 0, one, 0, skipped[row : row + 1], start)
+                if status == GOOD:
+                    first = row + 1
+                    continue
+            if status == FULL:
+                return False
+            if status != GOOD:
+                refuse(status, table[row], index, at, where)
+            first = row
+        return True
+
+    def _put(
+        self, buffer: Bytes, origin: int, table: Longs, first: int, skipped: Bytes, start: int
+    ) -> tuple[int, int, int, int]:
+        status, row, index, at, self.size, self.latest_offset = hashing.put_batches(
+            buffer,
+            origin,
+            table,
+            first,
+            skipped,
+            start,
+            self.secret,
+            self.slots,
+            self.size,
+            self.capacity,
+            self.latest_offset,
+            self.ring,
+        )
+        return status, row, index, at

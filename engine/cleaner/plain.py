@@ -1,0 +1,38 @@
+"""Batches as the kernels of compaction take them: compressed ones are made plain first."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+
+from engine.batch.columns import records_of
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptBatchError
+from engine.kernels.decode import CODEC_MASK, PROBLEMS
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, POSITION, SIZE
+
+
+def decompressed(buffer: Bytes, row: Longs, origin: int, where: str) -> tuple[Bytes, Longs]:
+    """A compressed batch with its records in plain, behind room for a header, and the table of that batch alone.
+
+    `origin` is the table's position of buffer[0]; `where` is for messages."""
+    try:
+        records = records_of(buffer, row, origin)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(f"{where}: batch at position {row[POSITION]}: {error}") from error
+    whole = np.empty(HEADER_SIZE + records.size, np.uint8)
+    whole[HEADER_SIZE:] = records
+    one = row.reshape(1, -1).copy()
+    one[0, POSITION] = 0
+    one[0, SIZE] = whole.size
+    one[0, ATTRIBUTES] &= ~CODEC_MASK
+    return whole, one
+
+
+def refuse(status: int, row: Longs, index: int, at: int, where: str) -> NoReturn:
+    """Say what a kernel found wrong with a batch."""
+    raise CorruptBatchError(
+        f"{where}: batch at position {row[POSITION]}, offset {row[BASE_OFFSET]}, record {index} of {row[COUNT]}, "
+        f"byte {at}: {PROBLEMS[status]}"
+    )

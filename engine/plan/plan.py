@@ -1,0 +1,191 @@
+"""What retention and compaction would do now, by what lies in the directories alone.
+
+It works beside a running daemon and after a crash: nothing is locked, recovered or written. What names, sizes, time
+indexes and checkpoints do not tell is said in words with each partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from engine.cleaner.candidates import Candidate, assess
+from engine.errors import CorruptCheckpointError, CorruptError
+from engine.files.checkpoint import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+    OffsetCheckpoint,
+)
+from engine.files.metadata import CleanShutdown
+from engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
+from engine.partition.loading import Known
+from engine.partition.offsets import Offsets
+from engine.plan.listed import ListedSegment, listed, offsets_of
+from engine.retention.rules import Due, Forecast, due, forecast
+from engine.settings.topic import TopicSettings
+from engine.store.configuration import Configuration
+from engine.store.listing import Listing, PartitionKey
+
+log = logging.getLogger(__name__)
+
+_TRIES: Final = 5
+"""A running daemon may take segments away while they are listed: then they are listed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """What would be done with one partition, the topic's settings being what they are.
+
+    topic, number  its name is `<topic>-<number>`
+    policy         cleanup.policy, as text
+    segments       how many there are
+    bytes          of their `.log` files
+    removals       what retention would remove now, the oldest first
+    next           what it removes next, where it removes nothing now; None where it never will
+    cleaning       what compaction would do now; None where the topic is not compacted
+    unknown        in words, what could not be told
+    error          why nothing could be told; the other fields are empty then
+    """
+
+    topic: str
+    number: int
+    policy: str
+    segments: int = 0
+    bytes: int = 0
+    removals: tuple[Due[ListedSegment], ...] = ()
+    next: Forecast[ListedSegment] | None = None
+    cleaning: Candidate | None = None
+    unknown: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<number>`."""
+        return f"{self.topic}-{self.number}"
+
+    @property
+    def removed_bytes(self) -> int:
+        """What retention would remove now."""
+        return sum(each.segment.size for each in self.removals)
+
+
+@dataclass(slots=True)
+class _Checkpoints:
+    """The offset checkpoints of a log directory, as far as they can be read.
+
+    problems  in words, those that cannot
+    """
+
+    logs: Path
+    problems: list[str] = field(default_factory=list)
+
+    def read(self, name: str) -> Mapping[PartitionKey, int]:
+        try:
+            return OffsetCheckpoint(self.logs / name).read()
+        except CorruptCheckpointError as error:
+            self.problems.append(f"{error}")
+            return {}
+
+
+def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) -> list[PartitionPlan]:
+    """The plan for each partition of a backing directory, in order.
+
+    given       lines that outrank those of server.properties, as a mount may have been given them
+    is_running  a daemon has the directory open
+
+    What Configuration.load and Listing.of raise, and FileNotFoundError where there is no log directory."""
+    logs = backing / "logs"
+    partitions = Listing.of(logs).partitions
+    configuration = Configuration.load(backing, given, lambda: now)
+    checkpoints = _Checkpoints(logs)
+    points, starts, marks, cleaned = (
+        checkpoints.read(name) for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
+    )
+    clean = CleanShutdown.of(logs).exists()
+    general = list(checkpoints.problems)
+    if not clean and not is_running:
+        general.append("it was not stopped cleanly: recovery comes first, and may cut off the end of the log")
+    plans = []
+    for key in sorted(partitions):
+        known = Known(clean, points.get(key, 0), starts.get(key, 0), marks.get(key))
+        plans.append(
+            _planned(
+                logs, key, known, cleaned.get(key), configuration.topic(key[0]), now, general, is_running
+            )
+        )
+    return plans
+
+
+def _planned(
+    logs: Path,
+    key: PartitionKey,
+    known: Known,
+    checkpointed: int | None,
+    settings: TopicSettings,
+    now: int,
+    general: list[str],
+    is_running: bool,
+) -> PartitionPlan:
+    topic, number = key
+    directory = logs / f"{topic}-{number}"
+    empty = PartitionPlan(topic, number, settings.cleanup_policy_text)
+    for _ in range(_TRIES):
+        try:
+            segments = listed(directory)
+            unknown = (*general, *_unknown(directory, segments, settings, is_running))
+            if not segments:
+                return PartitionPlan(topic, number, settings.cleanup_policy_text, unknown=unknown)
+            offsets = offsets_of(segments, known)
+            removals = tuple(due(segments, offsets, settings, now))
+            return PartitionPlan(
+                topic,
+                number,
+                settings.cleanup_policy_text,
+                len(segments),
+                sum(segment.size for segment in segments),
+                removals,
+                None if removals else forecast(segments, offsets, settings, now),
+                _cleaning(segments, offsets, settings, checkpointed, now),
+                unknown,
+            )
+        except FileNotFoundError as error:
+            failure: Exception = error
+        except (OSError, CorruptError) as error:
+            failure = error
+            break
+    return PartitionPlan(empty.topic, empty.number, empty.policy, error=str(failure))
+
+
+def _cleaning(
+    segments: list[ListedSegment],
+    offsets: Offsets,
+    settings: TopicSettings,
+    checkpointed: int | None,
+    now: int,
+) -> Candidate | None:
+    return assess(segments, offsets, settings, checkpointed, now) if settings.compact else None
+
+
+def _unknown(
+    directory: Path, segments: list[ListedSegment], settings: TopicSettings, is_running: bool
+) -> list[str]:
+    """What this partition's files do not tell."""
+    unknown = []
+    suffixes = {path.suffix for path in directory.iterdir()}
+    if SWAP_SUFFIX in suffixes:
+        unknown.append("a compaction is replacing segments, or was interrupted in that")
+    elif CLEANED_SUFFIX in suffixes:
+        unknown.append("a compaction is under way, or was interrupted")
+    if is_running:
+        if settings.delete and settings.retention_ms >= 0 and len(segments) == 1:
+            unknown.append("the active segment's latest timestamps are not in its time index yet")
+        if settings.compact:
+            unknown.append("a transaction that is open would keep what follows it from being compacted")
+    if not segments:
+        unknown.append("there are no segments")
+    return unknown

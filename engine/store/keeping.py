@@ -1,0 +1,103 @@
+"""What a store does every so often, apart from how partitions come and go."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.cleaner.manager import CleaningManager
+from engine.record import Clock
+from engine.retention.removal import Removed
+from engine.settings.daemon import DaemonSettings
+from engine.store import upkeep
+from engine.store.checkpoints import Checkpoints
+from engine.store.partitions import Partitions
+from engine.store.removal import Removals
+
+log = logging.getLogger(__name__)
+
+
+class KeptStore:
+    """A store's upkeep. Its fields are those of Store."""
+
+    backing: Path
+    clock: Clock
+    cleaning: CleaningManager
+    _partitions: Partitions
+    _checkpoints: Checkpoints
+    _removals: Removals
+    _schedule: upkeep.Schedule
+
+    @property
+    @abstractmethod
+    def daemon(self) -> DaemonSettings:
+        """The daemon's settings."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """ClosedError where the store is closed."""
+
+    def checkpoint_recovery_points(self) -> None:
+        """Write down below which offset each partition is on disk."""
+        self._check_open()
+        self._checkpoints.write_recovery_points()
+
+    def checkpoint_start_offsets(self) -> None:
+        """Write down the start offsets that lie above their partition's first segment's base."""
+        self._check_open()
+        self._checkpoints.write_start_offsets()
+
+    def checkpoint_high_watermarks(self) -> None:
+        """Write down the high watermarks."""
+        self._check_open()
+        self._checkpoints.write_high_watermarks()
+
+    def flush_rolled(self) -> int:
+        """Bring sealed segments onto the disk. Gives how many partitions had some."""
+        self._check_open()
+        return upkeep.flush_rolled(self._partitions.loaded())
+
+    def flush_due(self, now: int | None = None) -> int:
+        """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
+        self._check_open()
+        return upkeep.flush_due(self._partitions.loaded(), self.clock() if now is None else now)
+
+    def remove_due(self, now: int | None = None) -> int:
+        """Remove files and directories whose deletion delay is over. Gives how many went."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        return upkeep.remove_due(self._partitions.loaded(), now) + self._removals.remove_due(now)
+
+    def expire_producers(self, now: int | None = None) -> int:
+        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many there were."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        return sum(partition.log.expire_producers(now) for partition in self._partitions.loaded())
+
+    def retain(self, now: int | None = None) -> Removed:
+        """Remove what retention says from the partitions that are not compacted; the others get that from who
+        compacts them. One that fails is reported, does not stop the others, and is tried again next time."""
+        self._check_open()
+        return self.cleaning.retain_others(self.clock() if now is None else now)
+
+    def upkeep(self, now: int | None = None) -> None:
+        """Do what is due, save for `retain` and `cleaning`. What fails is logged, does not stop the rest, and is
+        tried again when next due."""
+        self._check_open()
+        now = self.clock() if now is None else now
+        self.flush_rolled()
+        self.remove_due(now)
+        tasks: dict[upkeep.Task, Callable[[], object]] = {
+            upkeep.Task.FLUSH: lambda: self.flush_due(now),
+            upkeep.Task.RECOVERY_POINTS: self.checkpoint_recovery_points,
+            upkeep.Task.START_OFFSETS: self.checkpoint_start_offsets,
+            upkeep.Task.HIGH_WATERMARKS: self.checkpoint_high_watermarks,
+            upkeep.Task.PRODUCERS: lambda: self.expire_producers(now),
+        }
+        for task in self._schedule.due(now, self.daemon):
+            try:
+                tasks[task]()
+            except OSError as error:
+                log.error(f"{self.backing}: {task.value} failed, tried again when it is next due: {error!r}")

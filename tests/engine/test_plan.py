@@ -1,0 +1,228 @@
+"""The dry run: it says what retention and compaction then do, and touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cleaning import StandInCleaner
+from houses import START, House, living
+
+from engine import Record
+from engine.partition.partition import Partition
+from engine.plan.listed import listed
+from engine.plan.plan import PartitionPlan, plan
+from engine.retention.rules import Reason, due, forecast
+
+SMALL = {"internal.segment.bytes": "110", "index.interval.bytes": "0"}
+"""One record a segment."""
+
+
+@pytest.fixture
+def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
+    with living(tmp_path / "backing", caplog) as made:
+        made.open()
+        yield made
+
+
+def topic(house: House, name: str, count: int = 5, **overrides: str) -> Partition:
+    more = {key.replace("_", "."): value for key, value in overrides.items()}
+    partition = house.store.create(name, overrides={**SMALL, **more})
+    for number in range(count):
+        partition.append(Record(b"%030d" % number, b"key", START + number))
+    return partition
+
+
+def planned(house: House, running: bool = True, **given: str) -> dict[str, PartitionPlan]:
+    lines = {name.replace("_", "."): value for name, value in given.items()}
+    return {each.name: each for each in plan(house.root, lines, house.now, running)}
+
+
+def everything(root: Path) -> dict[str, tuple[object, ...]]:
+    """Each path below with all that a change of it would change, the time of its last access too."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted((root, *root.rglob("*"))):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (
+            status.st_ino,
+            status.st_mode,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            data,
+        )
+    return found
+
+
+def test_it_says_what_retention_then_removes(house: House) -> None:
+    partitions = [
+        topic(house, "size", retention_bytes="250"),
+        topic(house, "time", retention_ms="1000"),
+        topic(house, "start", cleanup_policy=""),
+        topic(house, "keep"),
+    ]
+    partitions[2].log.raise_start_offset(2)
+    house.store.checkpoint_start_offsets()
+    for partition in partitions:
+        partition.roll()
+    house.now += 1002
+    said = planned(house)
+    for partition in partitions:
+        log = partition.log
+        expected = due(log.chain.segments, log.offsets, log.settings, house.now)
+        assert [(each.segment.base_offset, each.reason) for each in said[partition.name].removals] == [
+            (each.segment.base_offset, each.reason) for each in expected
+        ], partition.name
+        assert said[partition.name].bytes == partition.size
+    assert {name: len(each.removals) for name, each in said.items()} == {
+        "size-0": 2,
+        "time-0": 2,
+        "start-0": 2,
+        "keep-0": 0,
+    }
+    assert said["start-0"].removals[0].reason is Reason.START_OFFSET
+    assert house.store.retain().segments == 6
+
+
+def test_it_says_what_comes_next(house: House) -> None:
+    partition = topic(house, "orders", retention_ms="1000", retention_bytes="1000")
+    partition.roll()
+    log = partition.log
+    said, expected = (
+        planned(house)["orders-0"].next,
+        forecast(log.chain.segments, log.offsets, log.settings, house.now),
+    )
+    assert said is not None
+    assert expected is not None
+    assert (said.at_ms, said.more_bytes) == (expected.at_ms, expected.more_bytes)
+    assert said.at_ms == START + 1001
+
+
+def test_it_says_what_compaction_then_does(house: House) -> None:
+    topic(house, "dirty", cleanup_policy="compact")
+    topic(house, "mild", cleanup_policy="compact", min_cleanable_dirty_ratio="1")
+    topic(house, "done", cleanup_policy="compact")
+    house.store.cleaning.offsets.put(("done", 0), 4)
+    topic(house, "young", cleanup_policy="compact", min_compaction_lag_ms="5000")
+    said = {name: each.cleaning for name, each in planned(house).items()}
+    dirty = said["dirty-0"]
+    assert dirty is not None
+    assert (dirty.eligible, dirty.first_dirty, dirty.first_uncleanable, dirty.ratio) == (True, 0, 4, 1.0)
+    assert [name for name, each in said.items() if each is not None and each.eligible] == ["dirty-0"]
+    assert said["young-0"] is not None
+    assert said["young-0"].next_eligible_ms == START + 5000
+    assert said["done-0"] is not None
+    assert "active segment" in said["done-0"].why_not
+    cleaner = StandInCleaner()
+    for _ in range(4):
+        house.store.cleaning.work(cleaner, house.now)
+    assert cleaner.calls == [("dirty-0", 0, 4)]
+
+
+def test_a_topic_that_is_not_compacted_has_no_word_on_compaction(house: House) -> None:
+    topic(house, "orders")
+    assert planned(house)["orders-0"].cleaning is None
+
+
+def test_settings_that_the_mount_was_given_are_taken(house: House) -> None:
+    topic(house, "orders")
+    assert planned(house)["orders-0"].removals == ()
+    assert len(planned(house, log_retention_bytes="200")["orders-0"].removals) == 3
+
+
+@pytest.mark.parametrize("how", ["running", "stopped", "crashed"])
+def test_it_changes_nothing(house: House, how: str) -> None:
+    for name, policy in (("a", "delete"), ("b", "compact"), ("c", "compact,delete")):
+        topic(house, name, cleanup_policy=policy, retention_bytes="0", max_compaction_lag_ms="5")
+    if how == "stopped":
+        house.store.close()
+    if how == "crashed":
+        house.store.abandon()
+        house.file("logs/a-0/00000000000000000001.log.cleaned", "half")
+        house.file("logs/a-0/00000000000000000000.log.deleted", "old")
+        house.file("logs/a-0/leader-epoch-checkpoint.tmp", "half")
+    before = everything(house.root)
+    planned(house, how == "running")
+    assert everything(house.root) == before
+    if how != "running":
+        house.open()
+
+
+def test_after_a_crash_it_says_what_it_cannot_know(house: House) -> None:
+    topic(house, "orders", cleanup_policy="compact")
+    house.store.abandon()
+    house.file("logs/orders-0/00000000000000000001.log.swap", "")
+    [said] = planned(house, running=False).values()
+    assert any("not stopped cleanly" in words for words in said.unknown)
+    assert any("replacing segments" in words for words in said.unknown)
+    (house.logs / "orders-0" / "00000000000000000001.log.swap").unlink()
+    house.open()
+
+
+def test_after_a_clean_stop_everything_is_known(house: House) -> None:
+    topic(house, "orders")
+    house.store.close()
+    assert planned(house, running=False)["orders-0"].unknown == ()
+    house.open()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_said(house: House) -> None:
+    house.warnings = True
+    topic(house, "orders", cleanup_policy="compact")
+    house.store.close()
+    house.file("logs/cleaner-offset-checkpoint", "7\nnonsense\n")
+    said = planned(house, running=False)["orders-0"]
+    assert any("cleaner-offset-checkpoint" in words for words in said.unknown)
+    assert said.cleaning is not None
+    house.open()
+
+
+def test_a_directory_that_cannot_be_read_is_said_and_the_others_are_planned(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic(house, "bad")
+    topic(house, "good")
+
+    def fail(directory: Path) -> object:
+        if directory.name == "bad-0":
+            raise OSError(5, "Input/output error")
+        return listed(directory)
+
+    monkeypatch.setattr("engine.plan.plan.listed", fail)
+    said = planned(house)
+    assert said["bad-0"].error is not None
+    assert said["good-0"].segments == 5
+
+
+def test_segments_that_go_while_they_are_listed_are_listed_anew(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic(house, "orders")
+    tries = []
+
+    def vanish(directory: Path) -> object:
+        tries.append(directory)
+        if len(tries) < 3:
+            raise FileNotFoundError(directory)
+        return listed(directory)
+
+    monkeypatch.setattr("engine.plan.plan.listed", vanish)
+    assert planned(house)["orders-0"].segments == 5
+
+
+def test_an_index_that_a_broker_gave_its_full_size_is_read_to_its_last_entry(house: House) -> None:
+    partition = topic(house, "orders", internal_segment_bytes="1000")
+    partition.roll()
+    [first, _] = listed(partition.directory)
+    assert first.largest_timestamp == START + 4
+    index = partition.directory / "00000000000000000000.timeindex"
+    data = index.read_bytes()
+    for zeros in (12, 120, 1200):
+        index.write_bytes(data + bytes(zeros))
+        assert listed(partition.directory)[0].largest_timestamp == START + 4
+    index.write_bytes(bytes(1200))
+    again = listed(partition.directory)[0]
+    assert again.largest_timestamp == again.modified_ms
+    index.write_bytes(data)
