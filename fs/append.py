@@ -184,6 +184,10 @@ class Writers:
 
     clock      gives the time
     linger_ms  how long lines may wait
+    _open      the writers
+    _waiting   those whose lines wait
+    _idle      the flusher waits for such a writer. Otherwise nobody wakes it: it would stand in the way of the very
+               writer that woke it
     """
 
     clock: Clock
@@ -191,7 +195,8 @@ class Writers:
     _open: dict[AppendHandle, None] = field(default_factory=dict)
     _waiting: dict[AppendHandle, None] = field(default_factory=dict)
     _noted: threading.Condition = field(default_factory=threading.Condition)
-    _stopped: bool = False
+    _idle: bool = False
+    _stopped: threading.Event = field(default_factory=threading.Event)
 
     def open(self, target: Target) -> AppendHandle:
         """A new writer."""
@@ -208,7 +213,8 @@ class Writers:
             # Looked at under the lock: the flusher may be about to take it out.
             if handle not in self._waiting:
                 self._waiting[handle] = None
-                self._noted.notify()
+                if self._idle:
+                    self._noted.notify()
 
     def forget(self, handle: AppendHandle) -> None:
         """A writer is gone."""
@@ -238,15 +244,16 @@ class Writers:
 
     def run(self) -> None:
         """The flusher's loop, until `stop`."""
-        while not self._stopped:
+        while not self._stopped.is_set():
             with self._noted:
-                if not self._noted.wait_for(lambda: self._waiting or self._stopped, 1.0):
-                    continue
-                self._noted.wait_for(lambda: self._stopped, max(self.linger_ms, 1) / 1000)
+                self._idle = True
+                self._noted.wait_for(lambda: self._waiting or self._stopped.is_set())
+                self._idle = False
+            self._stopped.wait(max(self.linger_ms, 1) / 1000)
             self.flush_due()
 
     def stop(self) -> None:
         """End the flusher's loop."""
-        self._stopped = True
+        self._stopped.set()
         with self._noted:
             self._noted.notify_all()

@@ -7,18 +7,23 @@ The words go to the daemon's log, as loudly as a row says:
     TOLD      a refusal that the user will want explained: one line at level info
     WRONG     something is broken, and known: one line at level error
     UNKNOWN   something is broken, and not foreseen: level error with the traceback. The daemon goes on
+
+Of what is broken some lines of a kind are told in a while, and no more (`fs/failures.py`).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import time
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from engine import errors as engine
 from engine.errors import EngineError
+from fs.failures import FAILURES, WHILE_S, Telling
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +62,10 @@ class AppendOnlyError(FileSystemError):
 
 class NotSupportedError(FileSystemError):
     """An operation that this entry, or the whole file system, does not have."""
+
+
+class NoAccessError(FileSystemError):
+    """access(2) asks for what the permission bits do not give."""
 
 
 class NotReadableError(FileSystemError):
@@ -129,6 +138,7 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     NotSupportedError: Answer(errno.EPERM, _TOLD),
     # `delete.topic.enable=false`, or a cleanup policy: somebody decided so, as with permissions.
     engine.PolicyViolationError: Answer(errno.EPERM, _TOLD),
+    NoAccessError: Answer(errno.EACCES, _QUIET),
     # The kernel checks the mode of a descriptor first, so this is a handle that cannot do what its mode says.
     NotReadableError: Answer(errno.EBADF, _TOLD),
     NotWritableError: Answer(errno.EBADF, _TOLD),
@@ -185,15 +195,24 @@ def answer(error: BaseException) -> Answer:
 
 
 def errno_of(error: BaseException, operation: str, place: str) -> int:
-    """The errno of an error that ended an operation; tells the log about it. `place` is the path, or the handle."""
+    """The errno of an error that ended an operation; counts it, and tells the log about it. `place` is the path, or the
+    handle."""
     found = answer(error)
+    name = errno.errorcode[found.errno]
+    FAILURES.note(name)
     if found.loudness is not Loudness.QUIET:
-        name = errno.errorcode[found.errno]
         message = f"{operation} {place!r}: {name}: {error}"
         if found.loudness is Loudness.TOLD:
             log.info(message)
-        elif found.loudness is Loudness.WRONG:
-            log.error(message)
         else:
-            log.error(message, exc_info=error)
+            _tell_what_is_broken(error, found, (operation, name, type(error)), message)
     return found.errno
+
+
+def _tell_what_is_broken(error: BaseException, found: Answer, kind: Hashable, message: str) -> None:
+    telling = FAILURES.telling(kind, time.monotonic())
+    if telling is Telling.LEFT_OUT:
+        return
+    if telling is Telling.LAST:
+        message += f" (more lines like this are left out for {WHILE_S:g} s; `metrics` counts on)"
+    log.error(message, exc_info=error if found.loudness is Loudness.UNKNOWN else None)

@@ -78,7 +78,7 @@ class Format(IntEnum):
     @property
     def suffix(self) -> str:
         """The end of a file's name, without the dot."""
-        return self.name.lower()
+        return _SUFFIXES[self]
 
     # -- records → lines ------------------------------------------------------------------------------
 
@@ -189,6 +189,9 @@ class Format(IntEnum):
         error = None if status == reasons.GOOD else _input_error(lines, status, good, start, at)
         found = Columns(out[:used], offsets, timestamps, *spans).rows(0, good)
         return Parsed(found, partitions[:good], start, error)
+
+
+_SUFFIXES: Final = {fmt: fmt.name.lower() for fmt in Format}
 
 
 @lru_cache(maxsize=1024)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine import Store
+from fs.ahead import ReadAhead
 from fs.append import Writers
 from fs.shown import ShownPartition
 from fs.texts import Shelf
@@ -20,8 +22,8 @@ class House:
     store       every partition
     shelf       where size maps are kept
     writers     open writers, and their flusher
+    ahead       renders what readers will want next
     batch_size  lines are sent when they make a batch of this many bytes
-    read_only   nothing may be changed through the mount
     given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
     _shown      partitions that were looked at, by topic and number
     _turns      counts the appends without a key to each topic: its partitions take them in turn
@@ -31,7 +33,7 @@ class House:
     shelf: Shelf
     writers: Writers
     batch_size: int
-    read_only: bool = False
+    ahead: ReadAhead = field(default_factory=ReadAhead)
     given_up: Callable[[], bool] = lambda: True
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
@@ -45,7 +47,9 @@ class House:
             with self._lock:
                 shown = self._shown.get((topic, number))
                 if shown is None or shown.partition is not partition:
-                    shown = self._shown[topic, number] = ShownPartition(partition, self.shelf)
+                    shown = ShownPartition(partition, self.shelf, self.ahead)
+                    partition.log.before_removal = shown.before_removal
+                    self._shown[topic, number] = shown
         return shown
 
     def turns(self, topic: str) -> Iterator[int]:
@@ -70,4 +74,4 @@ class House:
 
     def mtime_ns(self) -> int:
         """When partitions last came or went."""
-        return self.store.logs.stat().st_mtime_ns
+        return os.stat(self.store.logs).st_mtime_ns

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from engine import Store
 from engine.batch.table import Bytes
@@ -17,6 +17,8 @@ from fs.entry import Attributes, Entry, Handle, Owner
 from fs.house import House
 from fs.texts import Shelf
 from fs.tree.root import RootDirectory
+
+_MOST_KNOWN: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class FileSystem:
     house    what all of the tree shares
     owner    whose the files are
     _root    the tree
+    _known   entries by path, to be used as long as they are current: each call asks for a path, and again for those
+             above it
     closing  the mount goes away: long work ends
     _handles open files, by number
     """
@@ -49,6 +53,7 @@ class FileSystem:
         self.house = House(store, shelf, Writers(store.clock, linger_ms), batch_size)
         self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
         self._root = RootDirectory(self.house, metrics)
+        self._known: dict[str, Entry] = {"/": self._root}
         self._handles: dict[int, _Open] = {}
         self._numbers = itertools.count(1)
         self.closing = False
@@ -60,19 +65,30 @@ class FileSystem:
     # -- names ----------------------------------------------------------------------------------------
 
     def _entry(self, path: str) -> Entry:
-        entry: Entry = self._root
-        for name in path.split("/"):
-            if name:
-                entry = entry.lookup(name)
+        known = self._known.get(path)
+        if known is not None and known.is_current:
+            return known
+        parent, name = self._parent(path)
+        entry = parent.lookup(name)
+        if entry.is_current:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known = {"/": self._root}
+            self._known[path] = entry
         return entry
 
     def _parent(self, path: str) -> tuple[Entry, str]:
         directory, _, name = path.rpartition("/")
-        return self._entry(directory), name
+        return self._entry(directory or "/"), name
 
     def getattr(self, path: str, handle: int | None) -> Attributes:
         entry = self._handles[handle].entry if handle is not None and not path else self._named_or_open(path)
         return entry.attributes(self.owner)
+
+    def access(self, path: str, mask: int) -> None:
+        mode = self._entry(path).attributes(self.owner).mode
+        for asked, bits in ((os.R_OK, 0o444), (os.W_OK, 0o222), (os.X_OK, 0o111)):
+            if mask & asked and not mode & bits:
+                raise errors.NoAccessError(f"{path} has no bits of {bits:o} in {mode:o}")
 
     def _named_or_open(self, path: str) -> Entry:
         """The entry of a name, or of a file that is open though its name is gone: libfuse 2 asks by name for an open

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from engine.partition.hold import Hold
 from engine.partition.offsets import Offsets
 from engine.partition.partition import Partition
 from engine.record import Record
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
+from fs.ahead import ReadAhead
 from fs.formats import Format
 from fs.texts import PartitionTexts, Shelf
 from fs.view import View
@@ -25,10 +28,12 @@ class _Shared:
     """A view of the whole log, and who has it open.
 
     places  where each reader is
+    holds   what was promised to readers that came later: the view may have let go of it, as all others were past it
     """
 
     view: View
-    places: dict[object, int]
+    places: dict[object, int] = field(default_factory=dict)
+    holds: dict[object, Hold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +59,28 @@ class ShownPartition:
     partition  theirs
     texts      its segments in all formats
     refusal    why an append was last refused, in words, with its time in milliseconds; None if none was
+    written     the active segment and its size when its file's time was last asked for, and that time
     _last_record the record that was last asked for, and the segments in which it was found
     _logs      views of the whole log that somebody holds open, by format: they keep their byte origin
     _sealed_sizes what sealed segments add up to, by format
     _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
     """
 
-    def __init__(self, partition: Partition, shelf: Shelf) -> None:
+    def __init__(self, partition: Partition, shelf: Shelf, ahead: ReadAhead | None = None) -> None:
         self.partition = partition
-        self.texts = PartitionTexts(partition, shelf)
+        self.texts = PartitionTexts(partition, shelf, ahead)
         self.refusal: tuple[int, str] | None = None
+        self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._logs: dict[str, _Shared] = {}
         self._sealed_sizes: dict[str, _Sealed] = {}
         self._lock = threading.Lock()
         self._closed = threading.Condition()
         self._closing: dict[object, float] = {}
+
+    def before_removal(self, segments: Sequence[Segment]) -> None:
+        """Retention or compaction is about to take segments out of the log: who has them open keeps them."""
+        self.texts.keep_for_readers()
 
     def record(self, offset: int) -> Record | None:
         """A record by its offset. stat, open and read of one file each ask for it: the last one is remembered."""
@@ -87,12 +98,17 @@ class ShownPartition:
     def hold_log(self, fmt: Format, reader: object) -> View:
         """The view of the whole log, shared with all who hold it: its positions count from one origin."""
         with self._lock:
+            now = self.partition.offsets
+            start = now.start
+            place = 0
             shared = self._logs.get(fmt.suffix)
             if shared is None:
-                view = View.open(self.texts, fmt, self.partition.start_offset)
-                shared = self._logs[fmt.suffix] = _Shared(view, {})
-            start = self.partition.start_offset
-            shared.places[reader] = shared.view.position_of(start) if start > shared.view.start_offset else 0
+                shared = self._logs[fmt.suffix] = _Shared(View.open(self.texts, fmt, start))
+            else:
+                if start > shared.view.start_offset:
+                    place = shared.view.position_of(start)
+                shared.holds[reader] = Hold.take(self.partition.log.chain, start, max(start + 1, now.end))
+            shared.places[reader] = place
             return shared.view
 
     def let_go_of_log(self, fmt: Format, reader: object) -> None:
@@ -100,6 +116,8 @@ class ShownPartition:
         with self._lock:
             shared = self._logs[fmt.suffix]
             del shared.places[reader]
+            if (hold := shared.holds.pop(reader, None)) is not None:
+                hold.release()
             if shared.places:
                 shared.view.release_below(min(shared.places.values()))
             else:
@@ -112,6 +130,8 @@ class ShownPartition:
         with self._lock:
             shared = self._logs[fmt.suffix]
             shared.places[reader] = position
+            if (hold := shared.holds.get(reader)) is not None:
+                hold.release(shared.view.base_at(position))
             shared.view.release_below(min(shared.places.values()))
 
     def log_size(self, fmt: Format) -> int:

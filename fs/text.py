@@ -36,10 +36,15 @@ DAMAGE: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rendered bytes, from a mark to another: `start` is their position in the text."""
+    """Rendered bytes, from a mark to another.
+
+    start    their position in the text
+    in_turn  whoever asked for it reads in order, and will want the next one
+    """
 
     start: int
     data: Bytes
+    in_turn: bool = False
 
     @property
     def end(self) -> int:
@@ -191,6 +196,18 @@ class SegmentText:
             done += length
         return done
 
+    def next_wanted(self, position: int) -> int | None:
+        """Where the block begins that somebody who reads in order, and is at `position`, needs next; None where it
+        is rendered, or nobody reads so."""
+        blocks = self._blocks
+        if not blocks or not blocks[0].in_turn or not blocks[0].start <= position < blocks[0].end:
+            return None
+        return blocks[0].end if blocks[0].end < self.map.rendered else None
+
+    def render_at(self, position: int, segments: Segments, offsets: Offsets) -> None:
+        """Render the block with a position, if it is not there."""
+        self._block_at(position, segments, offsets)
+
     def forget_blocks(self) -> None:
         """Let go of rendered bytes: nobody has the text open."""
         self._blocks = ()
@@ -213,17 +230,19 @@ class SegmentText:
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
             try:
-                block = self._block_between(first, end, segments, offsets)
+                block = self._block_between(first, end, segments, offsets, sequential)
             except CorruptError:
                 block = self._beside_damage(first, position, segments, offsets)
             self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
             return block
 
-    def _block_between(self, first: int, end: int, segments: Segments, offsets: Offsets) -> _Block:
+    def _block_between(
+        self, first: int, end: int, segments: Segments, offsets: Offsets, in_turn: bool
+    ) -> _Block:
         """From a mark to another."""
         start, start_offset = self._mark_at(first)
         stop, end_offset = self._mark_at(end)
-        return _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start))
+        return _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start), in_turn)
 
     def _beside_damage(self, mark: int, position: int, segments: Segments, offsets: Offsets) -> _Block:
         """What lies before damage, or behind it, up to the next mark; CorruptError where `position` lies in it."""

@@ -11,6 +11,7 @@ from engine.errors import ClosedError
 from engine.partition.offsets import Appended
 from engine.partition.partition import Partition
 from engine.segment.segment import Segment
+from fs.ahead import ReadAhead
 from fs.formats import Format
 from fs.sizemap import SizeMap
 from fs.text import SegmentText
@@ -40,17 +41,19 @@ class PartitionTexts:
 
     partition  whose
     shelf      where size maps of sealed segments are kept
+    ahead      renders what readers will want next
     _texts     by base offset and format; an entry counts only for the very segment that it was made for
     _used      formats that were looked at
     _saved     of which texts the map is on the shelf
-    views      the open views of more than one segment
+    views      the open views
     _lately    the texts that were read last, the latest at the end: only they keep rendered bytes
     _latest    the last one of them
     """
 
-    def __init__(self, partition: Partition, shelf: Shelf) -> None:
+    def __init__(self, partition: Partition, shelf: Shelf, ahead: ReadAhead | None = None) -> None:
         self.partition = partition
         self.shelf = shelf
+        self.ahead = ahead or ReadAhead()
         self._texts: dict[tuple[int, str], SegmentText] = {}
         self._saved: set[tuple[int, str]] = set()
         self.views: set[View] = set()

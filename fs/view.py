@@ -15,6 +15,7 @@ from engine.batch.table import Bytes
 from engine.errors import ClosedError, CorruptError
 from engine.partition.hold import Hold
 from engine.partition.offsets import Offsets
+from engine.record import MAX_INT64, NO_OFFSET
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from fs.formats import Format
@@ -42,6 +43,8 @@ class View:
     _seen          the published list of which everything was taken up
     _parts         shares of the segments so far, by rising position; replaced as a whole
     _hold          keeps them readable
+    _searched      for the last segment of the view: up to which later one all were looked at for that
+    _deciders      later segments, pinned as well: transactions that have records in the view were aborted there
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class View:
         self._seen: Segments | None = None
         self._hold = hold
         self._parts: tuple[_Part, ...] = ()
+        self._deciders: list[Segment] = []
+        self._searched = (NO_OFFSET, NO_OFFSET)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -80,7 +85,9 @@ class View:
         """A view of one segment, as far as it grows. ClosedError where it was removed."""
         segments = texts.partition.log.chain.segments
         segment.pin()
-        return cls(texts, fmt, segment.base_offset, None, Hold(segments, [segment]), lone=True)
+        view = cls(texts, fmt, segment.base_offset, None, Hold(segments, [segment]), lone=True)
+        texts.views.add(view)
+        return view
 
     def close(self) -> None:
         """Let go of the segments."""
@@ -88,6 +95,8 @@ class View:
         with self._lock:
             self._closed = True
             self._hold.release()
+            while self._deciders:
+                self._deciders.pop().unpin()
             for part in self._parts:
                 part.text.forget_blocks()
 
@@ -119,6 +128,9 @@ class View:
                 break
             taken = at.text.read(at.skipped + start, into[done : done + length], self.segments, offsets)
             self.texts.used(at.text)
+            wanted = at.text.next_wanted(at.skipped + start)
+            if wanted is not None:
+                self.texts.ahead.ask(at.text, wanted, self.segments, offsets)
             done += taken
             if taken < length:
                 # The text has grown since these offsets, by another reader's look: newer ones show it all.
@@ -157,14 +169,40 @@ class View:
 
     def keep_up(self) -> None:
         """Pin what came since somebody last looked: it may be about to be removed from the log."""
+        log = self.texts.partition.log
         with self._lock:
             if self._closed or not self._hold.held:
                 return
-            current = self.texts.partition.log.chain.segments
-            for segment in current.from_base(self._hold.held[-1].base_offset + 1):
-                if self.end_offset is not None and segment.base_offset >= self.end_offset:
-                    break
-                self._pin(segment)
+            offsets, current = log.offsets, log.chain.segments
+            if not self.lone:
+                for segment in current.from_base(self._hold.held[-1].base_offset + 1):
+                    if self.end_offset is not None and segment.base_offset >= self.end_offset:
+                        break
+                    self._pin(segment)
+            self._pin_deciders(current)
+            if self._parts:
+                # What it is made of is known as long as it is all there.
+                self._parts[-1].text.size(current, offsets)
+
+    def _pin_deciders(self, current: Segments) -> None:
+        first, last = self._hold.held[0], self._hold.held[-1]
+        segment = current.higher(last.base_offset)
+        end = MAX_INT64 if segment is None else segment.base_offset
+        if self._searched[0] == last.base_offset:
+            segment = current.higher(self._searched[1])
+        while segment is not None:
+            found, complete = segment.transactions.collect(first.base_offset, end)
+            if found and segment not in self._deciders:
+                try:
+                    segment.pin()
+                except ClosedError:
+                    return  # it went before, and was asked for then
+                self._deciders.append(segment)
+            following = None if complete else current.higher(segment.base_offset)
+            if following is not None:
+                # Sealed: nothing is added to its index. There may be thousands without a transaction.
+                self._searched = last.base_offset, segment.base_offset
+            segment = following
 
     def _part_at(self, position: int) -> _Part | None:
         parts = self._parts
@@ -226,10 +264,12 @@ class View:
     def _with_held(self, parts: list[_Part], current: Segments) -> Segments:
         """The list to read by: what is held and gone from the log is in it too, without a gap, since a segment ends
         where the next one begins, and its transactions may end there."""
-        if self.lone and self._hold.segments.higher(self.start_offset) is not None:
-            return self._hold.segments
         mine = [part.text.segment for part in parts]
         mine += [s for s in self._hold.held if not mine or s.base_offset > mine[-1].base_offset]
+        following = self._hold.segments.higher(mine[-1].base_offset) if self.lone else None
+        if following is not None:
+            mine.append(following)
+        mine += [s for s in self._deciders if s.base_offset > mine[-1].base_offset]
         return _joined(mine, current)
 
     def _pin(self, segment: Segment) -> bool:

@@ -14,7 +14,7 @@ from fs.house import House
 from fs.names import base_name
 from fs.shown import ShownPartition
 from fs.targets import PartitionTarget
-from fs.tree.segments import partition_mtime
+from fs.tree.of_partition import OfPartition
 from fs.view import View
 
 FOLLOW_WAIT: Final = 0.2
@@ -87,23 +87,19 @@ class WriterHandle(Handle):
                 self._reader.release()
 
 
-class LogFile(Entry):
+class LogFile(OfPartition):
     """The whole log from its start offset on; `>>` appends."""
 
     permissions = 0o666
 
     def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.format = fmt
         self.house = house
 
     def size(self) -> int:
         self.shown.await_closing()
         return self.shown.log_size(self.format)
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def xattrs(self) -> dict[str, bytes]:
         now = self.shown.partition.offsets
@@ -128,19 +124,15 @@ def require_append(entry: Entry, flags: int) -> None:
         raise errors.AppendOnlyError(f"{entry.path} can only be appended to: use >>")
 
 
-class CurrentLink(Link):
+class CurrentLink(OfPartition, Link):
     """Leads to the active segment, and moves on when a new one begins."""
 
     def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.format = fmt
 
     def target(self) -> str:
         return f"segments/{base_name(self.shown.partition.log.chain.active.base_offset)}.{self.format.suffix}"
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
 
 class FollowHandle(Handle):
@@ -168,17 +160,13 @@ class FollowHandle(Handle):
         self._view.close()
 
 
-class FollowFile(Entry):
+class FollowFile(OfPartition):
     """New records as they come, like a pipe."""
 
     def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path)
+        super().__init__(path, shown)
         self.house = house
-        self.shown = shown
         self.format = fmt
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def open(self, flags: int) -> Handle:
         if wants_writing(flags):

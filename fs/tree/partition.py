@@ -10,29 +10,42 @@ from fs.formats import FORMATS
 from fs.house import House
 from fs.shown import ShownPartition
 from fs.tree.logs import CurrentLink, FollowFile, LogFile
+from fs.tree.of_partition import OfPartition, partition_mtime
 from fs.tree.ranges import OffsetDirectory, TimeDirectory
-from fs.tree.segments import SealedDirectory, SegmentsDirectory, partition_mtime
+from fs.tree.segments import SealedDirectory, SegmentsDirectory
 
 STATUS = "status.json"
 
 
 class PartitionDirectory(Directory):
-    """Everything that can be seen of a partition."""
+    """Everything that can be seen of a partition.
+
+    _found  the partition as it was last found; it may have been deleted since
+    """
 
     def __init__(self, path: str, house: House, topic: str, number: int) -> None:
         super().__init__(path)
         self.house = house
         self.topic = topic
         self.number = number
+        self._found: ShownPartition | None = None
+
+    @property
+    def is_current(self) -> bool:
+        return (self.topic, self.number) in self.house.store
 
     def _shown(self) -> ShownPartition:
-        return self.house.shown(self.topic, self.number)
+        found = self._found
+        if found is None or not found.partition.is_open:
+            found = self._found = self.house.shown(self.topic, self.number)
+        return found
 
     def mtime_ns(self) -> int:
         return partition_mtime(self._shown())
 
     def names(self) -> Iterable[str]:
-        for kind in ("log", "current", "follow"):
+        # Not `follow`: `grep -r`, `cp -a` and `wc *` open all that is listed, and would wait there for ever.
+        for kind in ("log", "current"):
             for suffix in FORMATS:
                 yield f"{kind}.{suffix}"
         yield from ("offset", "time", "segments", "sealed", STATUS)
@@ -63,15 +76,8 @@ class PartitionDirectory(Directory):
         raise self.missing(name)
 
 
-class StatusFile(GeneratedFile):
+class StatusFile(OfPartition, GeneratedFile):
     """A partition's offsets, sizes and last refusal, as JSON."""
-
-    def __init__(self, path: str, shown: ShownPartition) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def content(self) -> bytes:
         partition, log = self.shown.partition, self.shown.partition.log

@@ -24,7 +24,8 @@ from fs.names import (
     parse_times,
 )
 from fs.shown import ShownPartition
-from fs.tree.segments import ViewHandle, partition_mtime
+from fs.tree.of_partition import OfPartition
+from fs.tree.segments import ViewHandle
 from fs.view import View
 
 
@@ -64,12 +65,11 @@ def _first_at(shown: ShownPartition, timestamp: int) -> int:
     return now.stable
 
 
-class RangeFile(Entry):
+class RangeFile(OfPartition):
     """Some records in a format."""
 
     def __init__(self, path: str, shown: ShownPartition, selection: Selection, fmt: Format) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.selection = selection
         self.format = fmt
 
@@ -81,9 +81,6 @@ class RangeFile(Entry):
     def size(self) -> int:
         with self._view() as view:
             return view.size()
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def xattrs(self) -> dict[str, bytes]:
         start, end = resolve(self.shown, self.selection)
@@ -98,13 +95,16 @@ class RangeFile(Entry):
         return ViewHandle(self._view())
 
 
-class ValueFile(Entry):
+class ValueFile(OfPartition):
     """The value of one record, exactly; a null value is an empty file."""
 
     def __init__(self, path: str, shown: ShownPartition, record: Record) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.record = record
+
+    @property
+    def is_current(self) -> bool:
+        return False  # it may have been deleted
 
     def size(self) -> int:
         return len(self.record.value or b"")
@@ -128,15 +128,8 @@ class ValueFile(Entry):
         return BytesHandle(self.record.value or b"")
 
 
-class OffsetDirectory(Directory):
+class OffsetDirectory(OfPartition, Directory):
     """Records by offset. Listed are the bounds of what there is: single records only where one is to be seen."""
-
-    def __init__(self, path: str, shown: ShownPartition) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         now = self.shown.partition.offsets
@@ -166,15 +159,8 @@ class OffsetDirectory(Directory):
         return record
 
 
-class TimeDirectory(Directory):
+class TimeDirectory(OfPartition, Directory):
     """Records by time. Listed are the days that hold some."""
-
-    def __init__(self, path: str, shown: ShownPartition) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         for day in periods(self.shown, 0, None, DAY_MS):
@@ -192,16 +178,12 @@ class TimeDirectory(Directory):
         return RangeFile(self.child(name), self.shown, selection, fmt)
 
 
-class DayDirectory(Directory):
+class DayDirectory(OfPartition, Directory):
     """The hours of a day, UTC. Listed are those that hold records."""
 
     def __init__(self, path: str, shown: ShownPartition, day: int) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.day = day
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         for hour in periods(self.shown, self.day, self.day + DAY_MS, HOUR_MS):

@@ -16,6 +16,7 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
 
     cat orders-0/log.txt                       all records, a line each
     tail -f orders-0/log.jsonl                 and those that come, with key, headers and timestamp
+    cat orders-0/follow.txt                    those that come from now on; not listed, as it never ends
     echo 'ten apples' >> orders-0/log.txt      append a record
     cat orders-0/offset/42                     one value, exactly
     cat orders-0/offset/-10.tsv                the last ten
@@ -40,6 +41,10 @@ class RootDirectory(Directory):
         super().__init__("/")
         self.house = house
         self.metrics = metrics
+
+    @property
+    def is_current(self) -> bool:
+        return True
 
     def mtime_ns(self) -> int:
         return self.house.mtime_ns()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from engine.batch.table import Bytes
@@ -13,6 +12,7 @@ from fs.entry import Directory, Entry, Handle, refuse_writing
 from fs.formats import FORMATS, Format
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
+from fs.tree.of_partition import OfPartition, status_of
 from fs.view import View
 
 RAW = "log"
@@ -44,21 +44,25 @@ class ViewHandle(Handle):
         self.view.close()
 
 
-class SegmentFile(Entry):
+class SegmentFile(OfPartition):
     """A segment in a format. The active one grows; a sealed one never changes."""
 
     outlives_its_name = True
 
     def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.segment = segment
         self.format = fmt
         self._found_in = shown.partition.log.chain.segments
 
     @property
+    def is_current(self) -> bool:
+        # One that was found while it was active does not know its end, should it be removed.
+        return self.segment is not self._found_in.last and _is_there(self.shown, self.segment)
+
+    @property
     def generation(self) -> int:
-        return _status(self.segment).st_ino
+        return status_of(self.segment).st_ino
 
     def size(self) -> int:
         self.shown.await_closing()
@@ -71,7 +75,7 @@ class SegmentFile(Entry):
         return self.shown.texts.of(self.segment, self.format).size(segments, offsets)
 
     def mtime_ns(self) -> int:
-        return _status(self.segment).st_mtime_ns
+        return status_of(self.segment).st_mtime_ns
 
     def xattrs(self) -> dict[str, bytes]:
         log = self.shown.partition.log
@@ -110,25 +114,28 @@ class RawHandle(Handle):
         self._segment.unpin()
 
 
-class RawFile(Entry):
+class RawFile(OfPartition):
     """A segment's `.log`: batches as Kafka's own tools read them."""
 
     outlives_its_name = True
 
     def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.segment = segment
 
     @property
+    def is_current(self) -> bool:
+        return _is_there(self.shown, self.segment)
+
+    @property
     def generation(self) -> int:
-        return _status(self.segment).st_ino
+        return status_of(self.segment).st_ino
 
     def size(self) -> int:
         return self.segment.size
 
     def mtime_ns(self) -> int:
-        return _status(self.segment).st_mtime_ns
+        return status_of(self.segment).st_mtime_ns
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
@@ -140,15 +147,8 @@ class RawFile(Entry):
         return RawHandle(self.segment, keep_cache=sealed and not self.shown.partition.settings.compact)
 
 
-class SegmentsDirectory(Directory):
+class SegmentsDirectory(OfPartition, Directory):
     """Every segment, in all formats and raw; the active one grows."""
-
-    def __init__(self, path: str, shown: ShownPartition) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         for segment in self.shown.partition.log.chain.segments:
@@ -169,15 +169,8 @@ class SegmentsDirectory(Directory):
         return SegmentFile(self.child(name), self.shown, segment, fmt)
 
 
-class SealedDirectory(Directory):
+class SealedDirectory(OfPartition, Directory):
     """One directory for each format, with the segments that can change no more: for Spark."""
-
-    def __init__(self, path: str, shown: ShownPartition) -> None:
-        super().__init__(path)
-        self.shown = shown
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         return FORMATS
@@ -189,16 +182,12 @@ class SealedDirectory(Directory):
         return SealedFormatDirectory(self.child(name), self.shown, fmt)
 
 
-class SealedFormatDirectory(Directory):
+class SealedFormatDirectory(OfPartition, Directory):
     """The sealed segments in one format: a name is there only when its bytes are final, and they are not empty."""
 
     def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path)
-        self.shown = shown
+        super().__init__(path, shown)
         self.format = fmt
-
-    def mtime_ns(self) -> int:
-        return partition_mtime(self.shown)
 
     def names(self) -> Iterable[str]:
         for segment in self.shown.partition.log.chain.segments.non_active:
@@ -220,16 +209,9 @@ class SealedFormatDirectory(Directory):
         return text.is_complete(segments, offsets) and text.size(segments, offsets) > 0
 
 
-def partition_mtime(shown: ShownPartition) -> int:
-    """When a partition last changed: when its active segment was written."""
-    return _status(shown.partition.log.chain.active).st_mtime_ns
-
-
-def _status(segment: Segment) -> os.stat_result:
-    try:
-        return os.stat(segment.log.path)
-    except FileNotFoundError:
-        raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None
+def _is_there(shown: ShownPartition, segment: Segment) -> bool:
+    partition = shown.partition
+    return partition.is_open and partition.log.chain.segments.at(segment.base_offset) is segment
 
 
 def _xattrs(first: int, end: int, max_timestamp: int) -> dict[str, bytes]:

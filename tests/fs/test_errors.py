@@ -16,6 +16,7 @@ from fs.errors import ANSWERS, Loudness, answer, errno_of
 NOT_FOR_USERS = {
     engine.EngineError,
     errors.FileSystemError,
+    engine.CleaningAbortedError,
     engine.OffsetsOutOfOrderError,
     engine.UnexpectedAppendOffsetError,
     engine.OutOfOrderSequenceError,

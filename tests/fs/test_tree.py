@@ -14,7 +14,7 @@ from furnished import APPEND, Furnished, array, furnished, lines, remove_below
 from opening import NOW
 
 from engine.partition.partition import Producer
-from engine.record import Record
+from engine.record import MAX_INT64, Record
 from fs import errors
 from fs.formats import FORMATS
 
@@ -59,9 +59,17 @@ def test_the_root_lists_partitions_topics_and_texts(place: Furnished) -> None:
 
 def test_a_partition_lists_its_files(place: Furnished) -> None:
     place.create()
-    kinds = [f"{kind}.{suffix}" for kind in ("log", "current", "follow") for suffix in FORMATS]
+    kinds = [f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS]
     assert names(place, "/t-0") == [*kinds, "offset", "time", "segments", "sealed", "status.json"]
     assert names(place, "/t-0/sealed") == list(FORMATS)
+
+
+def test_follow_is_there_by_name_only(place: Furnished) -> None:
+    place.create()
+    for suffix in FORMATS:
+        assert f"follow.{suffix}" not in names(place, "/t-0")
+        assert stat.S_ISREG(place.files.getattr(f"/t-0/follow.{suffix}", None).mode)
+        place.files.release(place.files.open(f"/t-0/follow.{suffix}", os.O_RDONLY).handle)
 
 
 def test_an_empty_partition_has_one_empty_segment_and_nothing_else(place: Furnished) -> None:
@@ -135,9 +143,7 @@ def test_every_name_that_is_listed_leads_somewhere_and_has_the_size_of_its_conte
         assert ":" not in path
         if stat.S_ISLNK(found.mode):
             assert place.files.getattr(f"/t-0/{place.files.readlink(path)}", None)
-        elif (
-            stat.S_ISREG(found.mode) and found.mode & 0o444 and "follow" not in path and "status" not in path
-        ):
+        elif stat.S_ISREG(found.mode) and found.mode & 0o444 and "status" not in path:
             assert len(place.read(path)) == found.size
 
 
@@ -431,3 +437,26 @@ def test_the_log_counts_from_one_origin_while_somebody_has_it_open(place: Furnis
     for handle in (later, middle, held):
         place.files.release(handle)
     assert place.read("/t-0/log.txt") == b"2\n3\n"
+
+
+def test_who_opens_the_log_behind_another_reader_is_promised_what_that_one_has_read_past(
+    place: Furnished,
+) -> None:
+    partition = place.create().partition
+    for number in range(20):
+        lines(partition, b"%02d" % number)
+        partition.roll()
+    into = array(bytes(100)).copy()
+    ahead = place.files.open("/t-0/log.txt", os.O_RDONLY).handle
+    for position in range(0, 60, 3):
+        place.files.read(ahead, position, into[:3])
+    behind = place.files.open("/t-0/log.txt", os.O_RDONLY).handle
+    place.files.read(behind, 0, into[:1])
+    remove_below(partition, 19)
+    partition.log.remove_due(MAX_INT64)
+    assert into[: place.files.read(behind, 0, into)].tobytes() == b"".join(b"%02d\n" % n for n in range(20))
+    # When both have read past them, they can go.
+    place.files.read(behind, 57, into)
+    assert partition.log.remove_due(MAX_INT64) == 19
+    for handle in (ahead, behind):
+        place.files.release(handle)

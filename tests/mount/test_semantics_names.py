@@ -79,11 +79,12 @@ def test_mkdir_and_rmdir(mount: Served) -> None:
 
 def test_what_directories_have(mount: Served) -> None:
     """N3. A topic's directory has `config` and `in.<fmt>`; a partition's has `log.<fmt>`, `current.<fmt>`,
-    `follow.<fmt>`, `offset`, `time`, `segments`, `sealed` and `status.json`.
+    `offset`, `time`, `segments`, `sealed` and `status.json`, and `follow.<fmt>` unlisted.
     """
     partition = mount.new()
-    kinds = {f"{kind}.{suffix}" for kind in ("log", "current", "follow") for suffix in FORMATS}
+    kinds = {f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS}
     assert set(os.listdir(partition)) == kinds | {"offset", "time", "segments", "sealed", "status.json"}
+    assert all((partition / f"follow.{suffix}").is_file() for suffix in FORMATS)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl"}
     assert "cleanup.policy=delete " in (topic / "config").read_text()
@@ -341,3 +342,16 @@ def test_current(mount: Served) -> None:
     append(partition / TXT, b"two\n")
     assert os.readlink(partition / "current.tsv") == f"segments/{1:020}.tsv"
     assert (partition / "current.txt").read_bytes() == b"two\n"
+
+
+def test_no_listed_file_waits(mount: Served) -> None:
+    """L6. No listed file waits when it is read: a program that reads all files below a partition's directory
+    comes to an end.
+    """
+    partition = mount.new()
+    append(partition / TXT, b"one\n")
+    mount.steer("roll", partition)
+    append(partition / TXT, b"two\n")
+    found = [Path(top) / name for top, _, names in os.walk(partition) for name in names]
+    assert sum(b"two" in path.read_bytes() for path in found) > len(FORMATS)
+    assert not [path for path in found if path.name.startswith("follow")]

@@ -39,8 +39,8 @@ def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_permission_bits(open_place: Path) -> None:
-    """P1. Owner, group and permission bits are those of BACKING: what it does not allow, no file allows,
-    and the kernel enforces it.
+    """P1. Owner, group and permission bits are those of BACKING: what it does not allow, no file allows;
+    with `--allow-other` the kernel enforces it, without it only the daemon's own user comes in.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
@@ -68,9 +68,13 @@ def test_bits_of_files(mount: Served) -> None:
     for path in files(mount, partition):
         assert path.stat().st_mode & 0o222 == 0
         assert path.stat().st_mode & 0o444
+        assert os.access(path, os.R_OK)
+        assert not os.access(path, os.W_OK)
     for path in writable(mount, partition)[3:]:
         assert path.stat().st_mode & 0o444 == 0
         assert path.stat().st_mode & 0o222
+        assert os.access(path, os.W_OK)
+        assert not os.access(path, os.R_OK)
 
 
 def test_other_users(open_place: Path) -> None:

@@ -199,10 +199,12 @@ def test_sizes(mount: Served) -> None:
     """
     partition = letters(mount)
     for path in every_file(mount, partition):
-        if path.name.startswith("follow."):
-            assert path.stat().st_size == 0
-        else:
-            assert path.stat().st_size == len(path.read_bytes()), path
+        assert path.stat().st_size == len(path.read_bytes()), path
+    assert [(partition / f"follow.{suffix}").stat().st_size for suffix in ("txt", "tsv", "jsonl")] == [
+        0,
+        0,
+        0,
+    ]
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     assert [(topic / f"in.{suffix}").stat().st_size for suffix in ("txt", "tsv", "jsonl")] == [0, 0, 0]
 

@@ -132,7 +132,6 @@ def test_two_tails_and_a_writer(mount: Served, tmp_path: Path) -> None:
         (["tee", "/dev/null"], "txt", b"one\ntwo\n"),
         (["head", "-n", "2"], "txt", b"one\ntwo\n"),
         (["xargs", "-n", "1", "echo", "got"], "txt", b"got one\ngot two\n"),
-        (["perl", "-ne", "$| = 1; print uc"], "txt", b"ONE\nTWO\n"),
         (["stdbuf", "-oL", "cut", "-f", "2"], "tsv", b"one\ntwo\n"),
         (["dd", "bs=64", "status=none"], "txt", b"one\ntwo\n"),
         (["bash", "-c", 'while read -r line; do echo "<$line>"; done'], "txt", b"<one>\n<two>\n"),

@@ -99,7 +99,7 @@ def places(shared: Served, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
         "stat -c '%s %F' log.txt",
         "find log.txt -size +30k -type f -printf '%s\\n'",
         "python3 -c 'print(sum(len(line) for line in open(\"log.txt\")))'",
-        "perl -ne 'print if $. == 300' log.txt",
+        "awk 'NR == 300' log.txt",
         "tee /dev/null < log.txt | md5sum",
         "shuf --random-source=log.txt -n 3 log.txt",
         "test -s log.txt && test -r log.txt && ! test -x log.txt && echo yes",
@@ -159,6 +159,24 @@ def test_copies_of_whole_directories_are_exact(
         for copy in (tmp_path / "cp/txt", tmp_path / "rsync/txt", tmp_path / "tar/sealed/txt"):
             assert int((copy / path.name).stat().st_mtime) == int(path.stat().st_mtime)
     assert (tmp_path / "tar/current.txt").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("grep -rl '^0042 ' . | grep -c 'log.txt$'", b"1"),
+        ("tar cf - . | tar tf - | grep -c '^./log.txt$'", b"1"),
+        ("cp -a . $OUT/cp && cat $OUT/cp/log.txt | wc -l", b"700"),
+        ("rsync -a . $OUT/rsync && cat $OUT/rsync/log.txt | wc -l", b"700"),
+        ("find . -type f -exec wc -l {} + | grep -c ' ./log.txt$'", b"1"),
+        ("find . -type f -print0 | xargs -0 md5sum | grep -c 'log.txt$'", b"1"),
+        ("wc -l *.txt | tail -n 1 | awk '{print ($1 >= 700)}'", b"1"),
+    ],
+)
+def test_what_reads_all_of_a_partition_comes_to_an_end(
+    mount: Served, places: tuple[Path, Path], tmp_path: Path, command: str, says: bytes
+) -> None:
+    assert output(f"OUT={tmp_path}\n{command}", places[0]).strip() == says
 
 
 def test_a_second_rsync_finds_nothing_to_do(mount: Served, places: tuple[Path, Path], tmp_path: Path) -> None:

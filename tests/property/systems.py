@@ -19,18 +19,26 @@ from typing import Any, Protocol
 from unittest import mock
 
 import numpy as np
-from harness import mounted
+from harness import Mount, mounted
 from opening import NOW, Clock, without_fsync
 
 from engine import Record, Store
 from engine.partition.partition import Partition, Producer
-from fs import errors, shown, sizemap, text
+from fs import errors, shown, sizemap, text, texts
 from fs.operations import FileSystem
 from mountd.shelf import DirectoryShelf
 
-SMALL = {(shown, "CLOSE_GRACE"): 0.01, (sizemap, "GRAIN"): 150, (text, "BLOCK"): 400}
+FSYNC = os.fsync
+"""The real one: the stores here do without, the mount is told."""
+
+SMALL = {
+    (shown, "CLOSE_GRACE"): 0.01,
+    (sizemap, "GRAIN"): 150,
+    (text, "BLOCK"): 400,
+    (texts, "_READ_AT_ONCE"): 1,
+}
 """Readers wait briefly for closes, of which no step here leaves one unfinished; and a log of some hundred bytes has
-several marks and blocks."""
+several marks and blocks. What was rendered is soon forgotten, else it would stand in for a segment that is gone."""
 
 
 class Shelf:
@@ -63,6 +71,12 @@ class Hand:
         if self.files is not None:
             self.files.house.batch_size = batch_size
 
+    def delete(self, topic: str) -> None:
+        """The topic with all its files."""
+        delete = self.store.delete_topic if self.files is None else self.files.house.delete_topic
+        delete(topic)
+        self.store.remove_due(2**62)
+
     def set_clock(self, ms: int) -> None:
         self.clock.ms = ms
 
@@ -80,6 +94,9 @@ class Hand:
         self.partition(name).roll()
 
     def raise_start(self, name: str, offset: int, remove: bool) -> None:
+        if self.files is not None:
+            topic, _, number = name.rpartition("-")
+            self.files.house.shown(topic, int(number)).texts.keep_for_readers()
         log = self.partition(name).log
         log.raise_start_offset(offset)
         if remove:
@@ -169,7 +186,9 @@ class Called:
 
     def read(self, handle: int, position: int, length: int) -> bytes:
         into = np.full(length, 0xA5, np.uint8)
-        done = self.made.read(handle, position, into)
+        done = self._told(lambda: self.made.read(handle, position, into))
+        if done < 0:
+            raise OSError(-done, os.strerror(-done))
         assert (into[done:] == 0xA5).all()
         return into[:done].tobytes()
 
@@ -295,7 +314,7 @@ class Descriptors:
         os.close(os.dup(handle))
 
     def sync(self, handle: int) -> None:
-        os.fsync(handle)
+        FSYNC(handle)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -330,9 +349,17 @@ class Mounted:
         make = partial(serve, self.place / "backing", socket, self.batch_size, self.ms)
         (self.place / "backing").mkdir(exist_ok=True)
         mount = self._stack.enter_context(mounted(make, self.place, limit_s=300.0))
+        self._stack.callback(self._expect, mount)
         connection = self._stack.enter_context(Client(str(socket)))
         self.hand: Any = Asked(connection)
         self.files = Descriptors(mount.path)
+
+    @staticmethod
+    def _expect(mount: Mount) -> None:
+        """Readers were told that something is gone; whether it may be, the test looks at."""
+        for words in ("was read past, then removed", "was deleted or closed"):
+            if words in mount.said():
+                mount.expect(words)
 
     def remount(self) -> None:
         self._stack.close()

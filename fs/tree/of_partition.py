@@ -1,0 +1,44 @@
+"""What all entries of a partition have in common: they are as old as its data, and stand as long as it does."""
+
+from __future__ import annotations
+
+import os
+
+from engine.segment.segment import Segment
+from fs import errors
+from fs.entry import Entry
+from fs.shown import ShownPartition
+
+
+class OfPartition(Entry):
+    """An entry that shows something of a partition."""
+
+    def __init__(self, path: str, shown: ShownPartition) -> None:
+        super().__init__(path)
+        self.shown = shown
+
+    @property
+    def is_current(self) -> bool:
+        return self.shown.partition.is_open
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.shown)
+
+
+def partition_mtime(shown: ShownPartition) -> int:
+    """When a partition last changed: when its active segment was written. Each command asks for several entries'
+    times: what the file system said is right until the segment has grown."""
+    active = shown.partition.log.chain.active
+    size = active.size
+    known = shown.written
+    if known is None or known[0] is not active or known[1] != size:
+        known = shown.written = active, size, status_of(active).st_mtime_ns
+    return known[2]
+
+
+def status_of(segment: Segment) -> os.stat_result:
+    """What stat tells of a segment's `.log`; NotFoundError where it was removed."""
+    try:
+        return os.stat(segment.log.path)
+    except FileNotFoundError:
+        raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None

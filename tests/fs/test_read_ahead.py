@@ -1,0 +1,115 @@
+"""Rendering ahead: who reads in order finds the next block made; what he reads is the same with and without it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Store
+from fs.operations import FileSystem
+from fs.text import BLOCK
+
+REQUEST = 128 << 10
+LINES = b"".join(b"%099d\n" % number for number in range(40_000))
+
+
+class NoShelf:
+    def load(self, partition: str, name: str) -> bytes | None:
+        return None
+
+    def save(self, partition: str, name: str, data: bytes) -> None:
+        pass
+
+    def remove(self, partition: str, name: str) -> None:
+        pass
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[FileSystem]:
+    with Store.open(tmp_path) as store:
+        partition = store.create("t", 0)
+        for start in range(0, len(LINES), 50_000):
+            partition.append_lines(LINES[start : start + 50_000])
+        made = FileSystem(store, NoShelf(), 1 << 17, 5)
+        thread = threading.Thread(target=made.house.ahead.run)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.house.ahead.stop()
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def read(files: FileSystem, handle: int, position: int) -> bytes:
+    into = np.empty(REQUEST, np.uint8)
+    return into[: files.read(handle, position, into)].tobytes()
+
+
+def blocks(files: FileSystem) -> int:
+    (shown,) = files.house.looked_at()
+    (text,) = shown.texts._texts.values()
+    return max((block.end for block in text._blocks), default=0)
+
+
+def await_rendered(files: FileSystem, end: int) -> None:
+    deadline = time.monotonic() + 5
+    while blocks(files) < end:
+        assert time.monotonic() < deadline, (blocks(files), end)
+        time.sleep(0.005)
+
+
+def test_the_next_block_is_rendered_while_one_is_read(files: FileSystem) -> None:
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    for number in range(3):
+        assert read(files, handle, number * REQUEST) == LINES[number * REQUEST : (number + 1) * REQUEST]
+    # The third request lies in the block that the second had rendered, and that ends before this.
+    await_rendered(files, 3 * BLOCK // 2)
+
+
+def test_no_more_than_one_block_ahead(files: FileSystem) -> None:
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    read(files, handle, 0)
+    read(files, handle, REQUEST)
+    time.sleep(0.3)
+    assert blocks(files) <= 3 * BLOCK
+
+
+def test_a_reader_in_order_gets_every_byte_once(files: FileSystem) -> None:
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    got = bytearray()
+    while part := read(files, handle, len(got)):
+        got += part
+    assert bytes(got) == LINES
+
+
+def test_who_reads_here_and_there_has_nothing_rendered_ahead(files: FileSystem) -> None:
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    read(files, handle, 3 * BLOCK)
+    before = blocks(files)
+    time.sleep(0.2)
+    assert blocks(files) == before
+
+
+def test_readers_side_by_side_get_their_own_bytes(files: FileSystem) -> None:
+    wrong: list[int] = []
+
+    def reader(start: int) -> None:
+        handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+        for position in range(start, len(LINES), REQUEST):
+            good = read(files, handle, position) == LINES[position : position + REQUEST]
+            wrong.extend([] if good else [position])
+        files.release(handle)
+
+    threads = [threading.Thread(target=reader, args=(start,)) for start in (0, 700_000, 1_500_000, 3_000_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,39 @@
+"""Aborted records do not show, also where the segment that tells of their end was removed under an open file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from furnished import Furnished, furnished, lines, remove_below, whole
+
+from engine.partition.partition import Producer
+from engine.record import MAX_INT64, Record
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Furnished]:
+    with furnished(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["offset/0-1.txt", f"segments/{0:020d}.txt"])
+def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
+    place: Furnished, name: str
+) -> None:
+    shown = place.create()
+    partition = shown.partition
+    lines(partition, b"one")
+    partition.append(Record(b"never"), Producer(8, 0, 0, True))
+    handle = place.files.open(f"/t-0/{name}", os.O_RDONLY).handle
+    partition.roll()
+    partition.end_transaction(8, 0, commit=False)
+    partition.roll()
+    shown.texts.keep_for_readers()
+    remove_below(partition, 3)
+    partition.log.remove_due(MAX_INT64)
+    found = whole(lambda position, into: place.files.read(handle, position, into))
+    place.files.release(handle)
+    assert found == b"one\n"

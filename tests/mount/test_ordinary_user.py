@@ -1,0 +1,213 @@
+"""A daemon of an ordinary user: started by root for the tests, as `nobody`, with a copy of the program that is his.
+
+Each script runs in namespaces of its own: with a /dev/fuse that everybody may open, as machines have it, and an
+/etc/fuse.conf of the test's; its mounts and processes end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import missing
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = Path(np.__file__).parents[1]
+USER, OTHER = 65534, 1
+LIMIT_S = 300
+"""Where the interpreter is not the one that the kernels were compiled for, they are compiled here."""
+
+NO_NAMESPACE = 77
+PRELUDE = f"""
+set -e
+fail() {{ echo "$1"; exit 1; }}
+user() {{ setpriv --reuid {USER} --regid {USER} --clear-groups -- "$@"; }}
+other() {{ setpriv --reuid {OTHER} --regid {OTHER} --clear-groups -- "$@"; }}
+topicfs() {{ user "$PYTHON" -m mountd.cli "$@"; }}
+{{
+    mount -t tmpfs topicfs-test dev && chmod 755 dev && mknod -m 666 dev/fuse c 10 229 &&
+        mount --bind dev/fuse /dev/fuse && printf "$CONF" > dev/fuse.conf &&
+        mount --bind dev/fuse.conf /etc/fuse.conf
+}} || exit {NO_NAMESPACE}
+cd home
+"""
+
+Script = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> str:
+    """One that another user can run, with the packages that this one has."""
+    lack = missing()
+    if lack is not None:
+        pytest.skip(lack)
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        pytest.skip("unshare or setpriv is missing: apt-get install util-linux")
+    try:
+        pwd.getpwuid(USER)
+    except KeyError:
+        pytest.skip(f"there is no user {USER}")
+    for found in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if found is not None and _runs(found):
+            return found
+    pytest.skip("there is no interpreter that another user can run with these packages")
+
+
+def _runs(program: str) -> bool:
+    test = f"import sys, numba, fuse, click; assert sys.version_info[:2] == {sys.version_info[:2]}"
+    try:
+        done = subprocess.run(
+            [program, "-c", test],
+            user=USER,
+            group=USER,
+            extra_groups=[],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGES)},
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def place(interpreter: str) -> Iterator[Path]:
+    """Where every user can get to, with a home that is the user's, and the program in it."""
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name)
+        made.chmod(0o755)
+        (made / "dev").mkdir()
+        (made / "home").mkdir()
+        for package in ("engine", "fs", "mountd"):
+            shutil.copytree(ROOT / package, made / "home" / "program" / package)
+        subprocess.run(["chown", "-R", f"{USER}:{USER}", made / "home"], check=True)
+        yield made
+
+
+@pytest.fixture
+def script(place: Path, interpreter: str) -> Iterator[Script]:
+    """Runs a script; gives its exit code and all that it said."""
+
+    def run(text: str, fuse_conf: str = "") -> tuple[int, str]:
+        done = subprocess.run(
+            [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                PRELUDE + text,
+            ],
+            cwd=place,
+            env={
+                "PATH": os.environ["PATH"],
+                "LC_ALL": "C",
+                "HOME": str(place / "home"),
+                "PYTHONPATH": f"{place / 'home/program'}:{PACKAGES}",
+                "PYTHON": interpreter,
+                "CONF": fuse_conf,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        if done.returncode == NO_NAMESPACE:
+            pytest.skip(f"namespaces cannot be had here: {done.stdout}")
+        return done.returncode, done.stdout
+
+    yield run
+    for left in ("data", "mnt"):
+        shutil.rmtree(place / "home" / left, ignore_errors=True)
+
+
+def test_mount_append_read_and_unmount(script: Script) -> None:
+    code, said = script(
+        """
+        topicfs mount data mnt
+        user mkdir mnt/orders-0
+        user sh -c 'echo one >> mnt/orders-0/log.txt'
+        [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was appended is not there"
+        [ "$(user stat -c %u mnt/orders-0/log.txt)" = 65534 ] || fail "the file is not the user's"
+        [ "$(user stat -c %u data/topicfs.log)" = 65534 ] || fail "the log is not the user's"
+        ! cat mnt/orders-0/log.txt 2> /dev/null || fail "root could read"
+        ! other ls mnt 2> /dev/null || fail "another user could look"
+        topicfs umount mnt
+        ! grep -q "$PWD" /proc/mounts || fail "it is still mounted"
+        topicfs mount data mnt
+        user sh -c 'echo two >> mnt/orders-0/log.txt'
+        [ "$(user cat mnt/orders-0/log.txt | tr '\\n' ' ')" = "one two " ] || fail "not the same after a remount"
+        user rmdir mnt/orders-0
+        topicfs umount mnt
+        ! grep ' ERROR \\| WARNING ' data/topicfs.log || fail "something was wrong"
+        """
+    )
+    assert code == 0, said
+
+
+def test_a_dead_mount_is_cleared_away_by_the_next_one(script: Script) -> None:
+    code, said = script(
+        """
+        topicfs mount data mnt
+        user mkdir mnt/orders-0
+        user sh -c 'echo one >> mnt/orders-0/log.txt'
+        daemon=$(sed -n 's/.*is mounted at .*, by process //p' data/topicfs.log)
+        user kill -9 $daemon
+        while [ -e /proc/$daemon/cwd ]; do sleep 0.1; done
+        ! user ls mnt 2> /dev/null || fail "it still answers"
+        topicfs mount data mnt
+        [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was acknowledged is lost"
+        topicfs umount mnt
+        ! grep -q "$PWD" /proc/mounts || fail "it is still mounted"
+        """
+    )
+    assert code == 0, said
+
+
+def test_allow_other_is_refused_in_words_where_the_machine_does_not_grant_it(script: Script) -> None:
+    code, said = script(
+        """
+        ! topicfs mount --allow-other data mnt || fail "it was mounted"
+        ! grep -q "$PWD" /proc/mounts || fail "something is mounted"
+        [ ! -e mnt ] || fail "the directory that was made for it is left"
+        topicfs mount data mnt
+        topicfs umount mnt
+        """,
+        fuse_conf="# user_allow_other\\n",
+    )
+    assert code == 0, said
+    assert "option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf" in said
+
+
+def test_allow_other_lets_others_in_where_the_machine_grants_it(script: Script) -> None:
+    code, said = script(
+        """
+        topicfs mount --allow-other data mnt
+        user mkdir mnt/orders-0
+        user sh -c 'echo one >> mnt/orders-0/log.txt'
+        [ "$(other cat mnt/orders-0/log.txt)" = one ] || fail "another user could not read"
+        [ "$(cat mnt/orders-0/log.txt)" = one ] || fail "root could not read"
+        ! other sh -c 'echo x >> mnt/orders-0/log.txt' 2> /dev/null || fail "another user could append"
+        ! other "$PYTHON" -m mountd.cli umount mnt || fail "another user could unmount"
+        topicfs umount mnt
+        """,
+        fuse_conf="user_allow_other\\n",
+    )
+    assert code == 0, said
+    assert "another user's" in said
