@@ -17,9 +17,11 @@ class CountedFileSystem(FileSystem):
     """The file system, as the daemon wants it: counted, and with an end.
 
     counts  goes into the metrics
+    shelf   where size maps are kept
     """
 
     counts: Counts
+    shelf: DirectoryShelf
 
     @classmethod
     def over(cls, store: Store, metrics: Metrics) -> CountedFileSystem:
@@ -27,6 +29,7 @@ class CountedFileSystem(FileSystem):
         shelf = DirectoryShelf(store.backing / VIEWS)
         made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
         made.counts = metrics.counts
+        made.shelf = shelf
         return made
 
     def read(self, handle: int, position: int, into: Bytes) -> int:
@@ -39,14 +42,23 @@ class CountedFileSystem(FileSystem):
         self.counts.wrote(size)
         return size
 
+    def sweep_maps(self) -> None:
+        """Forget the size maps of partitions and segments that are gone."""
+        self.shelf.sweep(self.house.store.logs)
+
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, until `close`."""
         self.house.writers.run()
 
+    def read_ahead(self) -> None:
+        """Render what readers will want next, until `close`."""
+        self.house.ahead.run()
+
     def close(self) -> None:
-        """Append what open handles still hold, and let `flush_lingering` return."""
+        """Append what open handles still hold, and let `flush_lingering` and `read_ahead` return."""
         self.closing = True
         self.house.writers.stop()
+        self.house.ahead.stop()
         self.close_all()
         self.house.writers.flush_all()
 

@@ -104,6 +104,34 @@ def umount_command(mount: Path) -> None:
     _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting))
 
 
+@main.command("plan")
+@click.argument("place", metavar="BACKING|MOUNT", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "settings",
+    "-o",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of server.properties, as for `mount`; a running daemon's own are known.",
+)
+def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
+    """Show what retention and compaction would do now, and what comes next. Changes nothing.
+
+    Works beside a running daemon, and without one."""
+    given = dict(_setting(text) for text in settings)
+    from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
+    from mountd import plans  # noqa: PLC0415
+
+    try:
+        made = plans.make(mounts.real(place), given)
+    except (EngineError, mounts.MountError, OSError) as error:
+        _fail(str(error))
+    if as_json:
+        click.echo(plans.as_json(made))
+    else:
+        plans.show(made, Console(highlight=False))
+
+
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():

@@ -6,7 +6,7 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, linger, scheduler, views.
+libfuse's pool, linger, scheduler, flush, views, cleaner-0 and on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from typing import Any, Final, Protocol
 
 from engine.files.metadata import CleanShutdown
 from engine.store.store import LOGS, Store
+from mountd.cleaners import Cleaners
 from mountd.events import Events
 from mountd.logs import LevelCounter
 from mountd.memory import keep_freed_blocks
 from mountd.metrics import Metrics
 from mountd.mounts import source_of
-from mountd.scheduler import Job, Scheduler, upkeep_jobs
+from mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
 from mountd.session import Session
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ _GRACE_S: Final = 2.0
 # thread took 4 ms at the 99th percentile; with 1 ms 0.08 ms, with 0.2 ms 0.03 ms.
 _SWITCH_S: Final = 0.0005
 
-# A flusher that fails is not asked again at once.
+# A thread's work that fails is not asked again at once.
 _PAUSE_S: Final = 1.0
 
 
@@ -57,11 +58,17 @@ class Operations(Protocol):
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, again and again, until `close`; a thread of its own does it."""
 
+    def read_ahead(self) -> None:
+        """Render what readers will want next, until `close`; a thread of its own does it."""
+
     def keep_maps(self) -> None:
         """Bring what was made of sealed segments up to date; called every second, by a thread of its own."""
 
+    def sweep_maps(self) -> None:
+        """Remove what was made of segments that are gone; called every minute, by the same thread."""
+
     def close(self) -> None:
-        """No call comes any more: append what open handles still hold, and let `flush_lingering` return."""
+        """No call comes any more: append what open handles still hold, and let the two above return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,9 @@ class _Hooked:
         self._session = session
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._operations, name)
+        # Kept, since this is asked for at every call of the kernel.
+        found = self.__dict__[name] = getattr(self._operations, name)
+        return found
 
     def init(self) -> None:
         if hasattr(self._operations, "init"):
@@ -159,20 +168,32 @@ class Daemon:
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()
         try:
-            schedulers = [Scheduler(upkeep_jobs(store))]
-            metrics = Metrics(store, schedulers, self._logged.taken)
+            schedulers = [Scheduler(upkeep_jobs(store)), Scheduler(flush_jobs(store), name="flush")]
+            cleaners = Cleaners(store)
+            metrics = Metrics(store, schedulers, self._logged.taken, cleaners)
             operations = self._assembly.build(store, metrics)
             # Work of minutes, which the jobs of the first one must not wait for.
-            schedulers.append(Scheduler([Job("size maps", 1000, operations.keep_maps, 1000)], name="views"))
-            lingering = threading.Thread(target=_flush_lingering, args=(operations,), name="linger")
-            lingering.start()
+            views = [
+                Job("size maps", 1000, operations.keep_maps, 1000),
+                Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
+            ]
+            schedulers.append(Scheduler(views, name="views"))
+            workers = [
+                threading.Thread(target=_keep_at, args=(work, name), name=name)
+                for work, name in ((operations.flush_lingering, "linger"), (operations.read_ahead, "ahead"))
+            ]
+            for worker in workers:
+                worker.start()
             for scheduler in schedulers:
                 scheduler.start()
+            cleaners.start()
             try:
                 self._serve(operations, ready)
             finally:
                 operations.close()
-                lingering.join()
+                for worker in workers:
+                    worker.join()
+                cleaners.stop()
                 for scheduler in schedulers:
                     scheduler.stop()
         finally:
@@ -254,13 +275,14 @@ class Daemon:
                 return
 
 
-def _flush_lingering(operations: Operations) -> None:
+def _keep_at(work: Callable[[], None], name: str) -> None:
+    """Do what ends only with the mount, whatever comes."""
     while True:
         try:
-            operations.flush_lingering()
+            work()
         except Exception:
-            # Who wrote the lines is told by write, fsync or close. Other writers' lines must not stay behind.
-            log.exception("lines that lingered could not be appended")
+            # Whoever it was done for is told by a call of his own. Others' lines and reads must not stay behind.
+            log.exception(f"{name} failed, and begins anew")
             time.sleep(_PAUSE_S)
         else:
             return

@@ -6,7 +6,6 @@ Of partitions only those that are loaded are told about: reading the metrics mus
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -14,8 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.partition.partition import Partition
+from engine.retention.rules import Reason
 from engine.store.slot import Slot
 from engine.store.store import Store
+from fs.failures import FAILURES
+from mountd.cleaners import Cleaners, State
 from mountd.scheduler import Scheduler
 
 _PARTITION = ("topic", "partition")
@@ -26,7 +28,6 @@ class Counts:
 
     reads, read_bytes      calls of read, and what they gave
     writes, written_bytes  calls of write, and what they took. Records are counted by the end offsets
-    errors                 calls that ended in an errno, by its name
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,6 @@ class Counts:
         self.read_bytes = 0
         self.writes = 0
         self.written_bytes = 0
-        self.errors: Counter[str] = Counter()
         self._guard = threading.Lock()
 
     def read(self, size: int) -> None:
@@ -49,16 +49,6 @@ class Counts:
             self.writes += 1
             self.written_bytes += size
 
-    def failed(self, name: str) -> None:
-        """One call ended in the errno of this name."""
-        with self._guard:
-            self.errors[name] += 1
-
-    def errors_so_far(self) -> dict[str, int]:
-        """A copy of `errors`."""
-        with self._guard:
-            return dict(self.errors)
-
 
 class Metrics:
     """Everything that is told, gathered when it is asked for.
@@ -67,13 +57,20 @@ class Metrics:
     """
 
     def __init__(
-        self, store: Store, schedulers: Sequence[Scheduler], logged: Callable[[], Mapping[str, int]]
+        self,
+        store: Store,
+        schedulers: Sequence[Scheduler],
+        logged: Callable[[], Mapping[str, int]],
+        cleaners: Cleaners | None = None,
     ) -> None:
         self.counts = Counts()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Partitions(store))
         self._registry.register(_Mount(self.counts, logged))
         self._registry.register(_Jobs(schedulers))
+        self._registry.register(_Shape(store))
+        if cleaners is not None:
+            self._registry.register(_Cleaners(cleaners))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -111,6 +108,11 @@ class _Partitions(Collector):
         )
         yield _gauge("size_bytes", "Bytes in .log files.", [(p, p.size) for p in loaded])
         yield _gauge("segments", "Segments.", [(p, len(p.log.chain.segments)) for p in loaded])
+        yield _gauge(
+            "pinned_bytes",
+            "Bytes of removed segments that readers still hold.",
+            [(p, sum(s.size for s in p.log.chain.doomed_segments if s.pins)) for p in loaded],
+        )
 
 
 def _is_offline(slot: Slot) -> bool:
@@ -138,7 +140,7 @@ class _Mount(Collector):
         yield CounterMetricFamily("topicfs_read_bytes", "Bytes read.", value=counts.read_bytes)
         yield CounterMetricFamily("topicfs_writes", "Writes accepted.", value=counts.writes)
         yield CounterMetricFamily("topicfs_written_bytes", "Bytes written.", value=counts.written_bytes)
-        yield _counter("topicfs_errors", "Calls that failed.", "errno", counts.errors_so_far())
+        yield _counter("topicfs_errors", "Calls that failed.", "errno", FAILURES.counts())
         yield _counter("topicfs_log_messages", "Warnings and errors logged.", "level", self._logged())
 
 
@@ -167,7 +169,92 @@ class _Jobs(Collector):
         yield from (last, duration, healthy)
 
 
-def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+class _Shape(Collector):
+    """What keeps logs in shape: what retention removed, and what compaction cannot take on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        removed = self._store.retention.removed.by_reason
+        counts = {reason.value: removed.get(reason, (0, 0)) for reason in Reason}
+        segments = {reason: count for reason, (count, _) in counts.items()}
+        sizes = {reason: size for reason, (_, size) in counts.items()}
+        yield _counter("topicfs_removed_segments", "Segments that retention removed.", "reason", segments)
+        yield _counter("topicfs_removed_bytes", "Their bytes.", "reason", sizes)
+        failing = GaugeMetricFamily(
+            "topicfs_retention_failing_partitions", "Partitions whose retention failed last time."
+        )
+        failing.add_metric((), len(self._store.retention.failing))
+        yield failing
+        unreadable = GaugeMetricFamily(
+            "topicfs_compaction_failing_partitions",
+            "Partitions whose files compaction could not read or write.",
+        )
+        unreadable.add_metric((), len(self._store.cleaning.failing))
+        yield unreadable
+        uncleanable = GaugeMetricFamily(
+            "topicfs_uncleanable_partitions", "Partitions that compaction has set aside."
+        )
+        uncleanable.add_metric((), len(self._store.cleaning.uncleanable))
+        yield uncleanable
+        why = GaugeMetricFamily(
+            "topicfs_uncleanable", "Why a partition is set aside.", labels=(*_PARTITION, "error")
+        )
+        for (topic, number), error in sorted(dict(self._store.cleaning.uncleanable).items()):
+            why.add_metric((topic, str(number), error), 1)
+        yield why
+
+
+class _Cleaners(Collector):
+    """How the cleaner threads fare, each by its name, and what they have done together."""
+
+    def __init__(self, cleaners: Cleaners) -> None:
+        self._cleaners = cleaners
+
+    def collect(self) -> Iterator[Metric]:
+        states = dict(self._cleaners.states)
+
+        def counter(name: str, text: str, values: Mapping[str, float]) -> Iterator[Metric]:
+            yield _counter(f"topicfs_cleaner_{name}", text, "thread", values)
+            yield CounterMetricFamily(
+                f"topicfs_cleaners_{name}", f"{text} By all threads.", value=sum(values.values())
+            )
+
+        def each(of: Callable[[State], float]) -> dict[str, float]:
+            return {name: of(state) for name, state in states.items()}
+
+        yield from counter("runs", "Looks for something to do.", each(lambda state: state.runs))
+        yield from counter("cleans", "Compactions that ended well.", each(lambda state: state.cleans))
+        yield from counter("errors", "Runs that failed.", each(lambda state: state.errors))
+        yield from counter("read_bytes", "Bytes read.", each(lambda state: state.bytes_read))
+        yield from counter("written_bytes", "Bytes written.", each(lambda state: state.bytes_written))
+        yield from counter("seconds", "Time in runs that compacted.", each(lambda state: state.seconds))
+        yield from counter(
+            "removed_segments", "Segments removed.", each(lambda state: state.removed.segments)
+        )
+        yield from counter("removed_bytes", "Their bytes.", each(lambda state: state.removed.bytes))
+        last = GaugeMetricFamily(
+            "topicfs_cleaner_last_run_timestamp_seconds", "Last start.", labels=("thread",)
+        )
+        duration = GaugeMetricFamily(
+            "topicfs_cleaner_last_duration_seconds", "The last run's.", labels=("thread",)
+        )
+        healthy = GaugeMetricFamily(
+            "topicfs_cleaner_healthy", "0 when the last run failed.", labels=("thread",)
+        )
+        why = GaugeMetricFamily("topicfs_cleaner_last_error", "What last failed.", labels=("thread", "error"))
+        for name, state in sorted(states.items()):
+            healthy.add_metric((name,), state.healthy)
+            if state.last_run is not None:
+                last.add_metric((name,), state.last_run / 1000)
+                duration.add_metric((name,), state.duration_s)
+            if state.last_error is not None:
+                why.add_metric((name, state.last_error), 1)
+        yield from (last, duration, healthy, why)
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(name, text, labels=(label,))
     for value, count in sorted(values.items()):
         family.add_metric((value,), count)

@@ -162,21 +162,29 @@ def _attempt(job: Job) -> str | None:
     return None
 
 
-def upkeep_jobs(store: Store) -> list[Job]:
-    """What a store wants done, as often as its settings say."""
-    daemon = store.daemon
-    delay = daemon.log_initial_task_delay_ms
-    flush = daemon.log_flush_scheduler_interval_ms
+def flush_jobs(store: Store) -> list[Job]:
+    """What a store wants brought onto the disk, as often as its settings say.
+
+    For a thread of their own: on a busy disk they take seconds each, while nothing would be removed."""
+    flush = store.daemon.log_flush_scheduler_interval_ms
     # Kafka never looks for logs to flush unless told how often. Looking costs little, and a topic's flush.ms
     # would have no effect.
     looks_for_flushes = _TICK_MS if flush == MAX_INT64 else flush
+    return [
+        Job("flush of sealed segments", _TICK_MS, store.flush_rolled, _TICK_MS),
+        Job("flush.ms", looks_for_flushes, store.flush_due, looks_for_flushes),
+    ]
+
+
+def upkeep_jobs(store: Store) -> list[Job]:
+    """What else a store wants done, as often as its settings say."""
+    daemon = store.daemon
+    delay = daemon.log_initial_task_delay_ms
 
     def every(name: str, period_ms: int, function: Callable[[], object], delay_ms: int | None = None) -> Job:
         return Job(name, period_ms, function, period_ms if delay_ms is None else delay_ms)
 
     return [
-        every("flush of sealed segments", _TICK_MS, store.flush_rolled),
-        every("flush.ms", looks_for_flushes, store.flush_due),
         every("removal of deleted files", _TICK_MS, store.remove_due),
         every(
             "checkpoint of recovery points",
@@ -196,4 +204,5 @@ def upkeep_jobs(store: Store) -> list[Job]:
             store.checkpoint_high_watermarks,
         ),
         every("expiry of producers", daemon.producer_id_expiration_check_interval_ms, store.expire_producers),
+        every("retention", daemon.log_retention_check_interval_ms, store.retain, delay),
     ]

@@ -45,3 +45,27 @@ class DirectoryShelf:
         """Forget it."""
         with contextlib.suppress(FileNotFoundError):
             (self.directory / partition / name).unlink()
+
+    def sweep(self, logs: Path) -> int:
+        """Forget what is of partitions and segments that are not among the logs any more. Gives how many files went.
+
+        Each name begins with its segment's base offset. Looked for on disk: partitions that nobody uses stay so."""
+        removed = 0
+        for partition in _paths_in(self.directory):
+            for path in _paths_in(partition):
+                if not (logs / partition.name / f"{path.name.partition('.')[0]}.log").exists():
+                    path.unlink(missing_ok=True)
+                    removed += 1
+            if not (logs / partition.name).exists():
+                # Not empty where something was saved just now: the next sweep takes it.
+                with contextlib.suppress(OSError):
+                    partition.rmdir()
+        return removed
+
+
+def _paths_in(directory: Path) -> list[Path]:
+    """What a directory holds: nothing where it is not there, or is none."""
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -47,6 +47,12 @@ class StandIn:
     def keep_maps(self) -> None:
         """There are none."""
 
+    def sweep_maps(self) -> None:
+        """There are none."""
+
+    def read_ahead(self) -> None:
+        """There is nothing to read."""
+
     def flush_lingering(self) -> None:
         while not self._closed:
             with self._wake:

@@ -6,11 +6,16 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from conftest import PATIENCE_S, Place, eventually
 
+from engine.record import Record
+from engine.store.store import Store
 from mountd import mounts
+from mountd.assembly import CountedFileSystem
+from mountd.metrics import Metrics
 
 
 def append(place: Place, text: str) -> None:
@@ -96,3 +101,68 @@ def test_nothing_unexpected_is_logged(real_place: Place) -> None:
     real_place.down()
     alarms = [line for line in real_place.log.splitlines() if " INFO " not in line]
     assert alarms == []
+
+
+def test_topics_keep_in_shape_by_themselves(real_place: Place) -> None:
+    with Store.open(real_place.backing) as store:
+        small = {"internal.segment.bytes": "1000", "min.cleanable.dirty.ratio": "0"}
+        keys = store.create("keys", overrides={**small, "cleanup.policy": "compact"})
+        lines = store.create("lines", overrides={**small, "retention.bytes": "3000"})
+        for _ in range(20):
+            keys.append([Record(b"value", b"key %d" % key) for key in range(10)])
+            lines.append_lines(b"a line\n" * 50)
+    real_place.up(
+        *("-o", "log.cleaner.backoff.ms=50", "-o", "log.initial.task.delay.ms=100"),
+        *("-o", "log.retention.check.interval.ms=1000"),
+    )
+    logs = real_place.backing / "logs"
+
+    def size(partition: str) -> int:
+        return sum(path.stat().st_size for path in (logs / partition).glob("*.log"))
+
+    eventually(lambda: size("lines-0") <= 4000, "retention")
+    eventually(lambda: size("keys-0") <= 1500, "compaction")
+    assert (logs / "cleaner-offset-checkpoint").read_text().split()[-3:-1] == ["keys", "0"]
+    metrics = (real_place.mount / "metrics").read_text()
+    assert 'topicfs_cleaner_cleans_total{thread="cleaner-0"} 1.0' in metrics
+    real_place.down()
+    assert real_place.stopped_clean
+    alarms = [line for line in real_place.log.splitlines() if " INFO " not in line]
+    assert alarms == []
+
+
+def test_metrics_count_calls_that_failed(real_place: Place) -> None:
+    real_place.up()
+    (real_place.mount / "t-0").mkdir()
+    for _ in range(3):
+        with pytest.raises(PermissionError):
+            (real_place.mount / "t-0" / "log.txt").unlink()
+    assert 'topicfs_errors_total{errno="EPERM"} 3.0' in (real_place.mount / "metrics").read_text()
+    real_place.down()
+
+
+def test_size_maps_go_with_their_partition_and_segment(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        files = CountedFileSystem.over(store, Metrics(store, [], dict))
+        for number in (0, 1):
+            partition = store.create("t", number)
+            for value in (b"one", b"two"):
+                partition.append(Record(value))
+                partition.roll()
+            files.getattr(f"/t-{number}/log.txt", None)
+        files.keep_maps()
+        maps = [f"t-{number}/{base:020d}.txt.map" for number in (0, 1) for base in (0, 1)]
+        assert kept(tmp_path) == maps
+        files.rmdir("/t-1")
+        (store.logs / "t-0" / f"{0:020d}.log").rename(tmp_path / "elsewhere")
+        files.sweep_maps()
+        assert kept(tmp_path) == maps[1:2]
+        assert os.listdir(tmp_path / "views") == ["t-0"]
+        (tmp_path / "elsewhere").rename(store.logs / "t-0" / f"{0:020d}.log")
+        files.close()
+
+
+def kept(backing: Path) -> list[str]:
+    """The size maps under a backing directory."""
+    views = backing / "views"
+    return sorted(str(path.relative_to(views)) for path in views.rglob("*.map"))

@@ -95,7 +95,7 @@ def test_lingering_lines_show_without_a_stop(place: Place) -> None:
 def test_flusher_outlives_a_mistake(place: Place) -> None:
     place.up()
     write(place, "panic\n")
-    eventually(lambda: "lines that lingered could not be appended" in place.log, "the mistake")
+    eventually(lambda: "linger failed, and begins anew" in place.log, "the mistake")
     write(place, "after\n")
     with open(place.mount / "log") as log:
         eventually(lambda: (log.seek(0), log.read(6))[1] == "after\n", "the line")

@@ -262,6 +262,28 @@ def test_file_too_large_for_the_shelf_is_none(tmp_path: Path) -> None:
     assert shelf.load("t-0", "a.map") is None
 
 
+def test_sweep_of_the_shelf_leaves_what_is_of_segments_that_are_there(tmp_path: Path) -> None:
+    shelf = DirectoryShelf(tmp_path / "views")
+    assert shelf.sweep(tmp_path / "logs") == 0
+    first, second = f"{0:020d}", f"{7:020d}"
+    for partition in ("kept-0", "deleted-0"):
+        for base in (first, second):
+            for suffix in ("txt", "jsonl"):
+                shelf.save(partition, f"{base}.{suffix}.map", b"map")
+    (tmp_path / "views" / "kept-0" / f"{first}.txt.map.tmp").write_bytes(b"from a crash")
+    (tmp_path / "logs" / "kept-0").mkdir(parents=True)
+    (tmp_path / "logs" / "kept-0" / f"{first}.log.deleted").touch()
+    (tmp_path / "logs" / "kept-0" / f"{second}.log").touch()
+    assert shelf.sweep(tmp_path / "logs") == 7
+    left = sorted(path.relative_to(tmp_path / "views") for path in (tmp_path / "views").rglob("*"))
+    assert [str(path) for path in left] == [
+        "kept-0",
+        f"kept-0/{second}.jsonl.map",
+        f"kept-0/{second}.txt.map",
+    ]
+    assert shelf.sweep(tmp_path / "logs") == 0
+
+
 # -- the command line ---------------------------------------------------------------------------------
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ClosedError
-from engine.record import MAX_INT64
+from engine.record import MAX_INT64, Record
 from engine.store.store import Store
-from mountd.scheduler import Job, Scheduler, upkeep_jobs
+from mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
 
 SOON_S = 5.0
 
@@ -161,9 +161,10 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
         "producer.id.expiration.check.interval.ms": "10000",
         "log.flush.scheduler.interval.ms": "11000",
         "log.initial.task.delay.ms": "12000",
+        "log.retention.check.interval.ms": "13000",
     }
     with Store.open(tmp_path, settings) as store:
-        found = {job.name: (job.period_ms, job.delay_ms) for job in upkeep_jobs(store)}
+        found = {job.name: (job.period_ms, job.delay_ms) for job in (*flush_jobs(store), *upkeep_jobs(store))}
     assert found == {
         "flush of sealed segments": (1000, 1000),
         "flush.ms": (11000, 11000),
@@ -172,22 +173,37 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
         "checkpoint of start offsets": (8000, 12000),
         "checkpoint of high watermarks": (9000, 9000),
         "expiry of producers": (10000, 10000),
+        "retention": (13000, 12000),
     }
 
 
 def test_flushes_are_looked_for_each_second_where_no_interval_is_set(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
-        assert {job.name: job.period_ms for job in upkeep_jobs(store)}["flush.ms"] == 1000
+        assert {job.name: job.period_ms for job in flush_jobs(store)}["flush.ms"] == 1000
 
 
 def test_jobs_do_what_they_are_named_for(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         partition = store.create("t", overrides={"flush.ms": "0"})
         partition.append_lines(b"a\nb\n")
-        scheduler = Scheduler(upkeep_jobs(store))
+        scheduler = Scheduler([*flush_jobs(store), *upkeep_jobs(store)])
         for name in scheduler.states:
             scheduler.run(name)
         assert all(state.healthy for state in scheduler.states.values())
         assert partition.recovery_point == 2
         assert "t 0 2" in (tmp_path / "logs" / "recovery-point-offset-checkpoint").read_text()
         assert "t 0 2" in (tmp_path / "logs" / "replication-offset-checkpoint").read_text()
+
+
+def test_retention_removes_what_is_due_from_topics_that_are_not_compacted(tmp_path: Path) -> None:
+    small = {"internal.segment.bytes": "110", "retention.bytes": "0"}
+    with Store.open(tmp_path) as store:
+        deleted = store.create("d", overrides=small)
+        compacted = store.create("c", overrides={**small, "cleanup.policy": "compact,delete"})
+        for partition in (deleted, compacted):
+            for _ in range(3):
+                partition.append(Record(b"value", b"key"))
+        scheduler = Scheduler(upkeep_jobs(store))
+        scheduler.run("retention")
+        assert scheduler.states["retention"].healthy
+        assert (deleted.start_offset, compacted.start_offset) == (3, 0)

@@ -1,0 +1,183 @@
+"""The threads that compact, and that remove what is due from compacted partitions.
+
+A thread that finds nothing to do rests for log.cleaner.backoff.ms. One whose run fails goes on with the next: the
+partition that it failed on has been set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from engine.cleaner.clean import Cleaner
+from engine.cleaner.manager import Cleans, Outcome
+from engine.cleaner.throttle import Throttle
+from engine.errors import EngineError
+from engine.record import MAX_INT32
+from engine.retention.removal import NOTHING, Removed
+from engine.store.store import Store
+
+log = logging.getLogger(__name__)
+
+# With log.cleaner.backoff.ms=0 a thread without work would not let others run.
+_SHORTEST_REST_S: Final = 0.01
+
+# A stop that waits longer says so.
+_PATIENCE_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a thread has fared; replaced as a whole.
+
+    runs           how often it looked for something to do
+    cleans         how often it compacted a log
+    errors         how often that failed
+    last_run       milliseconds since the epoch at its last start, None before the first
+    duration_s     how long the last run took
+    partition      the name of the one that was compacted last, None before the first
+    bytes_read     by all its compactions, like bytes_written
+    seconds        that runs with a compaction took
+    removed        what its retention of compacted partitions removed
+    error          what the last run failed with, None when it went well
+    last_error     what a run last failed with, None where none has
+    """
+
+    runs: int = 0
+    cleans: int = 0
+    errors: int = 0
+    last_run: int | None = None
+    duration_s: float = 0.0
+    partition: str | None = None
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+    removed: Removed = NOTHING
+    error: str | None = None
+    last_error: str | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last run went well, or there was none."""
+        return self.error is None
+
+    def after(self, outcome: Outcome, last_run: int, duration_s: float) -> State:
+        """The state behind one more run."""
+        cleaned = outcome.cleaned
+        return replace(
+            self,
+            runs=self.runs + 1,
+            cleans=self.cleans + (cleaned is not None),
+            errors=self.errors + (outcome.error is not None),
+            last_run=last_run,
+            duration_s=duration_s,
+            partition=outcome.partition if cleaned is not None else self.partition,
+            bytes_read=self.bytes_read + (0 if cleaned is None else cleaned.bytes_read),
+            bytes_written=self.bytes_written + (0 if cleaned is None else cleaned.bytes_written),
+            seconds=self.seconds + (0.0 if cleaned is None else duration_s),
+            removed=self.removed + outcome.removed,
+            error=outcome.error,
+            last_error=outcome.error or self.last_error,
+        )
+
+
+def make_cleaner(store: Store, throttle: Callable[[int], None]) -> Cleans:
+    """What one thread compacts with: its share of the memory for all of them."""
+    daemon = store.daemon
+    threads = max(1, daemon.log_cleaner_threads)
+    return Cleaner.create(
+        min(daemon.log_cleaner_dedupe_buffer_size // threads, MAX_INT32),
+        daemon.log_cleaner_io_buffer_load_factor,
+        daemon.log_cleaner_io_buffer_size // threads,
+        throttle,
+        secrets.token_bytes(16),
+    )
+
+
+class Cleaners:
+    """The threads of one store, as many as its settings say when they start.
+
+    states     of each thread by its name: what metrics and status read, without a lock
+    _store     whose partitions they compact
+    _make      makes what a thread compacts with
+    _threads   those that run
+    _stopping  set when they are to end
+    """
+
+    def __init__(
+        self, store: Store, make: Callable[[Store, Callable[[int], None]], Cleans] = make_cleaner
+    ) -> None:
+        daemon = store.daemon
+        count = daemon.log_cleaner_threads if daemon.log_cleaner_enable else 0
+        self.states = {f"cleaner-{number}": State() for number in range(count)}
+        self._store = store
+        self._make = make
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        throttle = Throttle(
+            lambda: self._store.daemon.log_cleaner_io_max_bytes_per_second,
+            time.monotonic,
+            self._stopping.wait,
+            lambda: self._store.cleaning.states.some_is_to_end,
+        )
+        for name in self.states:
+            thread = threading.Thread(target=self._work, args=(name, throttle), name=name)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Break off what is under way, and end. A second call does nothing."""
+        self._stopping.set()
+        if not self._threads:
+            return
+        self._store.cleaning.stop()
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(_PATIENCE_S)
+                if thread.is_alive():
+                    log.warning(f"stopping: waiting for {thread.name}")
+        self._threads.clear()
+
+    def _work(self, name: str, throttle: Throttle) -> None:
+        try:
+            cleaner = self._make(self._store, throttle)
+        except (MemoryError, ValueError) as error:
+            log.error(f"{name} cannot begin: {error!r}")
+            self.states[name] = replace(
+                self.states[name], errors=1, error=repr(error), last_error=repr(error)
+            )
+            return
+        while not self._stopping.is_set():
+            if not self._run(name, cleaner):
+                rest = self._store.daemon.log_cleaner_backoff_ms / 1000
+                self._stopping.wait(min(max(rest, _SHORTEST_REST_S), threading.TIMEOUT_MAX))
+
+    def _run(self, name: str, cleaner: Cleans) -> bool:
+        """Look for something to do once, and do it. False where there was nothing, or it failed."""
+        last_run, began = self._store.clock(), time.monotonic()
+        try:
+            outcome = self._store.cleaning.work(cleaner, last_run)
+        except (EngineError, OSError) as error:
+            log.error(f"{name} failed, and goes on: {error}")
+            outcome = Outcome(error=str(error))
+        except Exception as error:
+            # A mistake in the compaction of one log must neither end the thread nor go unseen.
+            log.exception(f"{name} failed unexpectedly, and goes on")
+            outcome = Outcome(error=repr(error))
+        state = self.states[name].after(outcome, last_run, time.monotonic() - began)
+        self.states[name] = state
+        if outcome.cleaned is not None:
+            log.info(
+                f"{outcome.partition}: compacted up to offset {outcome.cleaned.end_offset}, "
+                f"{outcome.cleaned.bytes_read} bytes became {outcome.cleaned.bytes_written}, "
+                f"in {state.duration_s:.1f} s"
+            )
+        return outcome.advanced

@@ -1,0 +1,188 @@
+"""What `topicfs plan` says: a table for people, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.plan.plan import PartitionPlan
+from engine.plan.plan import plan as planned
+from engine.record import now_ms
+from engine.retention.rules import Reason
+from mountd import mounts
+
+
+def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:
+    """The plan of a backing directory, or of what is mounted at a place."""
+    backing = backing_of(place)
+    owner = mounts.lock_owner(backing)
+    if owner is not None:
+        given = {**settings_of(owner), **given}
+    return planned(backing, given, now_ms(), owner is not None)
+
+
+def settings_of(process: int) -> dict[str, str]:
+    """The settings that a daemon's command was given by -o; none where that cannot be seen."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return {}
+    texts = [after for word, after in pairwise(words) if word == "-o"]
+    texts += [word[2:] for word in words if word.startswith("-o") and len(word) > 2]
+    named = (text.partition("=") for text in texts)
+    return {name.strip(): value for name, equals, value in named if equals}
+
+
+def backing_of(place: Path) -> Path:
+    """The backing directory that is meant. MountError where there is none."""
+    mount = mounts.find(place)
+    if mount is not None and mount.backing is not None:
+        return mount.backing
+    if not (place / "logs").is_dir():
+        raise mounts.MountError(
+            f"{place}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
+        )
+    return place
+
+
+def as_json(plans: Iterable[PartitionPlan]) -> str:
+    """One object for each partition, in an array."""
+    return json.dumps([_object(each) for each in plans], indent=2)
+
+
+def _object(plan: PartitionPlan) -> dict[str, Any]:
+    cleaning = plan.cleaning
+    return {
+        "partition": plan.name,
+        "policy": plan.policy,
+        "segments": plan.segments,
+        "bytes": plan.bytes,
+        "remove": [
+            {"segment": each.segment.base_offset, "bytes": each.segment.size, "reason": each.reason.value}
+            for each in plan.removals
+        ],
+        "next_removal": None
+        if plan.next is None
+        else {
+            "segment": plan.next.segment.base_offset,
+            "at_ms": plan.next.at_ms,
+            "more_bytes": plan.next.more_bytes,
+        },
+        "clean": None
+        if cleaning is None
+        else {
+            "eligible": cleaning.eligible,
+            "why_not": cleaning.why_not or None,
+            "dirty_ratio": round(cleaning.ratio, 4),
+            "from_offset": cleaning.first_dirty,
+            "to_offset": cleaning.first_uncleanable,
+            "bytes": cleaning.cleanable_bytes,
+            "must_compact": cleaning.must_compact,
+            "next_eligible_ms": cleaning.next_eligible_ms,
+        },
+        "unknown": list(plan.unknown),
+        "error": plan.error,
+    }
+
+
+def show(plans: Sequence[PartitionPlan], console: Console) -> None:
+    """The table, and below it what could not be told."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, justify in (
+        ("partition", "left"),
+        ("policy", "left"),
+        ("segments", "right"),
+        ("size", "right"),
+        ("retention", "left"),
+        ("compaction", "left"),
+    ):
+        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
+    for each in plans:
+        cells = (
+            each.name,
+            each.policy or "keep",
+            str(each.segments),
+            size_text(each.bytes),
+            retention_text(each),
+            cleaning_text(each),
+        )
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    if not plans:
+        console.print("no partitions")
+    for words, names in _remarks(plans).items():
+        console.print(Text(f"{', '.join(names)}: {words}"))
+
+
+def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:
+    """What could not be told, and of which partitions."""
+    remarks: dict[str, list[str]] = {}
+    for each in plans:
+        for words in each.unknown if each.error is None else (each.error,):
+            remarks.setdefault(words, []).append(each.name)
+    return {words: ["all"] if len(names) == len(plans) > 1 else names for words, names in remarks.items()}
+
+
+def retention_text(plan: PartitionPlan) -> str:
+    """What retention would do."""
+    if plan.error is not None:
+        return "not known"
+    if plan.removals:
+        parts = []
+        for reason in Reason:
+            of_it = [each.segment for each in plan.removals if each.reason is reason]
+            if of_it:
+                size = size_text(sum(segment.size for segment in of_it))
+                parts.append(f"{len(of_it)} for {reason.value} ({size})")
+        return "removes " + ", ".join(parts)
+    if plan.next is None:
+        return "nothing"
+    when = []
+    if plan.next.at_ms is not None:
+        when.append(f"at {time_text(plan.next.at_ms)}")
+    if plan.next.more_bytes is not None:
+        when.append(f"after {size_text(plan.next.more_bytes)} more")
+    return f"next: segment {plan.next.segment.base_offset} {' or '.join(when)}"
+
+
+def cleaning_text(plan: PartitionPlan) -> str:
+    """What compaction would do."""
+    cleaning = plan.cleaning
+    if plan.error is not None:
+        return "not known"
+    if cleaning is None:
+        return "-"
+    if cleaning.eligible:
+        why = "overdue" if cleaning.must_compact else f"{cleaning.ratio:.0%} dirty"
+        return (
+            f"offsets {cleaning.first_dirty} to {cleaning.first_uncleanable}, "
+            f"{size_text(cleaning.cleanable_bytes)}, {why}"
+        )
+    later = cleaning.next_eligible_ms
+    return f"no: {cleaning.why_not}" + ("" if later is None else f"; at {time_text(later)}")
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def time_text(ms: int) -> str:
+    """A time as ISO 8601, in UTC; the number where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
