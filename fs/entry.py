@@ -150,6 +150,10 @@ class Entry:
         """Open for what the flags say."""
         raise errors.IsADirectoryError(f"{self.path} is a directory")
 
+    def truncate(self, length: int) -> None:
+        """Cut to a length, also as `>` does it: to 0, before anything is written."""
+        raise errors.AppendOnlyError(f"{self.path} cannot be cut: use >> to append")
+
     def target(self) -> str:
         """Where a symbolic link leads."""
         raise errors.NotALinkError(f"{self.path} is not a symbolic link")

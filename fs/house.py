@@ -25,6 +25,8 @@ class House:
     ahead       renders what readers will want next
     batch_size  lines are sent when they make a batch of this many bytes
     given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
+    refusals    why a change of a topic's settings was last refused, in words, with its time in milliseconds; by topic,
+                until one is accepted
     _shown      partitions that were looked at, by topic and number
     _turns      counts the appends without a key to each topic: its partitions take them in turn
     """
@@ -35,6 +37,7 @@ class House:
     batch_size: int
     ahead: ReadAhead = field(default_factory=ReadAhead)
     given_up: Callable[[], bool] = lambda: True
+    refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,6 +72,7 @@ class House:
         """Delete a topic."""
         numbers = self.store.topics().get(topic, [])
         self.store.delete_topic(topic)
+        self.refusals.pop(topic, None)
         for number in numbers:
             self._shown.pop((topic, number), None)
 

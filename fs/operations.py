@@ -181,26 +181,26 @@ class FileSystem:
         raise errors.NotSupportedError(f"{path}: links are not made here")
 
     def truncate(self, path: str, length: int, handle: int | None) -> None:
-        self._refuse(path, handle, "cut: use >> to append")
+        entry = self._entry(path) if handle is None or path else self._handles[handle].entry
+        entry.truncate(length)
 
     def unlink(self, path: str) -> None:
-        self._refuse(path, None, "removed")
+        self._refuse(path, "removed")
 
     def rename(self, old: str, new: str) -> None:
-        self._refuse(old, None, "renamed")
+        self._refuse(old, "renamed")
 
     def chmod(self, path: str, mode: int) -> None:
-        self._refuse(path, None, "given permissions of its own: they are the backing directory's")
+        self._refuse(path, "given permissions of its own: they are the backing directory's")
 
     def chown(self, path: str, uid: int, gid: int) -> None:
-        self._refuse(path, None, "given an owner of its own: it is the backing directory's")
+        self._refuse(path, "given an owner of its own: it is the backing directory's")
 
     def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
-        self._refuse(path, None, "given a time: it is that of its data")
+        self._refuse(path, "given a time: it is that of its data")
 
-    def _refuse(self, path: str, handle: int | None, what: str) -> NoReturn:
-        entry = self._entry(path) if handle is None or path else self._handles[handle].entry
-        raise errors.AppendOnlyError(f"{entry.path} cannot be {what}")
+    def _refuse(self, path: str, what: str) -> NoReturn:
+        raise errors.AppendOnlyError(f"{self._entry(path).path} cannot be {what}")
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
         raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be set")

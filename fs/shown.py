@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from engine.partition.hold import Hold
 from engine.partition.offsets import Offsets
 from engine.partition.partition import Partition
 from engine.record import Record
@@ -16,24 +15,12 @@ from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from fs.ahead import ReadAhead
 from fs.formats import Format
+from fs.kept_pages import KeptPages
 from fs.texts import PartitionTexts, Shelf
-from fs.view import View
+from fs.whole import WholeLog
 
 CLOSE_GRACE: Final = 0.1
 """Seconds that a reader waits for a close to finish: the kernel sends the last one after close(2) returned."""
-
-
-@dataclass(slots=True)
-class _Shared:
-    """A view of the whole log, and who has it open.
-
-    places  where each reader is
-    holds   what was promised to readers that came later: the view may have let go of it, as all others were past it
-    """
-
-    view: View
-    places: dict[object, int] = field(default_factory=dict)
-    holds: dict[object, Hold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,8 @@ class ShownPartition:
     refusal    why an append was last refused, in words, with its time in milliseconds; None if none was
     written     the active segment and its size when its file's time was last asked for, and that time
     _last_record the record that was last asked for, and the segments in which it was found
-    _logs      views of the whole log that somebody holds open, by format: they keep their byte origin
+    kept        the files whose pages the kernel has
+    whole       the views of the whole log that somebody holds open
     _sealed_sizes what sealed segments add up to, by format
     _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
     """
@@ -69,10 +57,11 @@ class ShownPartition:
     def __init__(self, partition: Partition, shelf: Shelf, ahead: ReadAhead | None = None) -> None:
         self.partition = partition
         self.texts = PartitionTexts(partition, shelf, ahead)
+        self.whole = WholeLog(self.texts)
+        self.kept = KeptPages()
         self.refusal: tuple[int, str] | None = None
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
-        self._logs: dict[str, _Shared] = {}
         self._sealed_sizes: dict[str, _Sealed] = {}
         self._lock = threading.Lock()
         self._closed = threading.Condition()
@@ -95,50 +84,11 @@ class ShownPartition:
 
     # -- the whole log --------------------------------------------------------------------------------
 
-    def hold_log(self, fmt: Format, reader: object) -> View:
-        """The view of the whole log, shared with all who hold it: its positions count from one origin."""
-        with self._lock:
-            now = self.partition.offsets
-            start = now.start
-            place = 0
-            shared = self._logs.get(fmt.suffix)
-            if shared is None:
-                shared = self._logs[fmt.suffix] = _Shared(View.open(self.texts, fmt, start))
-            else:
-                if start > shared.view.start_offset:
-                    place = shared.view.position_of(start)
-                shared.holds[reader] = Hold.take(self.partition.log.chain, start, max(start + 1, now.end))
-            shared.places[reader] = place
-            return shared.view
-
-    def let_go_of_log(self, fmt: Format, reader: object) -> None:
-        """One reader less. After the last one the origin is the start offset again."""
-        with self._lock:
-            shared = self._logs[fmt.suffix]
-            del shared.places[reader]
-            if (hold := shared.holds.pop(reader, None)) is not None:
-                hold.release()
-            if shared.places:
-                shared.view.release_below(min(shared.places.values()))
-            else:
-                del self._logs[fmt.suffix]
-                shared.view.close()
-
-    def move_in_log(self, fmt: Format, reader: object, position: int) -> None:
-        """A reader came to another segment: what all of them have read past is let go, or a `tail -f` would keep
-        retention from freeing anything."""
-        with self._lock:
-            shared = self._logs[fmt.suffix]
-            shared.places[reader] = position
-            if (hold := shared.holds.get(reader)) is not None:
-                hold.release(shared.view.base_at(position))
-            shared.view.release_below(min(shared.places.values()))
-
     def log_size(self, fmt: Format) -> int:
         """Bytes of the whole log, counted from the origin of those who hold it."""
-        shared = self._logs.get(fmt.suffix)
-        if shared is not None:
-            return shared.view.size()
+        return self.whole.size(fmt, lambda: self._size_from_start(fmt))
+
+    def _size_from_start(self, fmt: Format) -> int:
         log = self.partition.log
         offsets, segments = log.offsets, log.chain.segments
         sealed = self._sealed_sizes.get(fmt.suffix)
@@ -165,11 +115,6 @@ class ShownPartition:
         if last is segments.last:
             self._sealed_sizes[fmt.suffix] = sealed
         return sealed
-
-    @property
-    def open_logs(self) -> int:
-        """How many hold a view of the whole log."""
-        return sum(len(shared.places) for shared in self._logs.values())
 
     def note_refusal(self, error: Exception) -> None:
         """Remember why an append was refused: an errno is all that the writer was told."""

@@ -150,6 +150,15 @@ class View:
                 return part.start + max(0, inside - part.skipped)
         return self._parts[0].start if self._parts else 0
 
+    def shows_all_from(self, offset: int) -> bool:
+        """Whether it is made of the very segments that the log has from `offset` on: none was rewritten since."""
+        self._refresh()
+        current = self.texts.partition.log.chain.segments
+        first = current.floor(offset) or current.first
+        mine = [part.text.segment for part in self._parts]
+        mine = [segment for segment in mine if segment.base_offset >= first.base_offset]
+        return not self._parts or (bool(mine) and mine[0] is first and all(s in current for s in mine))
+
     def base_at(self, position: int) -> int:
         """The base offset of the segment in which a position lies; -1 while there is none."""
         part = self._part_at(position)
@@ -157,7 +166,8 @@ class View:
 
     def release_below(self, position: int) -> None:
         """Let go of the segments that end before a position. They can be read again as long as the log has them."""
-        part = self._part_at(position)
+        parts = self._parts
+        part = self._part_at(position) if parts and position >= parts[0].start else None
         if part is not None:
             with self._lock:
                 base, current = part.text.segment.base_offset, self.texts.partition.log.chain.segments

@@ -17,6 +17,7 @@ from engine.plan.plan import PartitionPlan
 from engine.plan.plan import plan as planned
 from engine.record import now_ms
 from engine.retention.rules import Reason
+from fs.forecast import cleaning, next_removal
 from mountd import mounts
 
 
@@ -59,7 +60,6 @@ def as_json(plans: Iterable[PartitionPlan]) -> str:
 
 
 def _object(plan: PartitionPlan) -> dict[str, Any]:
-    cleaning = plan.cleaning
     return {
         "partition": plan.name,
         "policy": plan.policy,
@@ -69,25 +69,8 @@ def _object(plan: PartitionPlan) -> dict[str, Any]:
             {"segment": each.segment.base_offset, "bytes": each.segment.size, "reason": each.reason.value}
             for each in plan.removals
         ],
-        "next_removal": None
-        if plan.next is None
-        else {
-            "segment": plan.next.segment.base_offset,
-            "at_ms": plan.next.at_ms,
-            "more_bytes": plan.next.more_bytes,
-        },
-        "clean": None
-        if cleaning is None
-        else {
-            "eligible": cleaning.eligible,
-            "why_not": cleaning.why_not or None,
-            "dirty_ratio": round(cleaning.ratio, 4),
-            "from_offset": cleaning.first_dirty,
-            "to_offset": cleaning.first_uncleanable,
-            "bytes": cleaning.cleanable_bytes,
-            "must_compact": cleaning.must_compact,
-            "next_eligible_ms": cleaning.next_eligible_ms,
-        },
+        "next_removal": next_removal(plan.next),
+        "cleaning": None if plan.cleaning is None else cleaning(plan.cleaning),
         "unknown": list(plan.unknown),
         "error": plan.error,
     }
@@ -155,19 +138,19 @@ def retention_text(plan: PartitionPlan) -> str:
 
 def cleaning_text(plan: PartitionPlan) -> str:
     """What compaction would do."""
-    cleaning = plan.cleaning
+    found = plan.cleaning
     if plan.error is not None:
         return "not known"
-    if cleaning is None:
+    if found is None:
         return "-"
-    if cleaning.eligible:
-        why = "overdue" if cleaning.must_compact else f"{cleaning.ratio:.0%} dirty"
+    if found.eligible:
+        why = "overdue" if found.must_compact else f"{found.ratio:.0%} dirty"
         return (
-            f"offsets {cleaning.first_dirty} to {cleaning.first_uncleanable}, "
-            f"{size_text(cleaning.cleanable_bytes)}, {why}"
+            f"offsets {found.first_dirty} to {found.first_uncleanable}, "
+            f"{size_text(found.cleanable_bytes)}, {why}"
         )
-    later = cleaning.next_eligible_ms
-    return f"no: {cleaning.why_not}" + ("" if later is None else f"; at {time_text(later)}")
+    later = found.next_eligible_ms
+    return f"no: {found.why_not}" + ("" if later is None else f"; at {time_text(later)}")
 
 
 def size_text(size: int) -> str:

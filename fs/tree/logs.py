@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from engine.batch.table import Bytes
+from engine.errors import ClosedError
 from fs import errors
 from fs.append import AppendHandle
 from fs.entry import Entry, Handle, Link, wants_writing
@@ -24,33 +25,36 @@ FOLLOW_WAIT: Final = 0.2
 class LogHandle(Handle):
     """A reader of the view that all who hold the log share.
 
-    _shift  where the first record that still existed begins, for a handle that began at byte 0
+    _shift  from positions of this handle to those of the view: see `fs.whole`. None before the first read
     _base   of the segment that was read last
     """
 
     def __init__(self, shown: ShownPartition, fmt: Format) -> None:
         self._shown = shown
         self._format = fmt
-        self._view = shown.hold_log(fmt, self)
+        self._shared = shown.whole.join(fmt, self)
+        self._view = self._shared.view
         self._shift: int | None = None
         self._base = -1
 
     def read(self, position: int, into: Bytes) -> int:
         if self._shift is None:
             first = self._view.position_of(self._shown.partition.start_offset)
-            self._shift = first if position == 0 else 0
+            self._shift = first if position == 0 else -self._shared.excess
+        if self._shift + position < 0:
+            raise ClosedError(f"byte {position} was there before compaction: nobody keeps it")
         done = self._view.read(self._shift + position, into)
         base = self._view.base_at(self._shift + position)
         if base != self._base:
             self._base = base
-            self._shown.move_in_log(self._format, self, self._shift + position)
+            self._shown.whole.move(self, self._shared, self._shift + position)
         return done
 
     def persist(self) -> None:
         self._shown.partition.flush()
 
     def release(self) -> None:
-        self._shown.let_go_of_log(self._format, self)
+        self._shown.whole.leave(self._format, self, self._shared)
 
 
 class WriterHandle(Handle):

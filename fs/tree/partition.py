@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from fs.entry import Directory, Entry, GeneratedFile
+from fs.forecast import upkeep
 from fs.formats import FORMATS
 from fs.house import House
 from fs.shown import ShownPartition
@@ -13,6 +14,7 @@ from fs.tree.logs import CurrentLink, FollowFile, LogFile
 from fs.tree.of_partition import OfPartition, partition_mtime
 from fs.tree.ranges import OffsetDirectory, TimeDirectory
 from fs.tree.segments import SealedDirectory, SegmentsDirectory
+from fs.tree.start import StartFile
 
 STATUS = "status.json"
 
@@ -48,7 +50,7 @@ class PartitionDirectory(Directory):
         for kind in ("log", "current"):
             for suffix in FORMATS:
                 yield f"{kind}.{suffix}"
-        yield from ("offset", "time", "segments", "sealed", STATUS)
+        yield from ("offset", "time", "segments", "sealed", "start", STATUS)
 
     def lookup(self, name: str) -> Entry:
         shown, path = self._shown(), self.child(name)
@@ -61,8 +63,10 @@ class PartitionDirectory(Directory):
                 return SegmentsDirectory(path, shown)
             case "sealed":
                 return SealedDirectory(path, shown)
+            case "start":
+                return StartFile(path, self.house, shown)
             case "status.json":
-                return StatusFile(path, shown)
+                return StatusFile(path, self.house, shown)
         kind, _, suffix = name.partition(".")
         fmt = FORMATS.get(suffix)
         if fmt is not None:
@@ -77,7 +81,11 @@ class PartitionDirectory(Directory):
 
 
 class StatusFile(OfPartition, GeneratedFile):
-    """A partition's offsets, sizes and last refusal, as JSON."""
+    """A partition's offsets, sizes, what upkeep does next with it, and its last refusal, as JSON."""
+
+    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
+        super().__init__(path, shown)
+        self.house = house
 
     def content(self) -> bytes:
         partition, log = self.shown.partition, self.shown.partition.log
@@ -99,9 +107,10 @@ class StatusFile(OfPartition, GeneratedFile):
             "leader_epoch": log.leader_epoch,
             "producers": len(log.producers),
             "open_transactions": len(log.producers.ongoing),
-            "open_logs": self.shown.open_logs,
+            "open_logs": self.shown.whole.readers,
             "pinned_segments": len(pinned),
             "pinned_bytes": sum(segment.size for segment in pinned),
+            **upkeep(self.house.store, self.shown),
             "offline": None if log.failure is None else str(log.failure),
             "last_refusal": None if refusal is None else {"timestamp": refusal[0], "reason": refusal[1]},
         }

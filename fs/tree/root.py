@@ -24,6 +24,9 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     cat orders-0/time/2026-05-01--2026-05-02.txt
     ls orders-0/sealed/jsonl                   segments that change no more: for Spark
     cat orders-0/status.json                   offsets and sizes
+    cat topics/orders/config                   its settings, and where each comes from
+    echo retention.ms=3600000 > topics/orders/config     change one, without a restart
+    echo 500 > orders-0/start                  delete the records below offset 500
     mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
     echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from engine.batch.table import Bytes
 from engine.errors import ClosedError
 from engine.segment.segment import Segment
 from fs import errors
-from fs.entry import Directory, Entry, Handle, refuse_writing
+from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, refuse_writing
 from fs.formats import FORMATS, Format
+from fs.kept_pages import Kept
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition, status_of
@@ -21,13 +23,15 @@ RAW = "log"
 class ViewHandle(Handle):
     """An open view: it belongs to this handle alone.
 
-    _base  of the segment that was read last
+    _closed  told of the close, where the kernel keeps what was read; None where nothing is kept
+    _base    of the segment that was read last
     """
 
-    def __init__(self, view: View, keep_cache: bool = False) -> None:
+    def __init__(self, view: View, closed: Callable[[], None] | None = None) -> None:
         self.view = view
-        self.direct_io = not keep_cache
-        self.keep_cache = keep_cache
+        self.direct_io = closed is None
+        self.keep_cache = closed is not None
+        self._closed = closed
         self._base = -1
 
     def read(self, position: int, into: Bytes) -> int:
@@ -42,27 +46,56 @@ class ViewHandle(Handle):
 
     def release(self) -> None:
         self.view.close()
+        if self._closed is not None:
+            self._closed()
 
 
-class SegmentFile(OfPartition):
-    """A segment in a format. The active one grows; a sealed one never changes."""
+class OfSegment(OfPartition):
+    """An entry that shows a segment."""
 
     outlives_its_name = True
 
-    def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
+    def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
         super().__init__(path, shown)
         self.segment = segment
+
+    @property
+    def is_current(self) -> bool:
+        partition = self.shown.partition
+        return partition.is_open and partition.log.chain.segments.at(self.segment.base_offset) is self.segment
+
+    @property
+    def generation(self) -> int:
+        return status_of(self.segment).st_ino
+
+    def mtime_ns(self) -> int:
+        return status_of(self.segment).st_mtime_ns
+
+    def attributes(self, owner: Owner) -> Attributes:
+        found = super().attributes(owner)
+        kept = self.shown.kept.before(self.path, self.segment)
+        return found if kept is None else found._replace(size=kept.size, ino=kept.ino, mtime_ns=kept.mtime_ns)
+
+    def keep(self, final: bool) -> Callable[[], None] | None:
+        """What to call at the close, where the kernel may keep the bytes of this open file; else None."""
+        if not final or self.shown.partition.settings.compact:
+            return None
+        now = Kept(self.segment, self.size(), inode(self.path, self.generation), self.mtime_ns())
+        return partial(self.shown.kept.close, self.path) if self.shown.kept.open(self.path, now) else None
+
+
+class SegmentFile(OfSegment):
+    """A segment in a format. The active one grows; a sealed one never changes."""
+
+    def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
+        super().__init__(path, shown, segment)
         self.format = fmt
         self._found_in = shown.partition.log.chain.segments
 
     @property
     def is_current(self) -> bool:
         # One that was found while it was active does not know its end, should it be removed.
-        return self.segment is not self._found_in.last and _is_there(self.shown, self.segment)
-
-    @property
-    def generation(self) -> int:
-        return status_of(self.segment).st_ino
+        return self.segment is not self._found_in.last and super().is_current
 
     def size(self) -> int:
         self.shown.await_closing()
@@ -73,9 +106,6 @@ class SegmentFile(OfPartition):
         if self.segment not in segments:
             segments = self._found_in
         return self.shown.texts.of(self.segment, self.format).size(segments, offsets)
-
-    def mtime_ns(self) -> int:
-        return status_of(self.segment).st_mtime_ns
 
     def xattrs(self) -> dict[str, bytes]:
         log = self.shown.partition.log
@@ -93,18 +123,20 @@ class SegmentFile(OfPartition):
             raise errors.NotFoundError(f"{self.path} was removed") from None
         following = log.chain.segments.higher(self.segment.base_offset)
         final = following is not None and log.offsets.stable >= following.base_offset
-        # libfuse 2 keeps the kernel's pages by path: a segment that compaction may rewrite under the same name
-        # must not find the pages of its predecessor.
-        return ViewHandle(view, keep_cache=final and not self.shown.partition.settings.compact)
+        return ViewHandle(view, self.keep(final))
 
 
 class RawHandle(Handle):
-    """A segment's `.log`, as it is on disk."""
+    """A segment's `.log`, as it is on disk.
 
-    def __init__(self, segment: Segment, keep_cache: bool) -> None:
+    _closed  as in ViewHandle
+    """
+
+    def __init__(self, segment: Segment, closed: Callable[[], None] | None) -> None:
         self._segment = segment
-        self.direct_io = not keep_cache
-        self.keep_cache = keep_cache
+        self.direct_io = closed is None
+        self.keep_cache = closed is not None
+        self._closed = closed
 
     def read(self, position: int, into: Bytes) -> int:
         length = min(into.size, max(0, self._segment.size - position))
@@ -112,30 +144,15 @@ class RawHandle(Handle):
 
     def release(self) -> None:
         self._segment.unpin()
+        if self._closed is not None:
+            self._closed()
 
 
-class RawFile(OfPartition):
+class RawFile(OfSegment):
     """A segment's `.log`: batches as Kafka's own tools read them."""
-
-    outlives_its_name = True
-
-    def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
-        super().__init__(path, shown)
-        self.segment = segment
-
-    @property
-    def is_current(self) -> bool:
-        return _is_there(self.shown, self.segment)
-
-    @property
-    def generation(self) -> int:
-        return status_of(self.segment).st_ino
 
     def size(self) -> int:
         return self.segment.size
-
-    def mtime_ns(self) -> int:
-        return status_of(self.segment).st_mtime_ns
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
@@ -143,8 +160,7 @@ class RawFile(OfPartition):
             self.segment.pin()
         except ClosedError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
-        sealed = self.segment is not self.shown.partition.log.chain.active
-        return RawHandle(self.segment, keep_cache=sealed and not self.shown.partition.settings.compact)
+        return RawHandle(self.segment, self.keep(self.segment is not self.shown.partition.log.chain.active))
 
 
 class SegmentsDirectory(OfPartition, Directory):
@@ -207,11 +223,6 @@ class SealedFormatDirectory(OfPartition, Directory):
         text = self.shown.texts.of(segment, self.format)
         segments, offsets = log.chain.segments, log.offsets
         return text.is_complete(segments, offsets) and text.size(segments, offsets) > 0
-
-
-def _is_there(shown: ShownPartition, segment: Segment) -> bool:
-    partition = shown.partition
-    return partition.is_open and partition.log.chain.segments.at(segment.base_offset) is segment
 
 
 def _xattrs(first: int, end: int, max_timestamp: int) -> dict[str, bytes]:

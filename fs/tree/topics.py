@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from engine.errors import InvalidNameError, UnknownPartitionError
 from fs import errors
-from fs.entry import Directory, Entry, GeneratedFile, Handle
+from fs.entry import Directory, Entry, Handle
 from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.targets import PartitionTarget, TopicTarget
+from fs.tree.config import ConfigFile
 from fs.tree.logs import WriterHandle, require_append
 
 
@@ -70,25 +71,6 @@ class TopicDirectory(Directory):
         if stem != "in" or fmt is None:
             raise self.missing(name)
         return InFile(self.child(name), self.house, self.topic, fmt)
-
-
-class ConfigFile(GeneratedFile):
-    """Every setting of a topic, its value, and where that comes from."""
-
-    def __init__(self, path: str, house: House, topic: str) -> None:
-        super().__init__(path)
-        self.house = house
-        self.topic = topic
-
-    def content(self) -> bytes:
-        lines = [
-            f"{name}={value}".ljust(50) + f" # {source}"
-            for name, value, source in self.house.store.explain(self.topic)
-        ]
-        return "".join(f"{line}\n" for line in lines).encode()
-
-    def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
 
 
 class InFile(Entry):

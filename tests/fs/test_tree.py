@@ -60,7 +60,7 @@ def test_the_root_lists_partitions_topics_and_texts(place: Furnished) -> None:
 def test_a_partition_lists_its_files(place: Furnished) -> None:
     place.create()
     kinds = [f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS]
-    assert names(place, "/t-0") == [*kinds, "offset", "time", "segments", "sealed", "status.json"]
+    assert names(place, "/t-0") == [*kinds, "offset", "time", "segments", "sealed", "start", "status.json"]
     assert names(place, "/t-0/sealed") == list(FORMATS)
 
 
@@ -319,8 +319,7 @@ def test_what_can_only_be_read_is_not_opened_for_writing(place: Furnished) -> No
     lines(partition, b"one")
     partition.roll()
     for path in (
-        "/README.txt", "/metrics", "/topics/t/config", "/t-0/status.json", "/t-0/follow.txt",
-        "/t-0/offset/0", "/t-0/offset/0-.txt",
+        "/README.txt", "/metrics", "/t-0/status.json", "/t-0/follow.txt", "/t-0/offset/0", "/t-0/offset/0-.txt",
         "/t-0/time/last-1m.txt", f"/t-0/segments/{0:020d}.txt", f"/t-0/segments/{0:020d}.log",
         f"/t-0/sealed/txt/{0:020d}.txt",
     ):  # fmt: skip

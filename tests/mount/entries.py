@@ -22,7 +22,7 @@ def read(partition: Path) -> bytes:
 
 
 def files(mount: Served, partition: Path) -> list[Path]:
-    """One of each kind, but for those that can be appended to."""
+    """One of each kind, but for those that can be written."""
     names = [
         "follow.txt",
         "offset/0",
@@ -37,9 +37,7 @@ def files(mount: Served, partition: Path) -> list[Path]:
         f"sealed/txt/{0:020}.txt",
         "time/2030-01-01/00.txt",
     ]
-    topic = partition.name.rpartition("-")[0]
-    general = ["README.txt", "metrics", f"topics/{topic}/config"]
-    return [partition / name for name in names] + [mount / name for name in general]
+    return [partition / name for name in names] + [mount / name for name in ("README.txt", "metrics")]
 
 
 def writable(mount: Served, partition: Path) -> list[Path]:
@@ -49,7 +47,13 @@ def writable(mount: Served, partition: Path) -> list[Path]:
     return [stem.with_suffix(f".{suffix}") for stem in stems for suffix in ("txt", "tsv", "jsonl")]
 
 
+def commands(mount: Served, partition: Path) -> list[Path]:
+    """What does the lines that are written to it."""
+    return [mount / "topics" / partition.name.rpartition("-")[0] / "config", partition / "start"]
+
+
 def everything(mount: Served, partition: Path) -> list[Path]:
     """All of these, and directories."""
     directories = [partition, partition / "offset", partition / "sealed/txt", mount / "topics", mount.path]
-    return files(mount, partition) + writable(mount, partition) + directories
+    written = writable(mount, partition) + commands(mount, partition)
+    return files(mount, partition) + written + directories

@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 
-from entries import everything, files, letters, read, writable
+from entries import commands, everything, files, letters, read, writable
 from served import Served, opened, refused
 
 pytest_plugins = ["shared_mount"]
@@ -16,7 +16,7 @@ APPEND = os.O_WRONLY | os.O_APPEND
 
 
 def test_truncation(mount: Served) -> None:
-    """O1. `>` and truncate, to any length, are EPERM and change nothing."""
+    """O1. `>` and truncate, to any length, are EPERM and change nothing; of `config` and `start` see W1."""
     partition = letters(mount)
     for path in files(mount, partition) + writable(mount, partition):
         for flags in (
@@ -39,7 +39,7 @@ def test_truncation(mount: Served) -> None:
 
 
 def test_overwriting(mount: Served) -> None:
-    """O2. Opening for writing without O_APPEND is EPERM, also of a name that can be appended to."""
+    """O2. Opening for writing without O_APPEND is EPERM, also of a log that can be appended to."""
     partition = letters(mount)
     for path in writable(mount, partition):
         for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT):
@@ -53,7 +53,7 @@ def test_names_stay(mount: Served) -> None:
     is refused before anything is gone.
     """
     partition = letters(mount)
-    for path in files(mount, partition) + writable(mount, partition):
+    for path in files(mount, partition) + writable(mount, partition) + commands(mount, partition):
         for refusal in (
             lambda path=path: os.unlink(path),
             lambda path=path: os.rename(path, path.with_name("other")),
@@ -111,8 +111,8 @@ def test_attributes_stay(mount: Served) -> None:
 
 
 def test_files_that_are_only_read_or_only_written(mount: Served) -> None:
-    """O5. Every file but `log.<fmt>` and `in.<fmt>` is EPERM when it is opened for writing; `in.<fmt>` is
-    EPERM when it is opened for reading.
+    """O5. Every file but `log.<fmt>`, `in.<fmt>`, `config` and `start` is EPERM when it is opened for
+    writing; `in.<fmt>` is EPERM when it is opened for reading.
     """
     partition = letters(mount)
     for path in files(mount, partition):

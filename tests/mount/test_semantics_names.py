@@ -79,11 +79,12 @@ def test_mkdir_and_rmdir(mount: Served) -> None:
 
 def test_what_directories_have(mount: Served) -> None:
     """N3. A topic's directory has `config` and `in.<fmt>`; a partition's has `log.<fmt>`, `current.<fmt>`,
-    `offset`, `time`, `segments`, `sealed` and `status.json`, and `follow.<fmt>` unlisted.
+    `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>` unlisted.
     """
     partition = mount.new()
     kinds = {f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS}
-    assert set(os.listdir(partition)) == kinds | {"offset", "time", "segments", "sealed", "status.json"}
+    others = {"offset", "time", "segments", "sealed", "start", "status.json"}
+    assert set(os.listdir(partition)) == kinds | others
     assert all((partition / f"follow.{suffix}").is_file() for suffix in FORMATS)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl"}
@@ -226,7 +227,7 @@ def test_ways_to_write_times(mount: Served) -> None:
 def test_other_names(mount: Served) -> None:
     """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`."""
     partition = hourly(mount)
-    names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "start", "keys", "offset/00"]
+    names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "end", "keys", "offset/00"]
     names += ["offset/5-4.txt", "offset/0-1", "offset/0.txt", "offset/99999999999999999999", "offset/-0.txt"]
     names += ["time/2025-13-01--.txt", "time/--.txt", "time/last-0m.txt", "time/2025-05-01/24.txt", "time/x"]
     names += ["time/2025-05-02--2025-05-01.txt", "segments/0.txt", f"segments/{7:020}.txt", "sealed/parquet"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entries import everything, files, letters, read, writable
+from entries import commands, everything, files, letters, read, writable
 from served import Served, own_mount
 
 pytest_plugins = ["shared_mount"]
@@ -55,7 +55,13 @@ def test_permission_bits(open_place: Path) -> None:
             assert (status.st_uid, status.st_gid) == (0, NOBODY)
             assert status.st_mode & 0o7777 & ~0o750 == 0
         assert as_nobody("cat", partition / "log.txt").stdout == b"a\nb\nc\n"
-        for command in ("echo x >> log.txt", "rmdir .", "mkdir ../new-0", "echo x >> ../topics/plain/in.txt"):
+        for command in (
+            "echo x >> log.txt",
+            "rmdir .",
+            "mkdir ../new-0",
+            "echo x >> ../topics/plain/in.txt",
+            "echo 1 > start",
+        ):
             done = as_nobody("sh", "-c", f"cd {partition} && {command}")
             assert done.returncode, command
         assert b"Permission denied" in as_nobody("sh", "-c", f"echo x >> {partition}/log.txt").stderr
@@ -70,6 +76,9 @@ def test_bits_of_files(mount: Served) -> None:
         assert path.stat().st_mode & 0o444
         assert os.access(path, os.R_OK)
         assert not os.access(path, os.W_OK)
+    for path in commands(mount, partition):
+        assert path.stat().st_mode & 0o666
+        assert os.access(path, os.R_OK | os.W_OK)
     for path in writable(mount, partition)[3:]:
         assert path.stat().st_mode & 0o444 == 0
         assert path.stat().st_mode & 0o222

@@ -326,18 +326,21 @@ def test_open_ranges(mount: Served) -> None:
 
 
 def test_generated_files(mount: Served) -> None:
-    """S8. `status.json`, `metrics` and `config` are made when they are opened and do not change until they
-    are closed.
+    """S8. `status.json`, `metrics`, `config` and `start` are made when they are opened and do not change
+    until they are closed.
     """
     partition = letters(mount)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
-    for path in (partition / "status.json", mount / "metrics", topic / "config"):
+    for path in (partition / "status.json", mount / "metrics", topic / "config", partition / "start"):
         before = path.read_bytes()
         with opened(path) as file:
-            first = os.pread(file, 10, 0)
+            first = os.pread(file, 1, 0)
             append(partition / "log.txt", b"more\n")
-            rest = os.pread(file, 1 << 20, 10)
+            if path.name == "start":
+                append(path, b"1\n")
+                assert path.read_bytes() == b"1\n"
+            rest = os.pread(file, 1 << 20, 1)
         assert len(first + rest) == len(before) or path.name == "metrics"
-        if path.name == "status.json":
+        if path.name in {"status.json", "start"}:
             assert first + rest == before
             assert path.read_bytes() != before

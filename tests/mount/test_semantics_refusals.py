@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from entries import letters, read, writable
+from entries import commands, letters, read, writable
 from served import Served, append, fill, full_disk, opened, own_mount, refused
 
 pytest_plugins = ["shared_mount"]
@@ -372,6 +372,7 @@ def test_read_only(tmp_path: Path) -> None:
         assert (partition / "offset/-1.tsv").read_bytes() == b"m\tc\n"
         topic = mount / "topics" / partition.name.rpartition("-")[0]
         changes = [lambda path=path: os.open(path, APPEND) for path in writable(mount, partition)]
+        changes += [lambda path=path: os.open(path, os.O_WRONLY) for path in commands(mount, partition)]
         changes += [lambda: os.mkdir(mount / "new-0"), lambda: os.rmdir(partition), lambda: os.rmdir(topic)]
         changes += [lambda: os.unlink(partition / "log.txt"), lambda: os.truncate(partition / "log.txt", 0)]
         changes += [lambda: os.chmod(partition, 0o700), lambda: os.utime(partition / "log.txt")]

@@ -396,3 +396,14 @@ def test_access_times(mount: Served) -> None:
     for path in every_file(mount, partition):
         status = path.stat()
         assert status.st_atime_ns == status.st_mtime_ns == status.st_ctime_ns
+
+
+def test_closes_that_bash_does_not_look_at(mount: Served) -> None:
+    """X7. bash does not look at what close(2) gives it for its own `echo` and `printf`: the error of W6 shows
+    to other programs only.
+    """
+    partition = letters(mount)
+    for command, failed in (("printf", False), ("/usr/bin/printf", True)):
+        done = subprocess.run(["bash", "-c", f"{command} 99 > start"], cwd=partition, check=False)
+        assert (done.returncode != 0) is failed
+        assert "high watermark 3" in mount.status(partition)["last_refusal"]["reason"]

@@ -74,8 +74,8 @@ def test_json_has_all_of_it(tmp_path: Path) -> None:
         {"segment": 0, "bytes": 101, "reason": "size"},
         {"segment": 1, "bytes": 101, "reason": "size"},
     ]
-    assert said["big-0"]["clean"] is None
-    clean = said["keys-0"]["clean"]
+    assert said["big-0"]["cleaning"] is None
+    clean = said["keys-0"]["cleaning"]
     assert (clean["eligible"], clean["from_offset"], clean["to_offset"]) == (True, 0, 4)
     assert said["keep-0"]["next_removal"] is None
     assert all(each["unknown"] == [] and each["error"] is None for each in said.values())

@@ -25,6 +25,7 @@ from opening import NOW, Clock, without_fsync
 from engine import Record, Store
 from engine.partition.partition import Partition, Producer
 from fs import errors, shown, sizemap, text, texts
+from fs.formats import FORMATS
 from fs.operations import FileSystem
 from mountd.shelf import DirectoryShelf
 
@@ -125,7 +126,7 @@ class Hand:
         """Whether somebody has the whole log open."""
         assert self.files is not None
         topic, _, number = name.rpartition("-")
-        return suffix in self.files.house.shown(topic, int(number))._logs
+        return self.files.house.shown(topic, int(number)).whole.is_held(FORMATS[suffix])
 
     def writers(self) -> int:
         return 0 if self.files is None else len(self.files.house.writers._open)

@@ -1,0 +1,136 @@
+"""`topics/<topic>/config`: a topic's settings, and where they are changed.
+
+    name=value                    # source      as it is read: a setting that holds, and where it comes from
+    name=value                                  as it is written: the topic's own value from now on
+    name=default                                takes that away; so does `name=` where no text is no value
+    # comment                                   and blank lines: nothing
+
+A comment begins at a `#` that is the first on its line or comes after a blank.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from engine.errors import InvalidSettingError
+from engine.files.atomic import shown as quoted
+from engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
+from engine.settings.setting import Setting, refuse_unknown
+from engine.settings.topic import Explained
+from fs import errors
+from fs.commands import CommandFile
+from fs.house import House
+
+log = logging.getLogger(__name__)
+
+DEFAULT: Final = "default"
+TOPIC: Final = "topic"
+_COMMENT: Final = re.compile(r"(?:^|\s)\s*#")
+_ELSEWHERE: Final = re.compile(r"default|daemon:\S+")
+
+
+class Line(NamedTuple):
+    """A line that sets something.
+
+    name       of the setting
+    value      as text; None takes the topic's own away
+    elsewhere  the comment says, as reading does, that the value comes from elsewhere than the topic
+    """
+
+    name: str
+    value: str | None
+    elsewhere: bool
+
+
+class ConfigFile(CommandFile):
+    """Every setting of a topic, its value, and where that comes from. Lines that are written change them."""
+
+    def __init__(self, path: str, house: House, topic: str) -> None:
+        super().__init__(path)
+        self.house = house
+        self.topic = topic
+
+    def content(self) -> bytes:
+        lines = [
+            f"{name}={value}".ljust(50) + f" # {source}"
+            for name, value, source in self.house.store.explain(self.topic)
+        ]
+        refusal = self.house.refusals.get(self.topic)
+        if refusal is not None:
+            moment = datetime.fromtimestamp(refusal[0] / 1000, UTC)
+            lines.append(f"# refused at {moment:%Y-%m-%dT%H:%M:%SZ}: {' '.join(refusal[1].split())}")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def mtime_ns(self) -> int:
+        return self.house.mtime_ns()
+
+    def apply(self, lines: Sequence[str]) -> None:
+        setting = [line for line in map(read_line, lines) if line is not None]
+        if not setting:
+            return
+        holding = {each.name: each for each in self.house.store.explain(self.topic)}
+        changes = changes_of(setting, holding)
+        if changes:
+            self.house.store.configure(self.topic, changes)
+            log.info(f"{self.path}: {', '.join(map(_told, changes.items()))}")
+        self.house.refusals.pop(self.topic, None)
+
+    def note_refusal(self, error: Exception) -> None:
+        self.house.refusals[self.topic] = (self.house.store.clock(), str(error))
+
+
+def read_line(text: str) -> Line | None:
+    """What a line sets; None where it sets nothing. BadInputError or InvalidSettingError where it is bad by itself."""
+    comment = _COMMENT.search(text)
+    statement = (text if comment is None else text[: comment.start()]).strip()
+    if not statement:
+        return None
+    name, equals, value = (part.strip() for part in statement.partition("="))
+    if not equals or not name:
+        raise errors.BadInputError(f"expected name=value, found {quoted(text)}")
+    refuse_unknown("topic", (name,), TOPIC_BY_NAME, TOPIC_HINTS)
+    setting = TOPIC_BY_NAME[name]
+    source = "" if comment is None else text[comment.end() :].strip()
+    elsewhere = _ELSEWHERE.fullmatch(source) is not None
+    if value == DEFAULT or (not value and not _takes_no_text(setting)):
+        return Line(name, None, elsewhere)
+    setting.parse(value)
+    return Line(name, value, elsewhere)
+
+
+def changes_of(lines: Iterable[Line], holding: Mapping[str, Explained]) -> dict[str, str | None]:
+    """What the lines change of what holds; of several lines for one name the last counts."""
+    changes: dict[str, str | None] = {}
+    for line in lines:
+        present = holding.get(line.name)
+        if _changes_nothing(line, present):
+            changes.pop(line.name, None)
+        else:
+            changes[line.name] = line.value
+    return changes
+
+
+def _changes_nothing(line: Line, present: Explained | None) -> bool:
+    if present is None:
+        return line.value is None
+    if line.value is None:
+        return present.source != TOPIC
+    # A default in a copy that is written back stays one; on a line without its source it becomes the topic's own.
+    return line.value == present.value and (present.source == TOPIC or line.elsewhere)
+
+
+def _told(change: tuple[str, str | None]) -> str:
+    name, value = change
+    return f"{name}={DEFAULT if value is None else value}"
+
+
+def _takes_no_text(setting: Setting) -> bool:
+    try:
+        setting.parse("")
+    except InvalidSettingError:
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""`start`: a partition's start offset, and where records are deleted by writing a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import OffsetOutOfRangeError
+from engine.files.atomic import shown as quoted
+from engine.files.integers import parse_int64
+from fs import errors
+from fs.commands import CommandFile
+from fs.house import House
+from fs.shown import ShownPartition
+from fs.tree.of_partition import OfPartition
+
+
+class StartFile(OfPartition, CommandFile):
+    """The start offset. Records below a number that is written are deleted, with -1 all that are committed."""
+
+    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
+        super().__init__(path, shown)
+        self.house = house
+
+    def content(self) -> bytes:
+        return b"%d\n" % self.shown.partition.start_offset
+
+    def apply(self, lines: Sequence[str]) -> None:
+        if len(lines) > 1:
+            raise errors.BadInputError(f"expected one offset, found {len(lines)} lines")
+        offset = parse_int64(lines[0].strip())
+        if offset is None:
+            raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
+        try:
+            self.shown.partition.delete_records(offset)
+        except OffsetOutOfRangeError as error:
+            # Here the offset is no name that is asked for: it is what was written.
+            raise errors.BadInputError(str(error)) from None
+        # Also where the offset was there already: the checkpoint may have failed then. One that holds is not written.
+        self.house.store.checkpoint_start_offsets()
+
+    def note_refusal(self, error: Exception) -> None:
+        self.shown.note_refusal(error)

@@ -1,0 +1,172 @@
+"""Compaction beside a plain copy of the same file, and what writers notice of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from bench_mount import mount
+from report import Row, seconds, show
+from workplace import folder
+
+from engine import Store
+from engine.batch import BatchBuilder
+from engine.batch.columns import Columns
+from engine.cleaner.candidates import look
+from engine.cleaner.clean import Cleaned, Cleaner
+from engine.partition.partition import Partition
+from engine.partition.validate import batch_limit, shape_for
+
+GIB = 1 << 30
+KEYS = 1_000_000
+KEY_SIZE, VALUE_SIZE = 16, 100
+_PER_BATCH = 5_000
+_DEDUPE_BUFFER, _IO_BUFFER = 128 << 20, 512 << 10
+
+
+def run() -> None:
+    with folder() as place:
+        show("Upkeep", [*compaction(place), *latency(place)])
+
+
+def fill(partition: Partition, total: int, keys: int) -> None:
+    """Records of random keys, until the log has so many bytes."""
+    random = np.random.default_rng(1)
+    width = KEY_SIZE + VALUE_SIZE
+    builder = BatchBuilder(batch_limit(partition.settings))
+    starts = np.arange(_PER_BATCH, dtype=np.int32) * width
+    ones = np.ones(_PER_BATCH, np.int32)
+    while partition.size < total:
+        rows = np.full((_PER_BATCH, width), ord("v"), np.uint8)
+        numbers = random.integers(0, keys, _PER_BATCH)
+        for digit in range(KEY_SIZE):
+            rows[:, KEY_SIZE - 1 - digit] = ord("0") + numbers % 10
+            numbers //= 10
+        headers = np.zeros(1, np.uint8)
+        columns = Columns(
+            np.concatenate((rows.reshape(-1), headers)),
+            np.arange(_PER_BATCH, dtype=np.int64),
+            np.full(_PER_BATCH, partition.log.clock(), np.int64),
+            starts,
+            KEY_SIZE * ones,
+            starts + np.int32(KEY_SIZE),
+            VALUE_SIZE * ones,
+            np.full(_PER_BATCH, rows.size, np.int32),
+            ones,
+        )
+        assert builder.add_columns(columns) == _PER_BATCH
+        partition.append_built(builder.finish(shape_for(partition.settings), None))
+
+
+def clean(partition: Partition) -> Cleaned:
+    """One whole compaction, on this thread."""
+    cleaner = Cleaner.create(_DEDUPE_BUFFER, 0.9, _IO_BUFFER, lambda size: None, bytes(range(16)))
+    now = partition.log.clock()
+    found = look(partition.log, None, now)
+    return cleaner.clean(partition.log, found.first_dirty, found.first_uncleanable, now, lambda: None)
+
+
+def compaction(place: Path) -> list[Row]:
+    rates, copies = [], []
+    for number in range(3):
+        with Store.open(place / f"clean-{number}") as store:
+            store.create_topic("keys", overrides={"cleanup.policy": "compact", "segment.bytes": str(GIB)})
+            partition = store.partition("keys-0")
+            fill(partition, GIB - (64 << 20), KEYS)
+            partition.roll()
+            path = partition.log.chain.segments.first.path
+            size = path.stat().st_size
+            partition.flush()
+
+            def copy(path: Path = path, size: int = size) -> float:
+                return size / seconds(lambda: shutil.copyfile(path, place / "copy")) / 1e6
+
+            copies.append(copy())
+            rates.append(size / seconds(lambda p=partition: clean(p)) / 1e6)
+            copies[-1] = statistics.mean((copies[-1], copy()))
+        shutil.rmtree(place / f"clean-{number}")
+    ours, theirs = statistics.median(rates), statistics.median(copies)
+    ratio = statistics.median(a / b for a, b in zip(rates, copies, strict=True))
+    return [
+        Row(
+            "compaction, 1 GiB, 1 M keys, one thread",
+            f"{ours:.0f} MB/s",
+            f"copy {theirs:.0f} MB/s",
+            f"{ratio:.2f} x, >= 0.25 x",
+            ratio >= 0.25,
+        )
+    ]
+
+
+def latency(place: Path) -> list[Row]:
+    """The 99th percentile of an append through the mount, without and with a compaction under way."""
+    backing = place / "latency"
+    with Store.open(backing) as store:
+        store.create_topic("keys", overrides={"cleanup.policy": "compact", "segment.bytes": str(128 << 20)})
+        fill(store.partition("keys-0"), GIB, KEYS)
+        store.partition("keys-0").roll()
+        store.create("bench", 0)
+    (backing / "server.properties").write_text("log.cleaner.enable=false\n")
+    with mount(backing, place / "latency-mount") as root:
+        alone = _p99(root / "bench-0/log.txt", lambda: False)
+    (backing / "server.properties").write_text("log.cleaner.backoff.ms=10\n")
+    with mount(backing, place / "latency-mount") as root:
+        status = root / "metrics"
+
+        def is_over() -> bool:
+            return _cleans(status) > 0
+
+        beside = _p99(root / "bench-0/log.txt", is_over)
+    ratio = beside / alone
+    return [
+        Row(
+            "append through the mount, p99, beside a compaction",
+            f"{beside * 1e6:.0f} us",
+            f"alone {alone * 1e6:.0f} us",
+            f"{ratio:.2f} x, <= 2 x",
+            ratio <= 2,
+        )
+    ]
+
+
+def _cleans(metrics: Path) -> float:
+    for line in metrics.read_text().splitlines():
+        if line.startswith("topicfs_cleaners_cleans"):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError("the metrics do not count compactions")
+
+
+def _p99(path: Path, is_over: Callable[[], bool]) -> float:
+    """Seconds of an append, while `is_over` is not; some seconds at the most."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            if is_over():
+                done.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    times = []
+    line = b"x" * 99 + b"\n"
+    deadline = time.perf_counter() + 5
+    while not done.is_set() and time.perf_counter() < deadline:
+        start = time.perf_counter()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.write(descriptor, line)
+        os.close(descriptor)
+        times.append(time.perf_counter() - start)
+        time.sleep(0.0005)
+    done.set()
+    watcher.join()
+    return statistics.quantiles(times, n=100)[98]
+
+
+if __name__ == "__main__":
+    run()
