@@ -197,7 +197,7 @@ class Cleaner:
     def _fill(self, work: _Work, dirty: Sequence[Segment], start: int) -> None:
         """Read the dirty part into the map, as far as it fits."""
         transactions = work.transactions(dirty[0], start)
-        self.offsets.expect(work.uncleanable - start)
+        self.offsets.expect(start, work.uncleanable - start)
         for segment in dirty:
             with pinned((segment,)):
                 if not self._fill_from(segment, start, transactions, work.check):

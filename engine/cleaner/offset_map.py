@@ -17,6 +17,8 @@ from engine.record import NO_OFFSET
 
 SLOT_BYTES = 8 * SLOT
 _MOST_SLOTS = 2**31 - 1
+_BITMAP_SHARE = 32
+"""The bitmap takes so much less memory than the table, at most: with 128 MiB it reaches 33 million offsets."""
 
 
 class OffsetMap:
@@ -28,16 +30,30 @@ class OffsetMap:
     secret         two numbers without which no one can say where in the table a key goes
     slots          the table that is used
     ring           where hashes wait for their slots to be fetched
+    outdated       a bit for each offset from `base` on: its key was put again. It may not reach as far as the map
+    base           the first offset of the bitmap
     _memory        all slots: the system hands it out page by page, when a page is first used
     """
 
-    __slots__ = ("_memory", "capacity", "latest_offset", "ring", "secret", "size", "slots")
+    __slots__ = (
+        "_memory",
+        "base",
+        "capacity",
+        "latest_offset",
+        "outdated",
+        "ring",
+        "secret",
+        "size",
+        "slots",
+    )
 
     def __init__(self, slots: int, capacity: int, secret: Longs) -> None:
         self.capacity = capacity
         self.secret = secret
         self.ring = np.zeros(RING_SIZE, np.int64)
         self._memory = self.slots = np.zeros(slots * SLOT, np.int64)
+        self.outdated = np.zeros(0, np.uint8)
+        self.base = 0
         self.size = 0
         self.latest_offset = NO_OFFSET
 
@@ -59,10 +75,13 @@ class OffsetMap:
         """The part of the slots that is taken."""
         return self.size * SLOT / self._memory.size
 
-    def expect(self, keys: int) -> None:
-        """Say that no more than so many keys will come into the empty map. A few are kept close together: in the CPU's
-        caches, and in as little memory."""
-        self.slots = self._memory[: SLOT * max(2 * keys, RING)]
+    def expect(self, start: int, count: int) -> None:
+        """Say that only the keys of so many offsets, from `start` on, will come into the empty map. A few are kept
+        close together: in the CPU's caches, and in as little memory."""
+        self.slots = self._memory[: SLOT * max(2 * count, RING)]
+        most = self._memory.nbytes // _BITMAP_SHARE
+        self.outdated = np.zeros(min(-(-count // 8), most), np.uint8)
+        self.base = start
 
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
@@ -72,6 +91,7 @@ class OffsetMap:
             self._memory = self.slots = np.zeros(0, np.int64)
             self._memory = np.zeros(count, np.int64)
         self.slots = self._memory
+        self.outdated = np.zeros(0, np.uint8)
         self.size = 0
         self.latest_offset = NO_OFFSET
 
@@ -83,7 +103,11 @@ class OffsetMap:
         """Put one key. False, and nothing done, where the map is full."""
         if self.size >= self.capacity:
             return False
-        added = int(hashing.put(np.frombuffer(key, np.uint8), offset, self.secret, self.slots))
+        added = int(
+            hashing.put(
+                np.frombuffer(key, np.uint8), offset, self.secret, self.slots, self.outdated, self.base
+            )
+        )
         if added < 0:
             return False
         self.size += added
@@ -127,5 +151,7 @@ class OffsetMap:
             self.capacity,
             self.latest_offset,
             self.ring,
+            self.outdated,
+            self.base,
         )
         return status, row, index, at

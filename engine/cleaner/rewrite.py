@@ -253,6 +253,8 @@ class Rewrite:
             offsets.slots,
             keep,
             offsets.ring,
+            offsets.outdated,
+            offsets.base,
             out,
             used,
         )

@@ -26,7 +26,7 @@ from engine.kernels.decode import (
     walk_record,
 )
 from engine.kernels.encode import write_header
-from engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, find, hash_of, into_ring
+from engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, find, hash_of, into_ring, is_outdated
 from engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -73,7 +73,9 @@ def _settle(ring, place, slots, keep):
 
 
 @inline
-def _decide(buffer, origin, table, first, end_row, flags, now, latest, secret, slots, keep, ring):
+def _decide(
+    buffer, origin, table, first, end_row, flags, now, latest, secret, slots, keep, ring, outdated, base
+):
     """For each record of the rows from `first` up to `end_row`, whether it stays. Batches that are discarded have
     no place in `keep`. Gives status, row, record index, position."""
     waiting = types.int64(0)
@@ -114,6 +116,13 @@ def _decide(buffer, origin, table, first, end_row, flags, now, latest, secret, s
                     elif value_size < 0 and not keeps_tombstones:
                         verdict = _DROP
                     else:
+                        known = is_outdated(outdated, base, offset)
+                        if known == 1:
+                            verdict = _DROP
+                        if known >= 0:
+                            keep[at_record] = verdict
+                            at_record += 1
+                            continue
                         if waiting - done == RING:
                             _settle(ring, done, slots, keep)
                             done += 1
@@ -226,18 +235,34 @@ def _write_empty(table, row, out, position):
 
 @kernel(
     results(INT, INT, INT, INT, INT, INT, INT, INT),
-    READ, INT, TABLE, INT, READ, INT, INT, INT, LONGS, LONGS, WRITE, LONGS, WRITE, INT,
+    READ, INT, TABLE, INT, READ, INT, INT, INT, LONGS, LONGS, WRITE, LONGS, READ, INT, WRITE, INT,
 )  # fmt: skip
 def compact(
-    buffer, origin, table, first, flags, now, horizon, latest, secret, slots, keep, ring, out, position
+    buffer,
+    origin,
+    table,
+    first,
+    flags,
+    now,
+    horizon,
+    latest,
+    secret,
+    slots,
+    keep,
+    ring,
+    outdated,
+    base,
+    out,
+    position,
 ):
     """Write what remains of the batches that `table` names, from row `first` on, to out[position:].
 
-    `flags` has a byte a row. `now` is held against delete horizons, `horizon` is set where there is none. Records
-    above the offset `latest` stay. `secret` and `slots` are a table of keys; `keep` is room for a byte a record.
-    Stops before a compressed batch that is not discarded (COMPRESSED), and where `out` has no room (FULL). `origin`
-    is the table's position of buffer[0]. Gives status, the next row, record index, position in `buffer`, position
-    behind what was written, then: records that stay, records without a key, batches that are not as they were."""
+    `flags` has a byte a row. `now` is held against delete horizons, `horizon` is set where there is none.
+    Records above the offset `latest` stay. `secret` and `slots` are a table of keys, `outdated` its bitmap from
+    `base` on; `keep` is room for a byte a record. Stops before a compressed batch that is not discarded
+    (COMPRESSED), and where `out` has no room (FULL). `origin` is the table's position of buffer[0]. Gives
+    status, the next row, record index, position in `buffer`, position behind what was written, then: records
+    that stay, records without a key, batches that are not as they were."""
     if flags.size < table.shape[0] or ring.size < RING_SIZE or first < 0 or position < 0:
         return TOO_MANY, first, 0, 0, position, 0, 0, 0
     end_row = first
@@ -246,7 +271,7 @@ def compact(
     ):
         end_row += 1
     status, row, index, at = _decide(
-        buffer, origin, table, first, end_row, flags, now, latest, secret, slots, keep, ring
+        buffer, origin, table, first, end_row, flags, now, latest, secret, slots, keep, ring, outdated, base
     )
     if status != GOOD:
         return status, row, index, at, position, 0, 0, 0

@@ -7,6 +7,10 @@ The hash is SipHash-2-4 with 128 bits. Keys themselves are not kept: two keys wi
 thousand million keys happens to one table in 10^20. A key is looked for in `probes` slots, from the one on that the
 hash names; where none of them is free, the table is full.
 
+Beside it a bitmap says of which offsets, from the first one on that was put, the key was put again. It is small and
+in order, where the table is large and at random: whoever goes through the same records a second time need not hash
+them.
+
 A table is larger than the CPU's caches, so a look-up waits for memory. Hashes therefore go through a ring: a key's
 slot is fetched when its hash is known, and looked at when `RING` more keys were hashed.
 """
@@ -19,7 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
+from engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
 from engine.kernels.decode import (
     BAD_OFFSET,
     CODEC_MASK,
@@ -168,7 +172,23 @@ def find(slots, home, low, high):
 
 
 @inline
-def _put(slots, home, low, high, offset):
+def is_outdated(outdated, base, offset):
+    """1 where the key of an offset was put again, 0 where it was not; -1 where the bitmap does not reach."""
+    place = offset - base
+    if place < 0 or place >= 8 * outdated.size:
+        return -1
+    return (outdated[types.uintp(place >> 3)] >> (place & 7)) & 1
+
+
+@inline
+def _note_outdated(outdated, base, offset):
+    place = offset - base
+    if 0 <= place < 8 * outdated.size:
+        outdated[types.uintp(place >> 3)] |= types.uint8(1 << (place & 7))
+
+
+@inline
+def _put(slots, home, low, high, offset, outdated, base):
     """1 for a key that is new, 0 for one that was there; -1, and nothing done, where no slot is free."""
     count = slots.size // SLOT
     slot = home
@@ -180,6 +200,7 @@ def _put(slots, home, low, high, offset):
             slots[at + 2] = offset + 1
             return 1
         if slots[at] == low and slots[at + 1] == high:
+            _note_outdated(outdated, base, slots[at + 2] - 1)
             slots[at + 2] = offset + 1
             return 0
         slot += 1
@@ -189,12 +210,12 @@ def _put(slots, home, low, high, offset):
 
 
 @inline
-def _put_oldest(ring, place, slots, size, most):
+def _put_oldest(ring, place, slots, size, most, outdated, base):
     """Put what is at a place of the ring. Gives how many keys the table has then; -1 where it is full."""
     if size >= most:
         return types.int64(-1)
     at = (place % RING) * 5
-    added = _put(slots, ring[at + 2], ring[at], ring[at + 1], ring[at + 3])
+    added = _put(slots, ring[at + 2], ring[at], ring[at + 1], ring[at + 3], outdated, base)
     return types.int64(-1) if added < 0 else size + added
 
 
@@ -211,11 +232,11 @@ def get(key, secret, slots):
     return find(slots, _home(low, slots.size // SLOT), low, high)
 
 
-@kernel(INT, READ, INT, LONGS, LONGS)
-def put(key, offset, secret, slots):
+@kernel(INT, READ, INT, LONGS, LONGS, WRITE, INT)
+def put(key, offset, secret, slots, outdated, base):
     """1 for a key that is new, 0 for one that was there; -1, and nothing done, where no slot is free."""
     low, high = hash_of(key, 0, key.size, secret)
-    return _put(slots, _home(low, slots.size // SLOT), low, high, offset)
+    return _put(slots, _home(low, slots.size // SLOT), low, high, offset, outdated, base)
 
 
 @inline
@@ -227,16 +248,18 @@ def _full_at(ring, place, table, first, latest):
 
 @kernel(
     results(INT, INT, INT, INT, INT, INT),
-    READ, INT, TABLE, INT, READ, INT, LONGS, LONGS, INT, INT, INT, LONGS,
+    READ, INT, TABLE, INT, READ, INT, LONGS, LONGS, INT, INT, INT, LONGS, WRITE, INT,
 )  # fmt: skip
-def put_batches(buffer, origin, table, first, skipped, start, secret, slots, size, most, latest, ring):
+def put_batches(
+    buffer, origin, table, first, skipped, start, secret, slots, size, most, latest, ring, outdated, base
+):
     """Put the keys of the batches that `table` names, from row `first` on, with their offsets.
 
     Control batches, those that are `skipped` (a byte a row), records without a key and offsets below `start` are
     passed over. Stops before a compressed batch, and at the first key when the table has `most`. `origin` is the
     table's position of buffer[0]; `size` and `latest` are those of the table. Gives status, the batch's row, record
     index, position in `buffer`, and the new size and latest offset, which count where the status is GOOD,
-    COMPRESSED or FULL."""
+    COMPRESSED or FULL. `outdated` is the bitmap, from offset `base` on."""
     if skipped.size < table.shape[0] or ring.size < RING_SIZE or first < 0:
         return TOO_MANY, first, 0, 0, size, latest
     waiting = types.int64(0)  # hashes that went into the ring
@@ -268,7 +291,7 @@ def put_batches(buffer, origin, table, first, skipped, start, secret, slots, siz
                 offset = table[row, BASE_OFFSET] + place
                 if key_size >= 0 and offset >= start:
                     if waiting - done == RING:
-                        added = _put_oldest(ring, done, slots, size, most)
+                        added = _put_oldest(ring, done, slots, size, most, outdated, base)
                         if added < 0:
                             return FULL, row, 0, 0, size, _full_at(ring, done, table, first, before)
                         size = added
@@ -282,7 +305,7 @@ def put_batches(buffer, origin, table, first, skipped, start, secret, slots, siz
                 return TOO_MANY, row, table[row, COUNT], position, size, latest
         row += 1
     while done < waiting:
-        added = _put_oldest(ring, done, slots, size, most)
+        added = _put_oldest(ring, done, slots, size, most, outdated, base)
         if added < 0:
             return FULL, row, 0, 0, size, _full_at(ring, done, table, first, before)
         size = added

@@ -89,7 +89,7 @@ def test_after_clear_nothing_is_found() -> None:
 def test_a_map_that_expects_few_keys_uses_little_of_its_memory_and_finds_them_all() -> None:
     offsets = map_of(100_000, 0.9)
     for keys in (0, 1, 20, 5000, 10**9):
-        offsets.expect(keys)
+        offsets.expect(0, keys)
         for number in range(min(keys, 5000)):
             assert offsets.put(b"key %d" % number, number)
         assert offsets.slots.size <= 3 * max(2 * keys, 16)
@@ -205,3 +205,19 @@ def test_a_record_that_breaks_the_format_is_an_error_that_says_where() -> None:
         CorruptBatchError, match=rf"x\.log: batch at position {size}, offset 1, record 0 of 1"
     ):
         map_of(10).put_batches(buffer, table, np.zeros(2, np.uint8), 0, "x.log")
+
+
+@pytest.mark.parametrize("memory", [24 * 4096, 24 * 32 * 8])
+def test_an_offset_whose_key_comes_again_is_outdated_as_far_as_the_bitmap_reaches(memory: int) -> None:
+    offsets = OffsetMap.create(memory, 0.9, bytes(16))
+    first, last = 700, 1700
+    offsets.expect(first, last - first)
+    keys = [b"%d" % (number % 37) for number in range(first, last)]
+    for offset, key in enumerate(keys, first):
+        offsets.put(key, offset)
+    reach = 8 * offsets.outdated.size
+    assert reach >= min(last - first, 8 * (memory // 32))
+    bits = np.unpackbits(offsets.outdated, bitorder="little")[: last - first].tolist()
+    newest = {key: offset for offset, key in enumerate(keys, first)}
+    expected = [int(newest[key] > offset) for offset, key in enumerate(keys, first)]
+    assert bits == expected[: len(bits)]
