@@ -7,6 +7,7 @@ partition that it failed on has been set aside.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 # With log.cleaner.backoff.ms=0 a thread without work would not let others run.
 _SHORTEST_REST_S: Final = 0.01
+
+# Not more: a thread that holds the GIL, and gets no time from a busy machine, holds up all others.
+_NICENESS: Final = 5
 
 # A stop that waits longer says so.
 _PATIENCE_S: Final = 10.0
@@ -147,6 +151,8 @@ class Cleaners:
         self._threads.clear()
 
     def _work(self, name: str, throttle: Throttle) -> None:
+        # Whoever waits for a read or a write goes first, where there are not enough processors for all.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             cleaner = self._make(self._store, throttle)
         except (MemoryError, ValueError) as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import bench_engine
 import bench_mount
 import bench_nothing
+import bench_upkeep
 
 # The do-nothing file system runs in a process of its own, which imports this module again.
 if __name__ == "__main__":
     bench_nothing.run()
     bench_mount.run()
     bench_engine.run()
+    bench_upkeep.run()
