@@ -196,7 +196,9 @@ def test_positions_in_a_segment(mount: Served) -> None:
 
 
 def test_sealed_files(tmp_path: Path) -> None:
-    """S2. A file under `sealed` never changes: bytes, size, mtime and inode stay, also over a restart."""
+    """S2. A file under `sealed` never changes, save by compaction: bytes, size, mtime and inode stay, also over a
+    restart.
+    """
     mount = Served(tmp_path)
     try:
         mount.start()

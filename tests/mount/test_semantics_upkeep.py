@@ -1,0 +1,228 @@
+"""`fs/SEMANTICS.md`: retention and compaction, seen through the mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, append, eventually, opened, own_mount
+
+BASE = f"{0:020d}"
+SETTINGS = {
+    "log.cleaner.backoff.ms": 20,
+    "log.initial.task.delay.ms": 100,
+    "log.retention.check.interval.ms": 1000,
+    "log.segment.delete.delay.ms": 0,
+    "log.cleaner.min.cleanable.ratio": 0,
+}
+
+
+@contextmanager
+def upkeep(place: Path) -> Iterator[Served]:
+    """A mount whose upkeep is quick."""
+    options = [word for name, value in SETTINGS.items() for word in ("-o", f"{name}={value}")]
+    with own_mount(place, *options) as mount:
+        yield mount
+
+
+def keyed(partition: Path, mount: Served, rounds: int = 3) -> None:
+    """A segment for each round: the same keys again and again. Then one more record, in the active segment."""
+    for number in range(rounds):
+        lines = "".join(f"k{key}\tround {number} {'x' * (220 - 10 * number)}\n" for key in range(200))
+        append(partition / "log.tsv", lines.encode())
+        mount.steer("roll", partition)
+    append(partition / "log.tsv", b"last\tone\n")
+
+
+def policy(mount: Served, partition: Path, value: str) -> None:
+    config = mount / "topics" / partition.name.rpartition("-")[0] / "config"
+    with config.open("w") as file:
+        file.write(f"cleanup.policy={value}\n")
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_bytes().splitlines()]
+
+
+def compacted(mount: Served, partition: Path) -> None:
+    """Wait until nothing is left to compact."""
+
+    def is_done() -> bool:
+        status = mount.status(partition)
+        return status["cleaning"] is not None and status["cleaning"]["from_offset"] >= 600
+
+    eventually(is_done, "a compaction")
+
+
+def rest(descriptor: int, position: int) -> bytes:
+    found = bytearray()
+    while part := os.pread(descriptor, 1 << 16, position + len(found)):
+        found += part
+    return bytes(found)
+
+
+def test_retention(tmp_path: Path) -> None:
+    """U1. What retention removes is gone from every listing, and the log begins behind it; `status.json` tells
+    which segment goes next, when or after how many bytes more, and why.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("short")
+        keyed(partition, mount)
+        before = mount.status(partition)["next_removal"]
+        assert before["segment"] == 0
+        assert before["reason"] is None
+        assert before["more_bytes"] is None
+        assert abs(before["at_ms"] - (time.time() + 7 * 24 * 3600) * 1000) < 60_000
+        size = mount.status(partition)["log_bytes"]
+        config = mount / "topics/short/config"
+        config.write_text(f"retention.bytes={size + 1000}\n")
+        first = (partition / f"segments/{BASE}.log").stat().st_size
+        assert mount.status(partition)["next_removal"]["more_bytes"] == 1000 + first
+        third = (partition / f"segments/{400:020d}.log").stat().st_size
+        config.write_text(f"retention.bytes={third}\n")
+        eventually(lambda: mount.status(partition)["segments"] == 2, "retention by size")
+        assert sorted(os.listdir(partition / "sealed/txt")) == [f"{400:020d}.txt"]
+        assert not any(name.startswith(BASE) for name in os.listdir(partition / "segments"))
+        assert records(partition / "log.jsonl")[0]["offset"] == 400
+        assert int((partition / "start").read_text()) == 400
+
+
+def test_compaction_under_readers(tmp_path: Path) -> None:
+    """U2. A file that was open before a compaction gives what it was opened on; one opened later has the last
+    value of each key, with its offset, in the order of offsets.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        keyed(partition, mount)
+        names = [
+            "log.tsv",
+            "offset/0-599.tsv",
+            f"segments/{BASE}.tsv",
+            f"sealed/jsonl/{BASE}.jsonl",
+            f"segments/{BASE}.log",
+        ]
+        whole = {name: (partition / name).read_bytes() for name in names}
+        handles = {name: os.open(partition / name, os.O_RDONLY) for name in names}
+        try:
+            policy(mount, partition, "compact")
+            compacted(mount, partition)
+            mount.steer("sweep", partition)
+            for name, handle in handles.items():
+                # `log.tsv` is what there was; what is appended later comes behind.
+                assert rest(handle, 0) == whole[name], name
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        left = records(partition / "log.jsonl")
+        assert [each["offset"] for each in left] == [*range(400, 601)]
+        assert left[0] == {**left[0], "key": "k0", "value": f"round 2 {'x' * 200}"}
+        assert (partition / "offset/0-599.tsv").read_bytes().count(b"\n") == 200
+
+
+@pytest.mark.parametrize("name", [f"sealed/tsv/{BASE}.tsv", f"segments/{BASE}.log"])
+def test_a_rewritten_file(tmp_path: Path, name: str) -> None:
+    """U3. A file that compaction rewrote has another inode, size and content; whoever has it open from before goes
+    on with the old ones, though the kernel knows both by one name.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        keyed(partition, mount)
+        file = partition / name
+        before, old = file.stat(), file.read_bytes()
+        with opened(file) as handle:
+            start = os.pread(handle, 100, 0)
+            policy(mount, partition, "compact")
+            compacted(mount, partition)
+            mount.steer("sweep", partition)
+            assert start + rest(handle, 100) == old
+            new = file.read_bytes()
+            assert new != old
+            assert start + rest(handle, 100) == old
+        eventually(lambda: file.stat().st_size == len(new), "the new size")
+        after = file.stat()
+        assert after.st_ino != before.st_ino
+        assert after.st_size < before.st_size
+        assert file.read_bytes() == new
+        policy(mount, partition, "delete")
+        assert file.read_bytes() == new
+
+
+def test_the_size_of_a_held_log(tmp_path: Path) -> None:
+    """U4. While anyone holds `log.<fmt>` open, compaction does not make its size smaller; a reader that opens it then
+    and begins at byte 0 reads what there is now, and `tail -f` goes on.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        keyed(partition, mount)
+        log = partition / "log.tsv"
+        size = log.stat().st_size
+        with subprocess.Popen(["tail", "-n", "1", "-f", log], stdout=subprocess.PIPE) as tail:
+            try:
+                assert tail.stdout is not None
+                assert tail.stdout.readline() == b"last\tone\n"
+                policy(mount, partition, "compact")
+                compacted(mount, partition)
+                mount.steer("sweep", partition)
+                assert log.stat().st_size == size
+                assert log.read_bytes().count(b"\n") == 201
+                assert subprocess.run(["tail", "-n", "2", log], capture_output=True, check=True).stdout == (
+                    f"k199\tround 2 {'x' * 200}\nlast\tone\n".encode()
+                )
+                append(log, b"more\tto come\n")
+                assert log.stat().st_size == size + 13
+                assert log.read_bytes().endswith(b"last\tone\nmore\tto come\n")
+                assert tail.stdout.readline() == b"more\tto come\n"
+            finally:
+                tail.kill()
+        eventually(lambda: log.stat().st_size == len(log.read_bytes()), "the size of what is left")
+        assert log.stat().st_size < size
+
+
+def test_status_of_upkeep(tmp_path: Path) -> None:
+    """U5. `status.json` tells how dirty a compacted log is, what compaction would do or why it does nothing, and how
+    many bytes open files keep from being freed.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        keyed(partition, mount)
+        assert mount.status(partition)["cleaning"] is None
+        with opened(partition / "log.tsv") as handle:
+            os.pread(handle, 10, 0)
+            policy(mount, partition, "compact")
+            compacted(mount, partition)
+            status = mount.status(partition)
+            assert status["cleanup_policy"] == "compact"
+            assert status["cleaning"]["eligible"] is False
+            assert status["cleaning"]["why_not"] == "everything but the active segment is compacted"
+            assert status["cleaning"]["dirty_ratio"] == 0
+            assert status["cleaning"]["set_aside"] is None
+            assert status["pinned_bytes"] > 100_000
+        eventually(lambda: mount.status(partition)["pinned_segments"] == 0, "the last close")
+
+
+def test_plan(tmp_path: Path) -> None:
+    """U6. `topicfs plan` prints what retention and compaction would do now, for a backing directory and for a mount,
+    and changes nothing.
+    """
+    with own_mount(tmp_path, "-o", "log.cleaner.enable=false") as mount:
+        partition = mount.new("keys")
+        policy(mount, partition, "compact")
+        keyed(partition, mount)
+        before = {path: path.stat().st_mtime_ns for path in sorted((mount.backing / "logs").rglob("*"))}
+        for place in (mount.path, mount.backing):
+            words = [Path(sys.executable).with_name("topicfs"), "plan", "--json", place]
+            done = subprocess.run(words, capture_output=True, check=True)
+            (plan,) = json.loads(done.stdout)
+            assert plan["partition"] == "keys-0"
+            assert plan["cleaning"]["eligible"] is True
+            assert (plan["cleaning"]["from_offset"], plan["cleaning"]["to_offset"]) == (0, 600)
+        after = {path: path.stat().st_mtime_ns for path in sorted((mount.backing / "logs").rglob("*"))}
+        assert before == after
