@@ -16,7 +16,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml .ci/packages
 	.ci/packages venv fuse
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test,spark]'
 	$(BIN)/python -m fs.kernels
 	touch $@
 
