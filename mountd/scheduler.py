@@ -186,6 +186,7 @@ def upkeep_jobs(store: Store) -> list[Job]:
 
     return [
         every("removal of deleted files", _TICK_MS, store.remove_due),
+        every("segment.ms", _TICK_MS, store.roll_waited),
         every(
             "checkpoint of recovery points",
             daemon.log_flush_offset_checkpoint_interval_ms,

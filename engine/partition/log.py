@@ -177,12 +177,30 @@ class Log(LogState):
             self.check_open()
             self._roll(self.offsets.end)
 
-    def _maybe_roll(self, size: int, first: int, last: int, latest: int) -> None:
+    def roll_if_waited(self, now: int) -> bool:
+        """Seal an active segment that is older than `segment.ms`. An append would do it, but where none comes, who
+        reads sealed segments only would never see its records."""
+        if not self.chain.active.has_waited(now, self._longest_ms):
+            return False
+        with self.lock:
+            self.check_open()
+            if not self.chain.active.has_waited(now, self._longest_ms):
+                return False
+            self._roll(self.offsets.end)
+            return True
+
+    @property
+    def _longest_ms(self) -> int:
         settings = self.settings
-        longest = settings.segment_ms
-        if settings.compact:
-            longest = min(longest, settings.max_compaction_lag_ms)
-        if self.chain.active.should_roll(size, latest, last, self.clock(), settings.segment_bytes, longest):
+        return (
+            min(settings.segment_ms, settings.max_compaction_lag_ms)
+            if settings.compact
+            else settings.segment_ms
+        )
+
+    def _maybe_roll(self, size: int, first: int, last: int, latest: int) -> None:
+        segment_bytes, now = self.settings.segment_bytes, self.clock()
+        if self.chain.active.should_roll(size, latest, last, now, segment_bytes, self._longest_ms):
             self._roll(first)
 
     def _roll(self, base: int) -> None:
@@ -308,15 +326,19 @@ class Log(LogState):
             self.chain.replace(old, new, self.settings.file_delete_delay_ms)
             self._remove_snapshots({each.base_offset for each in old} - {each.base_offset for each in new})
 
-    def split_overflowing(self, segments: Sequence[Segment]) -> None:
-        """Split those of these segments that have offsets too far above their base, as old compactions left them."""
+    def split_overflowing(self, segments: Sequence[Segment]) -> bool:
+        """Split those of these segments that have offsets too far above their base, as old compactions left them.
+        False where none has."""
+        found = False
         with self.lock:
             self.check_open()
             for segment in segments:
                 last = segment.next_offset() - 1
                 if segment in self.chain.segments and last - segment.base_offset > MAX_INT32:
+                    found = True
                     with self._whole_or_offline():
                         split(self.chain, segment, self.settings.file_delete_delay_ms, _refuse_cut)
+        return found
 
     # -- keeping --------------------------------------------------------------------------------------
 

@@ -131,6 +131,7 @@ class Segment(StoredSegment):
             raise
         if size == 0 and length:
             self._first = int(table[0, MAX_TIMESTAMP])
+            self.filled_ms = self._clock()
         self._since, self._largest = entries.since, entries.largest
         self._size = size + length
 
@@ -294,9 +295,15 @@ class Segment(StoredSegment):
             return True
         if self.size == 0:
             return False
+        return self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms)
+
+    def has_waited(self, now: int, segment_ms: int) -> bool:
+        """Whether its first batch is so old that the segment is to be sealed though nothing more is appended."""
+        return self.size > 0 and now - self.filled_ms > self._patience(segment_ms)
+
+    def _patience(self, segment_ms: int) -> int:
         most = min(self.settings.jitter_ms, segment_ms)
-        jitter = self._jitter % most if most > 0 else 0
-        return self.time_waited(now, incoming_max_timestamp) > segment_ms - jitter
+        return segment_ms - (self._jitter % most if most > 0 else 0)
 
     def seal(self) -> None:
         """End an active segment: last time entry, files cut to what they hold, nothing open for writing."""

@@ -131,6 +131,10 @@ class Segments:
         place = bisect_right(self._bases, offset)
         return self._segments[place] if place < len(self._segments) else None
 
+    def end_of(self, segment: Segment) -> int:
+        """Below which offset the records of a sealed segment lie: where the next one begins."""
+        return self._bases[bisect_right(self._bases, segment.base_offset)]
+
     def range(self, start: int, end: int) -> tuple[Segment, ...]:
         """The segments that may hold offsets from `start` up to, not including, `end`."""
         if end < start:

@@ -101,6 +101,7 @@ class StoredSegment:
     directory, base_offset, suffix  make up the files' names
     settings     SegmentSettings
     created_ms   when the segment was created, reopened or emptied: it rolls by this clock without timestamps
+    filled_ms    when its first batch was appended, or it was reopened: it rolls by this clock without appends
     size         published bytes of the `.log`; read from the file system when first asked for
     log          the `.log`, for readers
     _largest     (largest timestamp, last offset of the batch that holds it), None until asked for
@@ -124,6 +125,7 @@ class StoredSegment:
         "base_offset",
         "created_ms",
         "directory",
+        "filled_ms",
         "log",
         "settings",
         "suffix",
@@ -142,7 +144,7 @@ class StoredSegment:
         self.base_offset = base_offset
         self.settings = settings
         self.suffix = suffix
-        self.created_ms = clock()
+        self.created_ms = self.filled_ms = clock()
         self.log = PinnedFile(f"{directory}/{base_offset:020d}.log{suffix}", descriptors)
         self._clock = clock
         self._size = -1

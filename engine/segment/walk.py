@@ -29,7 +29,7 @@ def walk(
     """Whole batches between two positions of a file, in chunks: bytes, table, and FULL for "more follows".
 
     The last chunk has neither bytes nor rows, and the status that ended the walk. A chunk grows to hold a
-    batch that is larger, never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
+    batch that is larger, for that one, never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
     position = start
     buffer = np.empty(max(0, min(chunk, end - start)), np.uint8)
     table = np.empty((min(_ROWS, buffer.size // HEADER_SIZE + 1), COLUMNS), np.int64)
@@ -52,7 +52,8 @@ def walk(
             if length == end - position or total > end - position:
                 break
             buffer = np.empty(max(total, chunk), np.uint8)
-        elif not reuse:
-            buffer = np.empty_like(buffer)
+        elif not reuse or buffer.size > chunk:
+            # One large batch does not make all chunks behind it large.
+            buffer = np.empty(min(buffer.size, chunk), np.uint8)
         position += at
     yield NOTHING, table[:0], status

@@ -54,6 +54,11 @@ class KeptStore:
         self._check_open()
         self._checkpoints.write_high_watermarks()
 
+    def roll_waited(self, now: int | None = None) -> int:
+        """Seal segments that are older than `segment.ms`, where no append does it. Gives how many there were."""
+        self._check_open()
+        return upkeep.roll_waited(self._partitions.loaded(), self.clock() if now is None else now)
+
     def flush_rolled(self) -> int:
         """Bring sealed segments onto the disk. Gives how many partitions had some."""
         self._check_open()

@@ -78,6 +78,11 @@ def _periods(daemon: DaemonSettings) -> dict[Task, int]:
     }
 
 
+def roll_waited(partitions: Iterable[Partition], now: int) -> int:
+    """Seal segments that are older than `segment.ms`. Gives how many there were."""
+    return sum(_attempt(partition, lambda log: int(log.roll_if_waited(now))) for partition in partitions)
+
+
 def flush_rolled(partitions: Iterable[Partition]) -> int:
     """Bring segments that were sealed onto the disk. Gives how many partitions had some."""
     return sum(_attempt(partition, _flush_rolled) for partition in partitions)

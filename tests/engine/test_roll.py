@@ -261,3 +261,30 @@ def test_sealed_segments_rise_in_their_files_times_by_the_millisecond(bench: Ben
     sealed = partition.log.chain.segments.non_active
     times = [segment.path.stat().st_mtime_ns // 1_000_000 for segment in sealed]
     assert times == sorted(set(times))
+
+
+# -- by time, without an append ---------------------------------------------------------------------------
+
+
+def test_a_segment_whose_first_batch_is_older_than_segment_ms_is_sealed_without_an_append(
+    bench: Bench,
+) -> None:
+    partition = bench.open(segment_ms=MINUTE)
+    bench.clock.advance(10 * MINUTE)
+    assert not partition.log.roll_if_waited(bench.clock()), "an empty segment is never sealed"
+    # Records of long ago are as new as their append: else each of them would make a segment of its own.
+    append_at(partition, NOW - 1_000_000_000)
+    bench.clock.advance(MINUTE)
+    assert not partition.log.roll_if_waited(bench.clock())
+    bench.clock.advance(1)
+    assert partition.log.roll_if_waited(bench.clock())
+    assert bases_of(partition) == [0, 1]
+    assert not partition.log.roll_if_waited(bench.clock() + 10 * MINUTE)
+    verify(partition)
+
+
+def test_where_a_log_is_compacted_max_compaction_lag_seals_it_too(bench: Bench) -> None:
+    partition = bench.open(cleanup_policy="compact", max_compaction_lag_ms=MINUTE)
+    partition.append(Record(b"v", key=b"k"))
+    bench.clock.advance(MINUTE + 1)
+    assert partition.log.roll_if_waited(bench.clock())

@@ -169,6 +169,7 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
         "flush of sealed segments": (1000, 1000),
         "flush.ms": (11000, 11000),
         "removal of deleted files": (1000, 1000),
+        "segment.ms": (1000, 1000),
         "checkpoint of recovery points": (7000, 12000),
         "checkpoint of start offsets": (8000, 12000),
         "checkpoint of high watermarks": (9000, 9000),
