@@ -24,12 +24,13 @@ _AT_ONCE = 20_000
 _LINE_BYTES = 150
 
 
-def events(count: int, seed: int = 1, end_ms: int | None = None, hours: int = 24) -> Iterator[list[bytes]]:
-    """So many lines, in chunks, by rising time: a day that ends now."""
+def events(count: int, seed: int = 1, live: bool = False) -> Iterator[list[bytes]]:
+    """So many lines, in chunks, by rising time: a day that ends now. Where they are `live`, only the click knows when
+    it was, and the record is as new as its append: who cuts segments by time needs that."""
     random = np.random.default_rng(seed)
     users = max(10, count // 100)
-    end = int(time.time() * 1000) if end_ms is None else end_ms
-    start = end - hours * 3_600_000
+    end = int(time.time() * 1000)
+    start = end - 24 * 3_600_000
     for first in range(0, count, _AT_ONCE):
         size = min(_AT_ONCE, count - first)
         # Bursts: a few users at a time are active, and others later.
@@ -44,20 +45,23 @@ def events(count: int, seed: int = 1, end_ms: int | None = None, hours: int = 24
             active.tolist(), times.tolist(), pages.tolist(), products.tolist(), took.tolist(), strict=True
         ):
             value = {
+                "at": at,
                 "page": PAGES[page].format(product),
                 "ms": milliseconds,
                 "status": 500 if milliseconds > 400 else 200,
             }
-            record = {"key": f"user-{user:06d}", "timestamp": at, "value": json.dumps(value)}
+            record = {"key": f"user-{user:06d}", "value": json.dumps(value)}
+            if not live:
+                record["timestamp"] = at
             lines.append(json.dumps(record).encode() + b"\n")
         yield lines
 
 
-def write(target: Path, count: int, seed: int = 1, end_ms: int | None = None) -> None:
+def write(target: Path, count: int, seed: int = 1, live: bool = False) -> None:
     """Append them, with a bar that shows how far it is."""
     chunks = -(-count // _AT_ONCE)
     with target.open("ab", buffering=0) as file:
-        for lines in track(events(count, seed, end_ms), f"{count:,} events", total=chunks):
+        for lines in track(events(count, seed, live), f"{count:,} events", total=chunks):
             data = b"".join(lines)
             while data:
                 data = data[file.write(data) :]

@@ -1,0 +1,2 @@
+CREATE MATERIALIZED VIEW slow AS
+SELECT page, count(*) AS views FROM clicks WHERE ms > 200 GROUP BY page
