@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,13 @@ def topic(mount: Path, name: str, **settings: object) -> Path:
         if lines:
             (directory / "config").write_text(lines)
     return directory
+
+
+def wait_until_sealed(partition: Path) -> None:
+    """Until segment.ms is over: a stream reads segments that change no more."""
+    log, sealed = partition / "log.jsonl", partition / "sealed/jsonl"
+    while log.stat().st_size > sum(each.stat().st_size for each in sealed.iterdir()):
+        time.sleep(0.2)
 
 
 def spark(name: str) -> SparkSession:
