@@ -1,0 +1,43 @@
+"""One Spark session for all tests of this folder: starting the JVM takes longer than most of them.
+
+Warm-up compilers and a serial collector: quick to start, slow in bulk. Nothing here is a benchmark.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session whose workers run this interpreter. Two tasks at a time."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - the other folders' tests need no Spark
+
+    place = tmp_path_factory.mktemp("spark")
+    # Otherwise workers are the first python3 on the PATH, which knows nothing of our packages.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings: dict[str, bool | float | int | str] = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.local.dir": str(place / "local"),
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    session = SparkSession.builder.master("local[2]").appName("tests").config(map=settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
