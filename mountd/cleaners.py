@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _SHORTEST_REST_S: Final = 0.01
 
 # Not more: a thread that holds the GIL, and gets no time from a busy machine, holds up all others.
-_NICENESS: Final = 5
+NICENESS: Final = 5
 
 # A stop that waits longer says so.
 _PATIENCE_S: Final = 10.0
@@ -151,8 +151,10 @@ class Cleaners:
         self._threads.clear()
 
     def _work(self, name: str, throttle: Throttle) -> None:
-        # Whoever waits for a read or a write goes first, where there are not enough processors for all.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        # Whoever waits for a read or a write goes first, where there are not enough processors for all. Who is nicer
+        # already may not become less so, and the thread would end here.
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         try:
             cleaner = self._make(self._store, throttle)
         except (MemoryError, ValueError) as error:

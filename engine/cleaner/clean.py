@@ -148,7 +148,8 @@ class Cleaner:
                 f"{log.name}: closed, or cut, while it was cleaned: {error}"
             ) from error
         except OffsetOverflowError as error:
-            log.split_overflowing(work.sources)
+            if not log.split_overflowing(work.sources):
+                raise  # or it would be begun again and again, and nothing else
             raise CleaningAbortedError(f"{log.name}: a segment had to be split: {error}") from error
         except (CorruptError, OffsetOutOfRangeError) as error:
             if log.cuts == work.cuts:
@@ -168,6 +169,7 @@ class Cleaner:
         settings = work.settings
         rewrite = Rewrite(
             chain=work.log.chain,
+            segments=work.segments,
             offsets=self.offsets,
             transactions=work.transactions(sources[0], sources[0].base_offset),
             producers=work.producers,
@@ -200,20 +202,20 @@ class Cleaner:
         self.offsets.expect(start, work.uncleanable - start)
         for segment in dirty:
             with pinned((segment,)):
-                if not self._fill_from(segment, start, transactions, work.check):
+                if not self._fill_from(
+                    segment, work.segments.end_of(segment), start, transactions, work.check
+                ):
                     logger.info(
                         f"{work.log.name}: the offset map is full at offset {self.offsets.latest_offset}"
                     )
                     return
             # Behind the last batch there may be nothing up to the next segment: that has been read too.
-            following = work.segments.higher(segment.base_offset)
-            if following is not None:
-                self.offsets.latest_offset = following.base_offset - 1
+            self.offsets.latest_offset = work.segments.end_of(segment) - 1
 
     def _fill_from(
-        self, segment: Segment, start: int, transactions: Transactions, check: Callable[[], None]
+        self, segment: Segment, end: int, start: int, transactions: Transactions, check: Callable[[], None]
     ) -> bool:
-        """Read one segment into the map. False where the map became full."""
+        """Read one segment, with offsets below `end`, into the map. False where the map became full."""
         check()
         found = segment.position_of(start)
         if found is None:
@@ -223,7 +225,7 @@ class Cleaner:
         for buffer, table in segment.batches(found[0], chunk=self.chunk, reuse=True):
             check()
             self.throttle(buffer.size)
-            check_offsets(table, segment, last)
+            check_offsets(table, segment, last, end)
             last = int(table[-1, LAST_OFFSET])
             # Nothing goes by the time here: only aborted batches are asked for.
             flags, _ = transactions.judge(buffer, table, 0, where)

@@ -149,9 +149,9 @@ class CleaningManager:
         except ClosedError as error:
             # Deleted or closed meanwhile, or offline, which was said when it happened.
             outcome = replace(outcome, error=str(error))
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._put_off(job.slot, error, now)
-            outcome = replace(outcome, error=str(error))
+            outcome = replace(outcome, error=str(error) or repr(error))
         except EngineError as error:
             self._set_aside(job.slot, error)
             outcome = replace(outcome, error=str(error))
@@ -169,6 +169,11 @@ class CleaningManager:
         for slot in self._slots():
             if self._is_free(slot, now):
                 candidate = self._look(slot, now)
+                if candidate is not None and candidate.checkpoint_is_off and self.states.begin(slot.key):
+                    try:
+                        candidate = self._look(slot, now, is_mine=True)
+                    finally:
+                        self.states.end(slot.key)
                 if candidate is not None and candidate.eligible:
                     found.append((candidate.ratio, slot))
         for _, slot in sorted(found, key=lambda each: each[0], reverse=True):
@@ -222,8 +227,9 @@ class CleaningManager:
             and (retry is None or not 0 <= retry[1] - now <= RETRY_MS)
         )
 
-    def _look(self, slot: Slot, now: int) -> Candidate | None:
-        """What is found in a slot's log; None where nobody can tell. What fails is reported."""
+    def _look(self, slot: Slot, now: int, is_mine: bool = False) -> Candidate | None:
+        """What is found in a slot's log; None where nobody can tell. What fails is reported. A checkpoint that is off
+        is set where the slot `is_mine`, the work on it begun: nobody cuts the log, and lowers it, meanwhile."""
         checkpointed = self.offsets.get(slot.key)
         try:
             unused = self._retention.look(slot)
@@ -233,7 +239,7 @@ class CleaningManager:
             if slot.partition is None:
                 return None
             candidate = look(slot.partition.log, checkpointed, now)
-            if candidate.checkpoint_is_off:
+            if candidate.checkpoint_is_off and is_mine:
                 log.info(
                     f"{slot.name}: was compacted up to offset {checkpointed}, which is not in the log: "
                     f"compaction begins at {candidate.first_dirty}"
@@ -259,7 +265,7 @@ class CleaningManager:
             partition = self._use(slot)
             # Looked at anew: since the first look it may have been cut, or another thread was done with it. And one
             # that was not in use may have an open transaction, which its files' names do not tell.
-            candidate = self._look(slot, now)
+            candidate = self._look(slot, now, is_mine=True)
             if candidate is not None and candidate.eligible:
                 job = Job(slot, partition.log, candidate)
         except (ClosedError, UnknownPartitionError):
@@ -269,10 +275,11 @@ class CleaningManager:
                 self.states.end(slot.key)
         return job
 
-    def _put_off(self, slot: Slot, error: OSError, now: int) -> None:
-        if self.failing.get(slot.key, ("", 0))[0] != str(error):
+    def _put_off(self, slot: Slot, error: OSError | MemoryError, now: int) -> None:
+        why = str(error) or repr(error)
+        if self.failing.get(slot.key, ("", 0))[0] != why:
             log.error(f"{slot.name}: cannot be compacted, tried again in {RETRY_MS // 1000} s: {error!r}")
-        self.failing[slot.key] = str(error), now + RETRY_MS
+        self.failing[slot.key] = why, now + RETRY_MS
 
     def _set_aside(self, slot: Slot, error: BaseException) -> None:
         log.error(f"{slot.name}: cannot be compacted, set aside until the next start: {error!r}")
@@ -283,6 +290,17 @@ class CleaningManager:
     def load(self, present: Collection[PartitionKey]) -> None:
         """Read how far each partition is compacted."""
         self.offsets.read(present)
+
+    def follow_recovery(self) -> None:
+        """Recovery may have cut logs off below where compaction had come to. What is appended there is not compacted,
+        although its offsets were: a tombstone among it would go before the values that it deletes."""
+        for slot in self._slots():
+            if slot.partition is None:
+                continue
+            try:
+                self.offsets.lower(slot.key, slot.partition.end_offset)
+            except OSError as error:
+                log.error(f"{slot.name}: how far it is compacted cannot be written down: {error}")
 
     def abort_and_pause(self, key: PartitionKey) -> None:
         """Let nothing be compacted or removed in the partition, from when this returns until `resume`."""

@@ -5,6 +5,8 @@ Keys are in it by their hashes, 24 bytes each whatever their length: see `engine
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from engine.batch.table import Bytes, Longs
@@ -32,10 +34,13 @@ class OffsetMap:
     ring           where hashes wait for their slots to be fetched
     outdated       a bit for each offset from `base` on: its key was put again. It may not reach as far as the map
     base           the first offset of the bitmap
-    _memory        all slots: the system hands it out page by page, when a page is first used
+    _memory        all slots: the system hands it out page by page, when a page is first used. Empty where there was
+                   too little memory when it was last asked for
+    _length        numbers that it has, when it is not
     """
 
     __slots__ = (
+        "_length",
         "_memory",
         "base",
         "capacity",
@@ -51,7 +56,8 @@ class OffsetMap:
         self.capacity = capacity
         self.secret = secret
         self.ring = np.zeros(RING_SIZE, np.int64)
-        self._memory = self.slots = np.zeros(slots * SLOT, np.int64)
+        self._length = slots * SLOT
+        self._memory = self.slots = np.zeros(self._length, np.int64)
         self.outdated = np.zeros(0, np.uint8)
         self.base = 0
         self.size = 0
@@ -73,11 +79,13 @@ class OffsetMap:
     @property
     def utilization(self) -> float:
         """The part of the slots that is taken."""
-        return self.size * SLOT / self._memory.size
+        return self.size * SLOT / self._length
 
     def expect(self, start: int, count: int) -> None:
         """Say that only the keys of so many offsets, from `start` on, will come into the empty map. A few are kept
-        close together: in the CPU's caches, and in as little memory."""
+        close together: in the CPU's caches, and in as little memory. MemoryError where there is too little."""
+        if not self._memory.size:
+            self._memory = np.zeros(self._length, np.int64)
         self.slots = self._memory[: SLOT * max(2 * count, RING)]
         most = self._memory.nbytes // _BITMAP_SHARE
         self.outdated = np.zeros(min(-(-count // 8), most), np.uint8)
@@ -85,11 +93,11 @@ class OffsetMap:
 
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
-        count = self._memory.size
         if self.size:
             # Fresh pages of zeros are cheaper than zeros written over old ones. Two tables at once would be too many.
             self._memory = self.slots = np.zeros(0, np.int64)
-            self._memory = np.zeros(count, np.int64)
+            with contextlib.suppress(MemoryError):  # `expect` asks again
+                self._memory = np.zeros(self._length, np.int64)
         self.slots = self._memory
         self.outdated = np.zeros(0, np.uint8)
         self.size = 0

@@ -20,6 +20,7 @@ from engine.cleaner.plain import decompressed, refuse
 from engine.cleaner.producers import LiveProducers
 from engine.cleaner.transactions import Transactions
 from engine.errors import CorruptSegmentError, OffsetOverflowError
+from engine.files.atomic import sync_directory
 from engine.files.names import CLEANED_SUFFIX
 from engine.kernels import compact as compaction
 from engine.kernels.compact import GROWTH, RETAIN_EMPTY
@@ -44,6 +45,7 @@ from engine.kernels.search import rising_rows
 from engine.partition.chain import Chain
 from engine.record import MAX_INT32
 from engine.segment.segment import Segment
+from engine.segment.segments import Segments
 from engine.segment.transaction_index import AbortedTransaction
 
 LARGEST_LOG: Final = MAX_INT32
@@ -64,9 +66,16 @@ def pinned(segments: Sequence[Segment]) -> Iterator[None]:
             segment.unpin()
 
 
-def check_offsets(table: Longs, segment: Segment, before: int) -> None:
-    """Refuse batches that do not rise above `before` and each other, or not as far as the segment may hold."""
+def check_offsets(table: Longs, segment: Segment, before: int, end: int) -> None:
+    """Refuse batches that do not rise above `before` and each other, or rise as far as `end`, where the next segment
+    begins, or further than the segment may hold."""
     good = rising_rows(table, segment.base_offset, before)
+    if table[max(good - 1, 0), LAST_OFFSET] >= end:
+        row = table[int(np.argmax(table[:, LAST_OFFSET] >= end))]
+        raise CorruptSegmentError(
+            f"{segment.path}: batch at position {row[POSITION]}: expected offsets below the next segment's {end}, "
+            f"found {row[LAST_OFFSET]}"
+        )
     if good == len(table):
         return
     row = table[good]
@@ -103,6 +112,7 @@ class Rewrite:
     """One pass over a log, a group of segments at a time.
 
     chain          of the log; segments are made by it, none is put into it
+    segments       of the log, as the pass found them
     offsets        the offset map
     transactions   those of this pass
     producers      whose last batches stay
@@ -120,6 +130,7 @@ class Rewrite:
     """
 
     chain: Chain
+    segments: Segments
     offsets: OffsetMap
     transactions: Transactions
     producers: LiveProducers
@@ -153,6 +164,8 @@ class Rewrite:
                 self.discard()
                 return []
             self._end_part(sources[-1])
+            # Their names too, before any is changed: see Chain.replace.
+            sync_directory(self.chain.directory)
             self.check()
         return self.parts
 
@@ -181,11 +194,11 @@ class Rewrite:
     def _read(self, source: Segment, before: Segment) -> None:
         """Take up a segment. `before` is the one that was taken up last, this one itself where it is the first."""
         where = str(source.path)
-        last = source.base_offset - 1
+        last, end = source.base_offset - 1, self.segments.end_of(source)
         for buffer, table in source.batches(chunk=self.chunk, reuse=True):
             self.check()
             self.throttle(buffer.size)
-            check_offsets(table, source, last)
+            check_offsets(table, source, last, end)
             last = int(table[-1, LAST_OFFSET])
             flags, aborted = self.transactions.judge(buffer, table, self.now, where)
             self._aborted += aborted

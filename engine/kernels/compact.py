@@ -295,7 +295,9 @@ def compact(
                     without_key += 1
         start = table[row, POSITION] - origin
         size = table[row, SIZE]
-        if HEADER_SIZE + size + GROWTH * kept > out.size - position:
+        # What a discarded batch says of itself was not checked: no more counts here than what is written of it.
+        room = HEADER_SIZE + size + GROWTH * kept if kept else HEADER_SIZE
+        if room > out.size - position:
             return FULL, row, 0, 0, position, total, invalid, changed
         if kept == 0:
             if flags[row] & RETAIN_EMPTY:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import ClosedError
+from engine.files.atomic import sync_directory
 from engine.files.names import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
@@ -118,11 +119,14 @@ class Chain:
         Their names are durable when the directory is synced next: the caller does, without the lock if it has one.
 
         Recovery drops what is `.cleaned`, and completes what is wholly `.swap`: so the swap names are given from
-        the highest base down, and `.cleaned` names that are left tell of a swap that had not begun."""
+        the highest base down, and `.cleaned` names that are left tell of a swap that had not begun. They are durable
+        before an old segment loses its name: a file system may keep names in another order than they were given,
+        and a `.deleted` one beside a `.cleaned` one would be neither."""
         gone = tuple(old)
         come = sorted(new, key=_base_offset)
         for segment in reversed(come):
             segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
+        sync_directory(self.directory)
         self.segments = self.segments.with_replaced(gone, tuple(come))
         for segment in gone:
             self._doom(segment, delay_ms)

@@ -48,12 +48,15 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     left = set(names)
     if logs:
         bases = [_offset(name) for name in logs]
-        low, high = min(bases), max(_next_offset(chain, base) for base in bases)
+        # Also an empty segment replaces all files of the one with its base.
+        low, high = min(bases), max(max(_next_offset(chain, base), base + 1) for base in bases)
         for name in sorted(names):
             if not name.endswith(SWAP_SUFFIX) and low <= _offset(name) < high:
                 log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")
                 (directory / name).unlink()
                 left.discard(name)
+        # The originals go for good before the `.swap` names do, which tell that they have to.
+        sync_directory(directory)
     for name in swaps:
         final = name.removesuffix(SWAP_SUFFIX)
         log.info(f"{directory.name}/{name}: the swap is completed")

@@ -306,6 +306,8 @@ class Log(LogState):
 
         `cuts` is as of when those were read. CleaningAbortedError, and nothing done, where one has been cut or removed
         since: what is gone must not come back."""
+        # It may take a while. The second time, with the lock held, there is little left to do.
+        self.announce_removal(old)
         # No flush in between: it would vouch for the new segments while a power loss could bring back the old ones.
         with self._flushing:
             with self.lock:

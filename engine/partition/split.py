@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -58,10 +58,12 @@ def split(
     if cut:
         before_cut(segment)
         log.warning(f"{segment.path}: {cut} of {size} bytes cut off at position {size - cut}: no good batch")
+    _index_aborted(segment, parts)
     written = os.stat(segment.path).st_mtime_ns
     for part in parts:
         part.seal()
         part.flush()
+        part.transactions.flush()
         # A segment without timestamps is as old as its file.
         os.utime(part.path, ns=(written, written))
     log.warning(
@@ -71,6 +73,15 @@ def split(
     chain.replace((segment,), parts, delay_ms)
     sync_directory(chain.directory)
     return parts
+
+
+def _index_aborted(segment: Segment, parts: Sequence[Segment]) -> None:
+    """Give each part the index entries of the aborted transactions whose markers it holds: recovery would find them
+    anew, but a segment in the middle of a log is not recovered."""
+    for entry in segment.transactions.all():
+        holder = next((part for part in reversed(parts) if part.base_offset <= entry.last_offset), None)
+        if holder is not None and entry.last_offset < holder.next_offset():
+            holder.transactions.append(entry)
 
 
 def _good(segment: Segment) -> Iterator[tuple[Bytes, Longs]]:

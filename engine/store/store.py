@@ -160,6 +160,7 @@ class Store(KeptStore):
             except BaseException:
                 partitions.abandon()
                 raise
+            store.cleaning.follow_recovery()
         return store
 
     def __enter__(self) -> Self:

@@ -802,4 +802,4 @@ def test_who_promised_segments_to_readers_is_told_before_they_leave(topic: Clean
     log.before_removal = before_removal
     bases = topic.bases[:-1]
     topic.clean(roll=False)
-    assert told == bases
+    assert list(dict.fromkeys(told)) == bases, "twice: before the lock is taken too"

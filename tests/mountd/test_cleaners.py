@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,6 +92,21 @@ def test_as_many_threads_as_the_settings_say_by_their_names(tmp_path: Path) -> N
             assert threads() == ["cleaner-0", "cleaner-1", "cleaner-2"]
             assert list(cleaners.states) == threads()
         assert threads() == []
+
+
+def test_a_daemon_that_is_nicer_than_its_cleaners_would_be_has_cleaners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ordinary user may not make a thread less nice."""
+
+    def refused(which: int, who: int, niceness: int) -> None:
+        if niceness < 10:
+            raise PermissionError
+
+    monkeypatch.setattr(os, "getpriority", lambda which, who: 10)
+    monkeypatch.setattr(os, "setpriority", refused)
+    with Store.open(tmp_path, SETTINGS) as store, at_work(store) as cleaners:
+        eventually(lambda: cleaners.states["cleaner-0"].runs > 0, "a run")
 
 
 @pytest.mark.parametrize("setting", ["log.cleaner.enable=false", "log.cleaner.threads=0"])
