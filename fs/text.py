@@ -93,6 +93,9 @@ class SegmentText:
         limit = self._limit(segments, offsets)
         if self.map.next_offset >= limit:
             return
+        if segments.at(self.segment.base_offset) is not self.segment:
+            # Another one has its place in a newer list: its records are none of this text.
+            return
         with self._lock:
             start = self.map.next_offset
             if start >= limit:

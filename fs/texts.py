@@ -123,13 +123,13 @@ class PartitionTexts:
                     continue
                 try:
                     text.size(segments, offsets)
-                    if text.damaged:
-                        continue  # whoever asks next looks anew: the damage may have been repaired
-                    self.shelf.save(
-                        self.partition.name, _name(segment, fmt), text.map.encode(_identity(segment))
-                    )
+                    identity = self._identity(segment)
                 except (ClosedError, FileNotFoundError):
-                    continue  # removed meanwhile
+                    identity = None
+                if identity is None or text.damaged:
+                    # Removed meanwhile. Or whoever asks next looks anew: the damage may have been repaired.
+                    continue
+                self.shelf.save(self.partition.name, _name(segment, fmt), text.map.encode(identity))
                 self._saved.add(key)
                 saved += 1
         return saved
@@ -150,16 +150,21 @@ class PartitionTexts:
         if segment is self.partition.log.chain.segments.last:
             return None
         data = self.shelf.load(self.partition.name, _name(segment, fmt))
+        identity = None if data is None else self._identity(segment)
+        return None if data is None or identity is None else SizeMap.decode(data, identity)
+
+    def _identity(self, segment: Segment) -> tuple[int, int, int] | None:
+        """Of its `.log`; None where it is gone from the log: a segment that was rewritten more than once has its file's
+        name, also with `.deleted` behind it."""
         try:
-            return None if data is None else SizeMap.decode(data, _identity(segment))
+            status = os.stat(segment.path)
         except FileNotFoundError:
             return None
+        # Looked at after that: as long as it is in the list, its name is its own.
+        if segment not in self.partition.log.chain.segments:
+            return None
+        return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _name(segment: Segment, fmt: Format) -> str:
     return f"{segment.base_offset:020d}.{fmt.suffix}.map"
-
-
-def _identity(segment: Segment) -> tuple[int, int, int]:
-    status = os.stat(segment.path)
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -191,8 +191,9 @@ class View:
                     self._pin(segment)
             self._pin_deciders(current)
             if self._parts:
-                # What it is made of is known as long as it is all there.
-                self._parts[-1].text.size(current, offsets)
+                # What it is made of is known as long as it is all there. It may be gone from the log already: in the
+                # list that is published now another segment has its place, and other records.
+                self._parts[-1].text.size(self._with_held(list(self._parts), current), offsets)
 
     def _pin_deciders(self, current: Segments) -> None:
         first, last = self._hold.held[0], self._hold.held[-1]

@@ -7,11 +7,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from furnished import Furnished, furnished, lines, remove_below
+from compacted import cleaner
+from furnished import Furnished, furnished, lines, remove_below, view_of
 
+from engine.record import Record
 from fs.formats import Format
 from fs.shown import ShownPartition
 from fs.text import SegmentText
+from fs.view import View
 
 TXT, JSONL = Format.TXT, Format.JSONL
 
@@ -133,3 +136,26 @@ def test_what_is_there_is_not_forgotten(place: Furnished) -> None:
     shown.texts.forget_removed()
     assert shown.texts._texts == before
     assert len(place.shelf.kept) == 3
+
+
+def test_a_segment_that_was_rewritten_twice_is_not_read_by_the_map_of_its_successor(place: Furnished) -> None:
+    """regression: its file's name, with `.deleted`, was that of its successor, whose map fitted that file"""
+    shown = place.create("keyed", cleanup_policy="compact", file_delete_delay_ms=1_000_000)
+    log, by = shown.partition.log, cleaner()
+
+    def put(value: bytes, *keys: bytes) -> None:
+        shown.partition.append([Record(value, key) for key in keys])
+        shown.partition.roll()
+
+    def compact() -> None:
+        by.clean(log, 0, log.chain.active.base_offset, place.clock.ms, lambda *_: None)
+
+    put(b"x", b"a", b"b", b"c")
+    with View.of_segment(shown.texts, Format.JSONL, log.chain.segments.first) as view:
+        put(b"later", b"a")
+        compact()
+        shown.texts.of(log.chain.segments.first, Format.JSONL)
+        assert shown.texts.keep_complete(never) == 1
+        put(b"latest", b"b")
+        compact()
+        assert [b'"value":"x"' in line for line in view_of(view).splitlines()] == [True, True, True]
