@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench_nothing import REQUEST, nothing, open_write_closes, read_rate, write_rate
 from report import Row, compare, show
-from workplace import VALUE, folder, lines
+from workplace import folder, lines
 
 from engine import Store
 
@@ -45,7 +45,7 @@ def _limit(transfer: float, plain: float) -> float:
 
 
 def writing(place: Path, idle: Path) -> list[Row]:
-    data = lines(10_000).tobytes()[: REQUEST - REQUEST % len(VALUE + b"\n")]
+    data = lines(10_000).tobytes()[:REQUEST]
     total = 256 * MIB
     with mount(place / "write", place / "write-mount") as root:
         (root / "bench-0").mkdir()
