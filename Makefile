@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup run test bench lint clean
+.PHONY: setup run test soak bench lint clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,11 @@ $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
 test: setup $(KAFKA)/.ready
 	.ci/packages tools
 	$(BIN)/python -m pytest $(TESTS)
+
+# As in `make test`, but for ten minutes.
+soak: setup
+	.ci/packages tools
+	SOAK_SECONDS=$${SOAK_SECONDS:-600} $(BIN)/python -m pytest tests/soak
 
 bench: setup
 	$(BIN)/python tests/bench

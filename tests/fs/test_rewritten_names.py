@@ -1,0 +1,65 @@
+"""Names of segments that compaction rewrites between a look-up and the open behind it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from compacted import cleaner
+from furnished import Furnished, furnished, remove_below, whole
+
+from engine.record import Record
+from fs import errors
+from fs.entry import Entry, Handle
+from fs.tree.segments import RawFile, SegmentFile
+
+KINDS = {"log": RawFile, "jsonl": SegmentFile}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Furnished]:
+    with furnished(tmp_path) as made:
+        shown = made.create(cleanup_policy="compact", file_delete_delay_ms=0)
+        for key in (b"a", b"b", b"a"):
+            shown.partition.append([Record(b"of " + key, key)])
+            shown.partition.roll()
+        yield made
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+def test_a_name_that_is_there_all_the_time_can_be_opened(place: Furnished, suffix: str) -> None:
+    """regression: ENOENT from a file that was listed, and is there"""
+    log = place.shown().partition.log
+    plain, calls = KINDS[suffix].open, []
+
+    def rewritten_before(entry: Entry, flags: int) -> Handle:
+        if not calls:
+            cleaner().clean(log, 0, log.chain.active.base_offset, place.clock.ms, lambda *_: None)
+        calls.append(entry)
+        return plain(entry, flags)  # type: ignore[arg-type]
+
+    path = f"/t-0/segments/{0:020d}.{suffix}"
+    with mock.patch.object(KINDS[suffix], "open", rewritten_before):
+        handle = place.files.open(path, os.O_RDONLY).handle
+    assert len(calls) == 2
+    found = whole(lambda position, into: place.files.read(handle, position, into))
+    place.files.release(handle)
+    assert found == place.read(path) != b""
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+def test_a_name_that_is_gone_is_not_there(place: Furnished, suffix: str) -> None:
+    plain = KINDS[suffix].open
+
+    def removed_before(entry: Entry, flags: int) -> Handle:
+        remove_below(place.shown().partition, 2)
+        return plain(entry, flags)  # type: ignore[arg-type]
+
+    with (
+        mock.patch.object(KINDS[suffix], "open", removed_before),
+        pytest.raises(errors.NotFoundError),
+    ):
+        place.files.open(f"/t-0/segments/{0:020d}.{suffix}", os.O_RDONLY)
