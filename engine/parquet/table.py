@@ -1,0 +1,250 @@
+"""Which Parquet files make up a partition's table, and where they are on disk. Needs no pyarrow.
+
+    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   what is visible of one sealed segment
+    BACKING/views/<partition>/parquet.list                            JSON: the files of the table
+
+A file is named for the very `.log` file that it was made of, so a segment that compaction rewrote gets another one.
+The list is what counts: it is replaced whole, and only by one that reaches as far in the log as the one before. So a
+table never lacks records while files are made anew after a compaction: until then it is the one before.
+All of it can be built again, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from bisect import bisect_left, bisect_right
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+from engine.batch.table import Bytes
+from engine.errors import CorruptError
+from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from engine.partition.partition import Partition
+from engine.segment.segment import Segment
+
+VIEWS: Final = "views"
+SUFFIX: Final = ".parquet"
+LIST: Final = "parquet.list"
+
+# Some 300 bytes for each segment of a partition.
+_LONGEST_LIST: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file of a table, made of one segment.
+
+    name           on disk
+    base_offset    of the segment
+    next_offset    where the next segment began: all its records are below
+    records        how many are visible; without any there is no file on disk, and none is shown
+    size           bytes of the file
+    max_timestamp  milliseconds, of the visible records; -1 without any
+    mtime_ns       of the segment's `.log`
+    """
+
+    name: str
+    base_offset: int
+    next_offset: int
+    records: int
+    size: int
+    max_timestamp: int
+    mtime_ns: int
+
+    @property
+    def generation(self) -> int:
+        """Differs for each `.log` file that had the base offset."""
+        return zlib.crc32(self.name.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a partition's table is made of now, in the order of offsets.
+
+    topic_id  of the topic: another one that has its name now has other records
+    files     of all its segments, also of those without visible records
+    """
+
+    topic_id: str | None
+    files: tuple[TableFile, ...] = ()
+
+    @property
+    def end_offset(self) -> int:
+        """The records that it has are below; 0 where it has none."""
+        return self.files[-1].next_offset if self.files else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a file is not there.
+
+    reason    in words
+    retry_ms  it is tried again then
+    """
+
+    reason: str
+    retry_ms: int
+
+
+class OpenTableFile:
+    """A file that can be read until it is closed, also when another one has replaced it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def read_into(self, position: int, into: Bytes) -> int:
+        """Fill the buffer from a position on; gives how many bytes there were."""
+        done = 0
+        while done < into.size:
+            count = os.preadv(self._descriptor, [memoryview(into)[done:]], position + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+
+_base_offset = attrgetter("base_offset")
+
+
+@dataclass(slots=True)
+class Tables:
+    """The tables of all partitions.
+
+    directory  theirs, with one for each partition
+    failures   by partition, then by the name that the file would have; "" for the partition as a whole
+    made       files that were made since the start, and their bytes
+    _tables    by partition, as far as they were asked for; replaced one by one
+    """
+
+    directory: Path
+    failures: dict[str, dict[str, Failure]] = field(default_factory=dict)
+    made: tuple[int, int] = (0, 0)
+    _tables: dict[str, Table] = field(default_factory=dict)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def of(self, partition: Partition) -> Table:
+        """What is published of a partition, wanted or not, gone from the log or not."""
+        table = self._tables.get(partition.name)
+        if table is None:
+            table = self._tables[partition.name] = self._load(partition.name)
+        return table if table.topic_id == partition.topic_id else Table(partition.topic_id)
+
+    def files(self, partition: Partition) -> tuple[TableFile, ...]:
+        """The files that are shown: none where they are not wanted, none of segments that were removed."""
+        if not partition.settings.parquet_enable:
+            return ()
+        table, first = self.of(partition), partition.log.chain.segments.first.base_offset
+        gone = bisect_right(table.files, first, key=attrgetter("next_offset"))
+        return tuple(file for file in table.files[gone:] if file.records)
+
+    def find(self, partition: Partition, base_offset: int) -> TableFile | None:
+        """The shown file with exactly this base offset."""
+        if not partition.settings.parquet_enable:
+            return None
+        files, first = self.of(partition).files, partition.log.chain.segments.first.base_offset
+        at = bisect_left(files, base_offset, key=_base_offset)
+        file = files[at] if at < len(files) and files[at].base_offset == base_offset else None
+        return file if file is not None and file.records and file.next_offset > first else None
+
+    def open(self, partition: Partition, file: TableFile) -> OpenTableFile:
+        """Open one for reading; FileNotFoundError where it was removed meanwhile."""
+        try:
+            return OpenTableFile(self.path(partition.name, file.name))
+        except FileNotFoundError:
+            # Where somebody has deleted it, the list is looked at anew, and the file is made again.
+            self._tables.pop(partition.name, None)
+            raise
+
+    def status(self, partition: Partition) -> dict[str, object] | None:
+        """What people are told; None where no files are wanted."""
+        if not partition.settings.parquet_enable:
+            return None
+        files = self.files(partition)
+        failures = self.failures.get(partition.name, {})
+        return {
+            "files": len(files),
+            "bytes": sum(file.size for file in files),
+            "next_offset": self.of(partition).end_offset,
+            "error": next((failure.reason for failure in failures.values()), None),
+        }
+
+    def path(self, partition: str, name: str) -> Path:
+        """Where a file of a partition is."""
+        return self.directory / partition / name
+
+    # -- changing: one thread only --------------------------------------------------------------------
+
+    def publish(self, partition: Partition, files: tuple[TableFile, ...]) -> None:
+        """Make these the partition's table, durably."""
+        table = Table(partition.topic_id, files)
+        content = {"topic_id": table.topic_id, "files": [asdict(file) for file in files]}
+        path = self.path(partition.name, LIST)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content).encode())
+        self._tables[partition.name] = table
+
+    def is_there(self, partition: str, file: TableFile) -> bool:
+        """Whether the file is on disk as it was made."""
+        if not file.records:
+            return True
+        try:
+            return os.stat(self.path(partition, file.name)).st_size == file.size
+        except FileNotFoundError:
+            return False
+
+    def remove_others(self, partition: str, keep: set[str]) -> None:
+        """Remove a partition's files but for these. Who has one open can read on."""
+        for path in self._on_disk(partition):
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def clear(self, partition: str) -> None:
+        """Remove a partition's table."""
+        self.failures.pop(partition, None)
+        self._tables[partition] = Table(None)
+        # The list goes first: it must not name files that are gone.
+        self.path(partition, LIST).unlink(missing_ok=True)
+        self.remove_others(partition, set())
+
+    def has_files(self, partition: str) -> bool:
+        """Whether anything of a table is on disk."""
+        return self.path(partition, LIST).exists() or bool(self._on_disk(partition))
+
+    def _on_disk(self, partition: str) -> list[Path]:
+        try:
+            names = os.listdir(self.directory / partition)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [
+            self.path(partition, name)
+            for name in names
+            if name.removesuffix(TEMPORARY_SUFFIX).endswith(SUFFIX)
+        ]
+
+    def _load(self, partition: str) -> Table:
+        """The list as it is on disk, if all that it names is there."""
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
+        ):
+            content = json.loads(read_bounded(self.path(partition, LIST), _LONGEST_LIST))
+            files = tuple(TableFile(**each) for each in content["files"])
+            if all(self.is_there(partition, file) for file in files):
+                return Table(content["topic_id"], files)
+        return Table(None)
+
+
+def file_name(segment: Segment) -> tuple[str, int]:
+    """The name of a segment's file, and the modification time of its `.log`; FileNotFoundError where it is gone."""
+    status = os.stat(segment.path)
+    identity = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    return f"{segment.base_offset:020d}.{identity}{SUFFIX}", status.st_mtime_ns

@@ -1,0 +1,167 @@
+"""Bringing a partition's table up to date: a file for each segment that can change no more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from engine.errors import ClosedError, EngineError
+from engine.parquet.table import Failure, Table, TableFile, Tables, file_name
+from engine.parquet.write import Stopped, write_file
+from engine.partition import reader
+from engine.partition.hold import Hold
+from engine.partition.offsets import Isolation
+from engine.partition.partition import Partition
+from engine.record import Clock
+from engine.segment.segment import Segment
+from engine.segment.segments import Segments
+
+log = logging.getLogger(__name__)
+
+RETRY_MS: Final = 60_000
+"""What failed is tried again after this time: the disk may have room then, or the segment be repaired."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a partition was like when nothing was left to do.
+
+    segments  the list
+    sealed    the segments of it that were complete
+    table     what was published
+    """
+
+    segments: Segments
+    sealed: int
+    table: Table
+
+
+@dataclass(slots=True)
+class TableUpkeep:
+    """Makes the files of tables, and removes those that are not needed. One thread calls it.
+
+    tables  what it keeps
+    clock   milliseconds
+    _made   files by partition and name that are not published yet
+    _seen   by partition
+    """
+
+    tables: Tables
+    clock: Clock
+    _made: dict[str, dict[str, TableFile]] = field(default_factory=dict)
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+
+    def bring_up_to_date(self, partition: Partition, stop: Callable[[], bool]) -> None:
+        """Make what is missing, publish what is complete, remove what is left over; until told to stop."""
+        offsets, segments = partition.log.offsets, partition.log.chain.segments
+        sealed = [
+            (segment, following.base_offset)
+            for segment, following in pairwise(segments)
+            if offsets.stable >= following.base_offset
+        ]
+        failures = self.tables.failures.get(partition.name, {})
+        due = any(self.clock() >= failure.retry_ms for failure in failures.values())
+        if (
+            self._seen.get(partition.name) == _Seen(segments, len(sealed), self.tables.of(partition))
+            and not due
+        ):
+            return
+        try:
+            done = self._make_missing(partition, sealed, stop)
+            if done:
+                self._tidy(partition)
+        except (ClosedError, FileNotFoundError):
+            if partition.log.chain.segments is segments:
+                raise
+            return  # removed or rewritten meanwhile: the next call finds what there is now
+        if done:
+            self._seen[partition.name] = _Seen(segments, len(sealed), self.tables.of(partition))
+
+    def _make_missing(
+        self, partition: Partition, sealed: list[tuple[Segment, int]], stop: Callable[[], bool]
+    ) -> bool:
+        """Whether all of it was gone through."""
+        name, before = partition.name, self.tables.of(partition)
+        known = {file.name: file for file in before.files} | self._made.get(name, {})
+        # Truncation may have taken the log's end: then there is nothing that reaches as far as before.
+        reach = min(before.end_offset, sealed[-1][1]) if sealed else 0
+        ready: list[TableFile] = []
+        if not sealed and before.files:
+            self.tables.publish(partition, ())
+        for segment, end in sealed:
+            if stop():
+                return False
+            try:
+                file = self._file(partition, segment, end, known, stop)
+            except Stopped:
+                return False
+            if file is not None:
+                ready.append(file)
+            if end >= reach and tuple(ready) != self.tables.of(partition).files:
+                self.tables.publish(partition, tuple(ready))
+        return True
+
+    def _file(
+        self,
+        partition: Partition,
+        segment: Segment,
+        end: int,
+        known: dict[str, TableFile],
+        stop: Callable[[], bool],
+    ) -> TableFile | None:
+        """A segment's file, made if it is not there; None where it cannot be made for now."""
+        name, mtime_ns = file_name(segment)
+        file = known.get(name)
+        if file is not None and self.tables.is_there(partition.name, file):
+            return file
+        failures = self.tables.failures.setdefault(partition.name, {})
+        failure = failures.get(name)
+        if failure is not None and self.clock() < failure.retry_ms:
+            return None
+        wanted = TableFile(name, segment.base_offset, end, 0, 0, -1, mtime_ns)
+        try:
+            file = self._write(partition, segment, wanted, stop)
+        except (EngineError, OSError) as error:
+            if segment not in partition.log.chain.segments:
+                raise FileNotFoundError(f"{segment} was removed") from error
+            failures[name] = Failure(f"segment {segment.base_offset}: {error}", self.clock() + RETRY_MS)
+            log.error(f"{partition.name}: no Parquet file of segment {segment.base_offset}: {error}")
+            return None
+        failures.pop(name, None)
+        self._made.setdefault(partition.name, {})[name] = file
+        count, size = self.tables.made
+        self.tables.made = count + 1, size + file.size
+        return file
+
+    def _write(
+        self, partition: Partition, segment: Segment, wanted: TableFile, stop: Callable[[], bool]
+    ) -> TableFile:
+        start, end = wanted.base_offset, wanted.next_offset
+        offsets = partition.log.offsets
+        with Hold.take(partition.log.chain, start, end) as hold:
+            if hold.held != [segment]:
+                raise FileNotFoundError(f"{segment} was removed")
+            return write_file(
+                self.tables.path(partition.name, wanted.name),
+                reader.read_columns(hold.segments, offsets, start, end, Isolation.COMMITTED),
+                partition.topic,
+                partition.number,
+                wanted,
+                stop,
+            )
+
+    def _tidy(self, partition: Partition) -> None:
+        """Forget, and remove from disk, what is not of the table."""
+        name = partition.name
+        keep = {file.name for file in self.tables.of(partition).files}
+        self._made.pop(name, None)
+        self.tables.remove_others(name, keep)
+        present = {file_name(segment)[0] for segment in partition.log.chain.segments.non_active}
+        left = {key: each for key, each in self.tables.failures.get(name, {}).items() if key in present}
+        if left:
+            self.tables.failures[name] = left
+        else:
+            self.tables.failures.pop(name, None)

@@ -1,0 +1,124 @@
+"""One sealed segment as a Parquet file.
+
+Row groups are small, so that a filter on offset or timestamp skips most of a file: each has the range of both, and so
+has each page. Offsets rise through the file. Both are stored as differences: a byte or two a record. One row group at a
+time is in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from engine.batch.columns import Columns
+from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.parquet.schema import FILE_SCHEMA, batches
+from engine.parquet.table import TableFile
+from engine.record import NO_TIMESTAMP
+
+ROW_GROUP_ROWS: Final = 128 * 1024
+ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""A row group ends with the chunk of records that reaches one of the two."""
+
+_DIFFERENCES: Final = "DELTA_BINARY_PACKED"
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error: somebody asked for it
+    """The writing was broken off."""
+
+
+def write_file(
+    path: Path,
+    records: Iterator[Columns],
+    topic: str,
+    partition: int,
+    like: TableFile,
+    stop: Callable[[], bool],
+) -> TableFile:
+    """Write the records, and give `like` with what is known of them then. The file is on disk, whole, under its name
+    when this returns, and else not there. Without records there is none."""
+    beside = path.with_name(path.name + TEMPORARY_SUFFIX)
+    count, latest = 0, NO_TIMESTAMP
+    try:
+        with contextlib.ExitStack() as stack:
+            writer: pq.ParquetWriter | None = None
+            for group in _groups(records, topic, partition, stop):
+                if writer is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    writer = stack.enter_context(_writer(beside))
+                writer.write_table(group, row_group_size=group.num_rows)
+                count += group.num_rows
+                latest = max(latest, _latest_ms(group))
+        if not count:
+            return _described(like, 0, 0, NO_TIMESTAMP)
+        size = _sync(beside)
+        os.replace(beside, path)
+        sync_directory(path.parent)
+    except BaseException:
+        # A disk that is full stays full as long as the half-written file is there.
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    finally:
+        pa.default_memory_pool().release_unused()
+    return _described(like, count, size, latest)
+
+
+def _described(like: TableFile, records: int, size: int, max_timestamp: int) -> TableFile:
+    return TableFile(
+        like.name, like.base_offset, like.next_offset, records, size, max_timestamp, like.mtime_ns
+    )
+
+
+def _groups(
+    records: Iterator[Columns], topic: str, partition: int, stop: Callable[[], bool]
+) -> Iterator[pa.Table]:
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for part in records:
+        if stop():
+            raise Stopped
+        for first in range(0, len(part), ROW_GROUP_ROWS):
+            batch = batches(part.rows(first, first + ROW_GROUP_ROWS), topic, partition, FILE_SCHEMA)
+            pending.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+                yield pa.Table.from_batches(pending, FILE_SCHEMA)
+                pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.Table.from_batches(pending, FILE_SCHEMA)
+
+
+def _writer(path: Path) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        FILE_SCHEMA,
+        compression="zstd",
+        use_dictionary=["topic", "key", "headers.list.element.key"],
+        column_encoding={"offset": _DIFFERENCES, "timestamp": _DIFFERENCES},
+        # Of keys and values they would be large, and of no use where these come in any order.
+        write_statistics=["topic", "offset", "timestamp"],
+        write_page_index=True,
+        sorting_columns=[pq.SortingColumn(FILE_SCHEMA.get_field_index("offset"))],
+    )
+
+
+def _latest_ms(group: pa.Table) -> int:
+    column = group.column("timestamp")
+    return max(int(chunk.cast(pa.int64()).to_numpy().max()) for chunk in column.chunks) // 1000
+
+
+def _sync(path: Path) -> int:
+    """Bring the file onto the disk; gives its size."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
