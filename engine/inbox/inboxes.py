@@ -1,0 +1,105 @@
+"""The inboxes of a store: BACKING/staging/<topic>/{journal,committed,inbox/}."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from engine.errors import EngineError, UnknownPartitionError
+from engine.inbox.inbox import Inbox
+from engine.partition.partition import Partition
+
+log = logging.getLogger(__name__)
+
+SPENT_MS: Final = 600_000
+"""An emptied directory of a committed batch goes after this time: its job may still look at it."""
+
+ABANDONED_MS: Final = 7 * 86_400_000
+"""What a job left unfinished goes after this time. Not at a start: a job may have outlived the daemon."""
+
+_CONDEMNED: Final = "~"
+"""Begins the name of a directory that is being removed: no topic's name has it."""
+
+
+class Inboxes:
+    """All topics'.
+
+    directory   of all of them
+    _numbers    gives a topic's partitions; none where there is no such topic
+    _partition  gives a partition by topic and number
+    _open       the inboxes that somebody asked for, by topic
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        numbers: Callable[[str], Sequence[int]],
+        partition: Callable[[str, int], Partition],
+    ) -> None:
+        self.directory = directory
+        self._numbers = numbers
+        self._partition = partition
+        self._open: dict[str, Inbox] = {}
+        self._lock = threading.Lock()
+
+    def of(self, topic: str) -> Inbox:
+        """A topic's; UnknownPartitionError where there is no such topic."""
+        if not self._numbers(topic):
+            raise UnknownPartitionError(f"there is no topic {topic}")
+        with self._lock:
+            found = self._open.get(topic)
+            if found is None:
+                found = self._open[topic] = Inbox(
+                    topic,
+                    self.directory / topic,
+                    lambda: self._numbers(topic),
+                    lambda number: self._partition(topic, number),
+                )
+            return found
+
+    def recover(self) -> None:
+        """After a start, and before anybody reads: bring commits that a crash has stopped to their end, and remove
+        what is of topics that are no more."""
+        for directory in sorted(self.directory.iterdir()):
+            if not self._numbers(directory.name):
+                shutil.rmtree(directory, ignore_errors=True)
+            elif (directory / "journal").exists():
+                self._settle(self.of(directory.name))
+
+    def settle(self) -> None:
+        """Try again what could not be brought to its end before."""
+        for inbox in list(self._open.values()):
+            if inbox.is_unsettled:
+                self._settle(inbox)
+
+    def _settle(self, inbox: Inbox) -> None:
+        try:
+            inbox.settle()
+        except (EngineError, OSError) as error:
+            log.error(f"{inbox.topic}: a commit that stopped half way is tried again: {error!r}")
+
+    def sweep(self, now: int) -> int:
+        """Remove what nobody has changed for a while. Gives how many files and directories there were."""
+        removed = 0
+        for directory in sorted(self.directory.iterdir()):
+            if self._numbers(directory.name):
+                removed += self.of(directory.name).sweep(now, SPENT_MS, ABANDONED_MS)
+        return removed
+
+    def forget(self, topic: str) -> None:
+        """A topic is gone: so is what was on its way in, and the names of what was committed."""
+        with self._lock:
+            inbox = self._open.pop(topic, None)
+        if inbox is not None:
+            inbox.close()
+        condemned = self.directory / f"{_CONDEMNED}{uuid.uuid4().hex}"
+        try:
+            (self.directory / topic).rename(condemned)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(condemned, ignore_errors=True)

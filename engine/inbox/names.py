@@ -1,0 +1,98 @@
+"""The names of what was committed in a topic's inbox, so that nothing is appended twice.
+
+    BACKING/staging/<topic>/committed      a name a line, in JSON, the oldest first
+
+The newest KEPT names are remembered.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+from engine.files.atomic import sync_directory, write_atomically
+
+KEPT: Final = 10_000
+
+
+class CommittedNames:
+    """One topic's.
+
+    path     of its file
+    _names   those that are remembered, the oldest first; None until they were read
+    _lines   lines in the file
+    _lock    held while the file is read or written
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._names: dict[str, None] | None = None
+        self._lines = 0
+        self._lock = threading.RLock()
+
+    def _loaded(self) -> dict[str, None]:
+        if self._names is None:
+            try:
+                lines = self.path.read_bytes().split(b"\n")
+            except FileNotFoundError:
+                lines = [b""]
+            # Behind the last newline is what a crash left half-written: its journal brings it again.
+            names = dict.fromkeys(name for line in lines[:-1] if (name := _name(line)) is not None)
+            if lines[-1]:
+                self._rewrite(names)
+            self._lines = len(lines) - 1
+            self._names = names
+            self._forget_oldest(names)
+        return self._names
+
+    def __contains__(self, name: str) -> bool:
+        # Who lists the inbox asks this, and does not wait for a commit.
+        with self._lock:
+            return name in self._loaded()
+
+    def add(self, name: str) -> None:
+        """Remember a name, durably."""
+        with self._lock:
+            if name not in self._loaded():
+                self._append(name, self._loaded())
+
+    def _append(self, name: str, names: dict[str, None]) -> None:
+        new = self._lines == 0
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            line = json.dumps(name).encode() + b"\n"
+            if os.write(descriptor, line) < len(line):
+                # No room for all of it: the next load drops the half, and so does the next `add`.
+                self._names = None
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            sync_directory(self.path.parent)
+        names[name] = None
+        self._lines += 1
+        self._forget_oldest(names)
+
+    def _forget_oldest(self, names: dict[str, None]) -> None:
+        while len(names) > KEPT:
+            del names[next(iter(names))]
+        if self._lines > 2 * KEPT:
+            self._rewrite(names)
+            self._lines = len(names)
+
+    def _rewrite(self, names: dict[str, None]) -> None:
+        write_atomically(self.path, b"".join(json.dumps(name).encode() + b"\n" for name in names))
+
+
+def _name(line: bytes) -> str | None:
+    """The name on a line; None where a crash has left something else there."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,65 @@
+"""Which partition of a topic a record goes to, and which record the topic refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.batch.table import Ints
+from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from engine.kernels.encode import RECORD_OVERHEAD
+from engine.kernels.murmur import partitions_of_keys
+from engine.kernels.scan import HEADER_SIZE
+from engine.partition.validate import batch_limit, check_records
+from engine.settings.topic import TopicSettings
+
+NO_PARTITION: Final = -1
+"""In place of a partition: the record names none."""
+
+
+def choose(
+    columns: Columns, named: Ints, numbers: Sequence[int], keyless: int
+) -> tuple[Ints, int, EngineError | None]:
+    """The partition of each record: the one that it names, else the one that Kafka's default partitioner gives its key,
+    else `keyless`. Also how many there are before the first that names one that is not there, and why that is
+    refused. `numbers` are the topic's partitions, in order."""
+    chosen = np.empty(len(columns), np.int32)
+    keys, sizes = np.ascontiguousarray(columns.key_start), np.ascontiguousarray(columns.key_length)
+    partitions_of_keys(columns.buffer, keys, sizes, len(numbers), chosen)
+    chosen = np.array(numbers, np.int32)[chosen]
+    given = named != NO_PARTITION
+    chosen[(columns.key_length < 0) & ~given] = keyless
+    chosen[given] = named[given]
+    unknown = np.flatnonzero(~np.isin(chosen, numbers))
+    if not unknown.size:
+        return chosen, len(columns), None
+    first = int(unknown[0])
+    return (
+        chosen,
+        first,
+        InvalidRecordError(
+            f"partition {chosen[first]} is not one of {numbers[0]} to {numbers[-1]}",
+            (first,),
+        ),
+    )
+
+
+def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:
+    """How many records there are before the first that the topic refuses, and why it does."""
+    wanted, refusal = len(columns), None
+    try:
+        check_records(columns.timestamps, columns.key_length < 0, settings, now)
+    except InvalidRecordError as error:
+        wanted, refusal = min(error.indexes), error
+    limit = batch_limit(settings)
+    spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
+    for row in np.flatnonzero(spans[:wanted] > limit - HEADER_SIZE - RECORD_OVERHEAD).tolist():
+        try:
+            batches.BatchBuilder(limit).add_columns(columns.rows(row, row + 1))
+        except RecordTooLargeError as error:
+            return row, error
+    return wanted, refusal

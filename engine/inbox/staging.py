@@ -1,0 +1,189 @@
+"""Files on their way into a topic: an area like any disk, under BACKING/staging/<topic>/inbox.
+
+A path is a tuple of names; the empty one is the area itself, which is there even before anything is in it.
+What goes wrong here is an OSError, as the system gives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from engine.batch.table import Bytes
+from engine.errors import InvalidRecordError
+
+Parts = tuple[str, ...]
+
+BLOCK: Final = 1 << 20
+"""Bytes that are read of a file at once."""
+
+
+class StagedFile:
+    """An open file.
+
+    descriptor  its number; closed by `close`
+    """
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def read(self, position: int, into: Bytes) -> int:
+        """Fill `into` from a position on; gives how many bytes there were."""
+        done = 0
+        while done < into.size:
+            size = os.preadv(self.descriptor, [memoryview(into)[done:]], position + done)
+            if not size:
+                break
+            done += size
+        return done
+
+    def write(self, position: int, data: Bytes) -> int:
+        """Write at a position; gives how many bytes there was room for."""
+        return os.pwrite(self.descriptor, memoryview(data), position)
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self.descriptor, length)
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """One topic's area.
+
+    root  where it is; made when something is put into it
+    """
+
+    root: Path
+
+    def _at(self, parts: Parts) -> Path:
+        return self.root.joinpath(*parts)
+
+    def _make_room(self, parts: Parts) -> None:
+        if len(parts) == 1:
+            self.root.mkdir(parents=True, exist_ok=True)
+
+    def status(self, parts: Parts) -> os.stat_result:
+        """What lstat tells; FileNotFoundError where there is nothing."""
+        return os.lstat(self._at(parts))
+
+    def names(self, parts: Parts) -> list[str]:
+        """What a directory holds, in order."""
+        try:
+            return sorted(os.listdir(self._at(parts)))
+        except FileNotFoundError:
+            if parts:
+                raise
+            return []
+
+    def is_directory(self, parts: Parts) -> bool:
+        return stat.S_ISDIR(self.status(parts).st_mode)
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    def open(self, parts: Parts, flags: int) -> StagedFile:
+        """Open a file as open(2) does; what appends has a position of its own to write at."""
+        if flags & os.O_CREAT:
+            self._make_room(parts)
+        kept = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC
+        return StagedFile(os.open(self._at(parts), flags & kept | os.O_NOFOLLOW, 0o666))
+
+    def make_directory(self, parts: Parts) -> None:
+        self._make_room(parts)
+        os.mkdir(self._at(parts))
+
+    def remove_directory(self, parts: Parts) -> None:
+        os.rmdir(self._at(parts))
+
+    def remove_file(self, parts: Parts) -> None:
+        os.unlink(self._at(parts))
+
+    def move(self, old: Parts, new: Parts) -> None:
+        os.rename(self._at(old), self._at(new))
+
+    def truncate(self, parts: Parts, length: int) -> None:
+        os.truncate(self._at(parts), length)
+
+    def set_times(self, parts: Parts, accessed_ns: int, modified_ns: int) -> None:
+        os.utime(self._at(parts), ns=(accessed_ns, modified_ns))
+
+    def discard(self, parts: Parts) -> None:
+        """Remove a file, or all that a directory holds but not itself. Where there is nothing, that is well."""
+        path = self._at(parts)
+        with contextlib.suppress(FileNotFoundError):
+            if not self.is_directory(parts):
+                path.unlink()
+                return
+            for name in os.listdir(path):
+                if self.is_directory((*parts, name)):
+                    shutil.rmtree(path / name)
+                else:
+                    (path / name).unlink()
+
+    def destroy(self, parts: Parts) -> None:
+        """Remove a file, or a directory with all that it holds."""
+        self.discard(parts)
+        with contextlib.suppress(FileNotFoundError):
+            self.remove_directory(parts)
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def files(self, parts: Parts) -> Iterator[Parts]:
+        """The files in a directory and below it; what somebody takes away meanwhile may be among them or not."""
+        for name in self.names(parts):
+            inner = (*parts, name)
+            with contextlib.suppress(FileNotFoundError):
+                if self.is_directory(inner):
+                    yield from self.files(inner)
+                else:
+                    yield inner
+
+    def last_change_ms(self, parts: Parts) -> int:
+        """When something in it was last changed, by the system's clock: a time that nobody can set."""
+        latest = self.status(parts).st_ctime_ns
+        if self.is_directory(parts):
+            for name in self.names(parts):
+                with contextlib.suppress(FileNotFoundError):
+                    latest = max(latest, self.last_change_ms((*parts, name)) * 1_000_000)
+        return latest // 1_000_000
+
+    def blocks(self, parts: Parts, zipped: bool = False) -> Iterator[Bytes]:
+        """What a file holds, block by block; InvalidRecordError where it is to be gzip and is not."""
+        with open(self._at(parts), "rb") as file:
+            source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if zipped else file
+            while True:
+                try:
+                    block = source.read(BLOCK)
+                except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                    raise InvalidRecordError(f"{'/'.join(parts)}: expected gzip: {error}") from None
+                if not block:
+                    return
+                yield np.frombuffer(block, np.uint8)
+
+    def identity(self, parts: Parts) -> str:
+        """What tells a file from every other: its size, time and content."""
+        digest = hashlib.blake2b(digest_size=16)
+        for block in self.blocks(parts):
+            digest.update(block)
+        status = self.status(parts)
+        return f"{status.st_size}:{status.st_mtime_ns}:{digest.hexdigest()}"

@@ -1,0 +1,335 @@
+"""`topics/<topic>/inbox/`: files that are appended as a whole, exactly once.
+
+    mkdir inbox/b; write inbox/b/…; touch inbox/b/_SUCCESS      a batch, as Spark's committers write it
+    cp x.jsonl inbox/.x; mv inbox/.x inbox/x.jsonl              a file that is renamed here
+    mv /elsewhere/x.jsonl inbox/                                a file that mv copies here: it sets the file's times
+                                                                when all is there, and close(2) tells what became of it
+
+A plain copy to a name that is not hidden is refused: whether its writer has come to its end, or was killed, nobody
+could tell. What the names mean: `fs.incoming`. Everything else is as on any disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from engine.batch.table import Bytes
+from engine.inbox.inbox import SPENT, batch_name
+from engine.inbox.staging import Parts, StagedFile
+from fs import errors
+from fs.data_files import DataFile
+from fs.entrance import Entrance
+from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
+from fs.incoming import LONGEST, SUCCESS, TEMPORARY, Kind, is_hidden, job_of, kind_of, partition_of
+
+INBOX: Final = "inbox"
+
+_STREAMS: Final = (
+    "the sink of a stream writes into its directory for ever, and never says that all is there: use foreachBatch, with "
+    "a batch's directory of its own in each call"
+)
+
+
+class Scratch(Entry):
+    """What all entries of an inbox have: chmod, chown and utimens do well, as Spark and cp want them to.
+
+    entrance  what they share
+    parts     the path in the inbox
+    """
+
+    def __init__(self, path: str, entrance: Entrance, parts: Parts) -> None:
+        super().__init__(path)
+        self.entrance = entrance
+        self.parts = parts
+
+    def status(self) -> os.stat_result:
+        with as_told(self.path):
+            return self.entrance.staging.status(self.parts)
+
+    def attributes(self, owner: Owner) -> Attributes:
+        found = self.status()
+        return Attributes(
+            self.kind | (self.permissions & owner.mode),
+            # Of the file, not of its name: a rename keeps it.
+            inode(f"staging:{found.st_dev}", found.st_ino),
+            found.st_nlink,
+            found.st_size,
+            found.st_mtime_ns,
+            owner.uid,
+            owner.gid,
+        )
+
+    def move(self, parent: Entry, name: str) -> None:
+        if not isinstance(parent, InboxDirectory):
+            raise errors.NotSupportedError(f"{self.path} can only be renamed within its inbox")
+        if parent.entrance is not self.entrance:
+            raise errors.OtherInboxError(f"{self.path} and {parent.path} are of two topics")
+        new = (*parent.parts, name)
+        place = kind_of(new)
+        is_directory = self.kind == stat.S_IFDIR
+        check_name(new, is_directory)
+        if place is Kind.SUCCESS:
+            raise errors.NotSupportedError(f"{parent.child(name)} is made, not renamed")
+        if place is Kind.TOP and is_directory and SUCCESS in self.names():
+            raise errors.NotSupportedError(
+                f"{self.path} has {SUCCESS} in it: make that when {name} has its name"
+            )
+        if place is Kind.TOP and not is_directory and not self._is_of_a_job(name):
+            self.entrance.commit_file(self.parts, new)
+            return
+        with as_told(self.path):
+            self.entrance.staging.move(self.parts, new)
+
+    def _is_of_a_job(self, name: str) -> bool:
+        return kind_of(self.parts) is Kind.WORK and job_of(name) is not None
+
+    def set_mode(self) -> None:
+        pass
+
+    def set_owner(self) -> None:
+        pass
+
+    def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
+        found = self.status()
+        with as_told(self.path):
+            self.entrance.staging.set_times(
+                self.parts,
+                found.st_atime_ns if accessed_ns is None else accessed_ns,
+                found.st_mtime_ns if modified_ns is None else modified_ns,
+            )
+
+
+class InboxDirectory(Scratch, Directory):
+    """The inbox itself, and every directory in it."""
+
+    permissions = 0o777
+
+    def attributes(self, owner: Owner) -> Attributes:
+        # The inbox itself is there before anything is in it.
+        return super().attributes(owner) if self.parts else Entry.attributes(self, owner)
+
+    def mtime_ns(self) -> int:
+        return self.entrance.mtime_ns()
+
+    def missing(self, name: str) -> errors.NotFoundError:
+        return errors.TakenError(f"there is no {self.child(name)}")
+
+    def names(self) -> Iterable[str]:
+        with as_told(self.path):
+            names = self.entrance.staging.names(self.parts)
+        if self.parts:
+            return names
+        knows = self.entrance.inbox.knows
+        return [name for name in names if name not in SPENT and not knows(batch_name(name))]
+
+    def lookup(self, name: str) -> Entry:
+        inner = (*self.parts, name)
+        try:
+            is_directory = self.entrance.staging.is_directory(inner)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self.missing(name) from None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise self.missing(name) from None
+            raise
+        kind = InboxDirectory if is_directory else InboxFile
+        return kind(self.child(name), self.entrance, inner)
+
+    def create_directory(self, name: str) -> None:
+        new = (*self.parts, name)
+        check_name(new, is_directory=True)
+        if kind_of(new) is Kind.SUCCESS:
+            raise errors.NotSupportedError(f"{self.child(name)} is a file")
+        with as_told(self.child(name)):
+            self.entrance.staging.make_directory(new)
+
+    def remove_directory(self, name: str) -> None:
+        with as_told(self.child(name)):
+            self.entrance.staging.remove_directory((*self.parts, name))
+
+    def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
+        new = (*self.parts, name)
+        check_name(new, is_directory=False)
+        file = InboxFile(self.child(name), self.entrance, new)
+        place = kind_of(new)
+        if place is Kind.TOP:
+            # mv and cp ask for a file that nobody else has made, `>` does not: its writer would not look at close(2).
+            if not flags & os.O_EXCL or job_of(name) is not None:
+                raise errors.NotSupportedError(
+                    f"{file.path}: whether all of it has come cannot be known; write to a name that begins with a dot, "
+                    "and rename it then"
+                )
+            return file, ArrivingHandle(file, file.opened(flags | os.O_CREAT))
+        if place is Kind.WORK and not is_hidden(name):
+            self.entrance.admit(new)
+        if place is Kind.SUCCESS:
+            self.entrance.commit_batch(self.parts)
+        return file, ScratchHandle(file.opened(flags | os.O_CREAT))
+
+
+class InboxFile(Scratch):
+    """A file on its way in.
+
+    file  open, where this entry is of an open file: it is asked then, whatever became of its name
+    """
+
+    permissions = 0o666
+    file: StagedFile | None = None
+
+    def status(self) -> os.stat_result:
+        return super().status() if self.file is None else self.file.status()
+
+    def size(self) -> int:
+        return self.status().st_size
+
+    def mtime_ns(self) -> int:
+        return self.status().st_mtime_ns
+
+    def opened(self, flags: int) -> StagedFile:
+        """Open the file itself."""
+        with as_told(self.path):
+            # The kernel gives each write its place.
+            self.file = self.entrance.staging.open(self.parts, flags & ~os.O_APPEND)
+        return self.file
+
+    def open(self, flags: int) -> Handle:
+        if wants_writing(flags) and kind_of(self.parts) is Kind.SUCCESS:
+            # Spark does not make the file anew where an earlier job has left one.
+            self._commit_again()
+        return ScratchHandle(self.opened(flags))
+
+    def _commit_again(self) -> None:
+        directory = self.parts[:-1]
+        if set(self.entrance.staging.names(directory)) - SPENT:
+            self.entrance.commit_batch(directory)
+            with as_told(self.path):
+                self.entrance.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
+
+    def truncate(self, length: int) -> None:
+        with as_told(self.path):
+            if self.file is None:
+                self.entrance.staging.truncate(self.parts, length)
+            else:
+                self.file.truncate(length)
+
+    def remove(self) -> None:
+        with as_told(self.path):
+            self.entrance.staging.remove_file(self.parts)
+
+    def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
+        if kind_of(self.parts) is Kind.SUCCESS:
+            # Python touches what is there without opening it.
+            self._commit_again()
+        super().set_times(accessed_ns, modified_ns)
+        arrival = self.entrance.arriving.get(self.parts[-1])
+        if arrival is not None and len(self.parts) == 1:
+            arrival.is_whole = True
+
+
+class ScratchHandle(Handle):
+    """An open file on its way in: as on any disk, through the page cache."""
+
+    direct_io = False
+
+    def __init__(self, file: StagedFile) -> None:
+        self._file = file
+
+    def read(self, position: int, into: Bytes) -> int:
+        return self._file.read(position, into)
+
+    def write_at(self, position: int, data: Bytes) -> int:
+        return self._file.write(position, data)
+
+    def persist(self) -> None:
+        self._file.sync()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+class ArrivingHandle(ScratchHandle):
+    """A file that is copied to a name that is not hidden: appended at close(2), if its times were set after the last
+    write. Else close(2) says that it is not, and the file goes.
+
+    is_whole   its times were set, and nothing was written after that
+    _is_taken  it was appended
+    """
+
+    def __init__(self, entry: InboxFile, file: StagedFile) -> None:
+        super().__init__(file)
+        self.is_whole = False
+        self._is_taken = False
+        self._entry = entry
+        entry.entrance.arriving[entry.parts[0]] = self
+
+    def write_at(self, position: int, data: Bytes) -> int:
+        self.is_whole = False
+        return super().write_at(position, data)
+
+    def flush(self) -> None:
+        if self._is_taken:
+            return
+        if not self.is_whole:
+            raise errors.NotSupportedError(
+                f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
+                "copy it to a name that begins with a dot, and rename it then"
+            )
+        self._entry.entrance.commit_file(self._entry.parts, self._entry.parts)
+        self._is_taken = True
+
+    def release(self) -> None:
+        arriving = self._entry.entrance.arriving
+        name = self._entry.parts[0]
+        if arriving.get(name) is self:
+            del arriving[name]
+            self._entry.entrance.staging.discard((name,))
+        super().release()
+
+
+def check_name(parts: Parts, is_directory: bool) -> None:
+    """Refuse early what could not be appended, in words."""
+    place = kind_of(parts)
+    name, shown = parts[-1], "/".join(parts)
+    if place is Kind.MANIFEST:
+        raise errors.NotSupportedError(f"{shown}: {_STREAMS}")
+    if place is Kind.SCRATCH or is_hidden(name):
+        return
+    if not is_directory:
+        DataFile.of(parts)
+    elif "=" in name:
+        top = parts[0] == TEMPORARY or place is Kind.TOP
+        if top or partition_of(name) is None:
+            raise errors.BadInputError(
+                f"{shown}: partitionBy takes the column out of the rows, and only `partition` is one that a topic has "
+                "a place for, in a batch's directory; leave the column in the rows"
+            )
+    elif place is Kind.DATA:
+        raise errors.NotSupportedError(f"{shown}: a batch has no directories but partition=<number>")
+    if place is Kind.TOP and len(os.fsencode(name)) > LONGEST:
+        raise errors.BadInputError(f"{shown}: expected a name of at most {LONGEST} bytes")
+
+
+@contextlib.contextmanager
+def as_told(path: str) -> Iterator[None]:
+    """What the disk says of a file is true of the file that is shown."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise errors.TakenError(f"there is no {path}") from None
+    except FileExistsError:
+        raise errors.ExistsError(f"{path} exists") from None
+    except NotADirectoryError:
+        raise errors.NotADirectoryError(f"{path}: a name above it is no directory") from None
+    except IsADirectoryError:
+        raise errors.IsADirectoryError(f"{path} is a directory") from None
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise errors.NotEmptyError(f"{path} is not empty") from None
+        if error.errno in (errno.EINVAL, errno.ENAMETOOLONG):
+            raise errors.BadInputError(f"{path}: {error.strerror}") from None
+        raise

@@ -1,0 +1,144 @@
+"""Names in an inbox, and the lines of files that lie there."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import InvalidRecordError, RecordTooLargeError
+from engine.inbox.routing import NO_PARTITION
+from engine.inbox.staging import BLOCK, Parts, Staging
+from engine.settings.topic import resolve_topic
+from fs.data_files import DataFile, Topic, chunks, data_files
+from fs.errors import BadInputError
+from fs.formats import Format
+from fs.incoming import Kind, kind_of
+
+JOB = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("x.txt", Kind.TOP),
+        ("q1-7", Kind.TOP),
+        ("q1-7/x.txt", Kind.DATA),
+        ("q1-7/partition=3/x.txt", Kind.DATA),
+        ("_SUCCESS", Kind.SUCCESS),
+        ("q1-7/_SUCCESS", Kind.SUCCESS),
+        ("q1-7/partition=3/_SUCCESS", Kind.SCRATCH),
+        ("_temporary", Kind.WORK),
+        ("_temporary/0/x.txt", Kind.WORK),
+        ("q1-7/_temporary/0/_temporary/attempt_1/.part.crc", Kind.WORK),
+        (".spark-staging-1/x.txt", Kind.SCRATCH),
+        (".x/_temporary/x.txt", Kind.SCRATCH),
+        (".x/_SUCCESS", Kind.SCRATCH),
+        ("q1-7/.x.crc", Kind.SCRATCH),
+        ("_spark_metadata/0", Kind.MANIFEST),
+        ("q1-7/_spark_metadata", Kind.MANIFEST),
+        (".checkpoint/_spark_metadata", Kind.SCRATCH),
+    ],
+)
+def test_what_a_name_is(path: str, kind: Kind) -> None:
+    assert kind_of(tuple(path.split("/"))) is kind
+
+
+def test_what_a_files_name_tells() -> None:
+    file = DataFile.of(("b", "partition=12", f"part-00003-{JOB}-c001.json.gz"))
+    assert (file.format, file.zipped, file.partition) == (Format.JSONL, True, 12)
+    assert DataFile.of(("b", "x.tsv")).partition == NO_PARTITION
+    for name in ("txt", "x", "x.gz", "x.txt.bz2", "x.csv", "x.TXT"):
+        with pytest.raises(BadInputError):
+            DataFile.of(("b", name))
+
+
+class Area:
+    """Files, and the records that they hold."""
+
+    def __init__(self, root: Path) -> None:
+        self.staging = Staging(root)
+        self.root = root
+        self.settings = resolve_topic({}, {})
+
+    def put(self, name: str, data: bytes) -> Parts:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return tuple(name.split("/"))
+
+    def read(self, name: str, data: bytes) -> list[bytes]:
+        file = DataFile.of(self.put(name, data))
+        topic = Topic(self.settings, [0], itertools.count(), lambda: 1)
+        return [
+            columns.buffer[start : start + length].tobytes()
+            for _, columns in chunks(self.staging, [file], topic)
+            for start, length in zip(columns.value_start, columns.value_length, strict=True)
+        ]
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> Area:
+    return Area(tmp_path / "inbox")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("around", [-2, -1, 0, 1, 2])
+def test_lines_go_over_the_ends_of_blocks(area: Area, around: int, end: bytes) -> None:
+    lines = [b"x" * 999] * (BLOCK // 1000) + [b"y" * (BLOCK % 1000 + around), b"z" * 2000, b"", b"last"]
+    assert area.read("x.txt", b"\n".join(lines) + end) == lines
+    assert area.read("x.txt.gz", gzip.compress(b"\n".join(lines) + end, 1)) == lines
+
+
+def test_a_line_may_be_as_long_as_a_record_can_be_and_no_longer(area: Area) -> None:
+    with pytest.raises(RecordTooLargeError, match=r"x\.txt: line 1: "):
+        area.read("x.txt", b"x" * (2 << 20))
+    with pytest.raises(RecordTooLargeError, match=r"x\.txt: a line goes beyond"):
+        area.read("x.txt", b"x" * (20 << 20))
+
+
+def test_an_error_tells_the_file_and_the_line_in_it(area: Area) -> None:
+    good = b'{"value":"%s"}\n' % (b"x" * 1000)
+    with pytest.raises(BadInputError, match=r"^b/x\.json: line 3001: byte 1: "):
+        area.read("b/x.json", good * 3000 + b"bad\n" + good)
+    with pytest.raises(BadInputError, match=r"^b/x\.json: line 3001: partition 1 is not one of 0 to 0"):
+        area.read("b/x.json", good * 3000 + b'{"value":"x","partition":1}\n' + good)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"plain", gzip.compress(b"x" * 1000)[:-3], gzip.compress(b"x")[:12] + b"?" * 20]
+)
+def test_what_is_to_be_gzip_and_is_not(area: Area, damage: bytes) -> None:
+    with pytest.raises(InvalidRecordError, match="expected gzip"):
+        area.read("x.txt.gz", damage)
+
+
+def test_files_are_taken_in_the_order_of_their_parts(area: Area) -> None:
+    names = [
+        f"part-{part:05}-{JOB}-c{file:03}.txt"
+        for part, file in ((0, 0), (0, 1), (2, 0), (10, 0), (100000, 0))
+    ]
+    names += ["a.txt", "partition=0/part.txt"]
+    for name in reversed(names):
+        area.put(f"b/{name}", b"")
+    for hidden in ("_SUCCESS", ".x.txt.crc", "_temporary/0/part-00000.txt", "_other/x.txt"):
+        area.put(f"b/{hidden}", b"")
+    assert [file.name for file in data_files(area.staging, ("b",))] == [f"b/{name}" for name in names]
+
+
+def test_of_the_inbox_itself_only_the_files_of_jobs_are_taken(area: Area) -> None:
+    for name in (f"part-00001-{JOB}-c000.txt", "x.txt", "part-00000.txt", f"b/part-00000-{JOB}-c000.txt"):
+        area.put(name, b"")
+    assert [file.name for file in data_files(area.staging, ())] == [f"part-00001-{JOB}-c000.txt"]
+
+
+def test_keys_choose_as_they_do_elsewhere(area: Area) -> None:
+    file = DataFile.of(area.put("x.tsv", b"".join(b"key %d\tv\n" % number for number in range(100))))
+    topic = Topic(area.settings, [0, 1, 2], itertools.count(), lambda: 1)
+    parts = {number: len(columns) for number, columns in chunks(area.staging, [file], topic)}
+    assert sorted(parts) == [0, 1, 2]
+    assert sum(parts.values()) == 100
+    assert np.all(np.array(list(parts.values())) > 10)

@@ -1,0 +1,461 @@
+"""`fs/SEMANTICS.md`: the inbox."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import subprocess
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+from inboxes import Topic, commit, spark_job
+from served import Served, append, eventually, opened, own_mount, refused, write_all
+from shell import output, run
+
+pytest_plugins = ["shared_mount"]
+
+DAY = 86_400_000
+JOB, OTHER = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
+
+
+def test_a_batch(mount: Served) -> None:
+    """I1. All files of a batch are appended when `_SUCCESS` is made in its directory, or touched or opened for
+    writing where it is there; the call returns when all of it is on disk and shows, and an error means that
+    nothing was appended.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b1", one="a\nb\n", two="c\n")
+    assert topic.values() == []
+    with opened(batch / "_SUCCESS", os.O_WRONLY | os.O_CREAT):
+        assert topic.values() == ["a", "b", "c"]
+    staged = mount.backing / "staging" / topic.name / "inbox" / "b2"
+    batch = topic.batch("b2", one="d\n")
+    (staged / "_SUCCESS").touch()
+    # As Spark does it where an earlier job has left the file.
+    with opened(batch / "_SUCCESS", os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+        assert topic.values() == ["a", "b", "c", "d"]
+    batch = topic.batch("b3", one="e\n")
+    (batch / "bad.jsonl").write_text("no json\n")
+    with refused(errno.EINVAL):
+        commit(batch)
+    assert topic.values() == ["a", "b", "c", "d"]
+    assert not (batch / "_SUCCESS").exists()
+
+
+def test_a_file(mount: Served, tmp_path: Path) -> None:
+    """I2. A file is appended when it is renamed to a name in `inbox` from one that begins with `.` or `_`;
+    `mv` brings it from another file system in the same way, and its close(2) gives the error.
+    """
+    topic = Topic(mount)
+    for hidden in (".x", "_x"):
+        (topic.inbox / hidden).write_text(f"from {hidden}\n")
+        (topic.inbox / hidden).rename(topic.inbox / "x.txt")
+    assert topic.values() == ["from .x", "from _x"]
+    assert os.listdir(topic.inbox) == []
+    elsewhere = tmp_path / "y.tsv"
+    elsewhere.write_text("k\tfrom elsewhere\n")
+    assert output(f"mv {elsewhere} {topic.inbox}/", tmp_path) == b""
+    assert topic.values() == ["from .x", "from _x", "from elsewhere"]
+    assert not elsewhere.exists()
+    (elsewhere).write_text("no tab\n")
+    done = run(f"mv {elsewhere} {topic.inbox}/", tmp_path)
+    assert done.returncode
+    assert b"Invalid argument" in done.stderr
+    assert elsewhere.read_text() == "no tab\n"
+    (topic.inbox / ".bad").write_text("no tab\n")
+    with refused(errno.EINVAL):
+        (topic.inbox / ".bad").rename(topic.inbox / "bad.tsv")
+    assert os.listdir(topic.inbox) == [".bad"]
+    assert len(topic.values()) == 3
+
+
+def test_a_plain_copy(mount: Served, tmp_path: Path) -> None:
+    """I3. A plain copy to a name in `inbox` that does not begin with `.` or `_` is EPERM, at open or at
+    close(2), and nothing is appended: whether all of it has come could not be known.
+    """
+    topic = Topic(mount)
+    (tmp_path / "x.txt").write_text("a\n")
+    done = run(f"cp x.txt {topic.inbox}/", tmp_path)
+    assert done.returncode
+    assert b"Operation not permitted" in done.stderr
+    assert run(f"echo a > {topic.inbox}/y.txt", tmp_path).returncode
+    with refused(errno.EPERM):
+        (topic.inbox / "z.txt").write_text("a\n")
+    # One that was killed in the middle looks the same.
+    subprocess.run(
+        ["bash", "-c", f"set -C; exec 3> {topic.inbox}/k.txt; echo a >&3; kill -9 $$"],
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    eventually(lambda: os.listdir(topic.inbox) == [], "what was copied is gone")
+    assert topic.values() == []
+
+
+def test_names_of_files(mount: Served) -> None:
+    """I4. Names end in `.txt`, `.tsv`, `.jsonl` or `.json`, or in one of these and `.gz`; any other is
+    EINVAL when a file gets it. Lines are those of `in.<fmt>`, save that a last line needs no newline.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b", a="txt\n\nlast")
+    (batch / "b.tsv").write_text("k\ttsv")
+    (batch / "c.jsonl").write_text('{"key":"k","value":"jsonl","timestamp":5,"headers":[]}\n')
+    (batch / "d.json").write_text('{"value":"json"}')
+    (batch / "e.txt.gz").write_bytes(gzip.compress(b"gz\n"))
+    (batch / "f.json.gz").write_bytes(gzip.compress(b'{"value":"json.gz"}\n'))
+    (batch / "g.txt").touch()
+    for name in ("x.csv", "x.parquet", "x", "x.gz", "x.snappy.parquet"):
+        with refused(errno.EINVAL):
+            (batch / name).write_text("x")
+        with refused(errno.EINVAL):
+            (batch / "a.txt").rename(batch / name)
+    commit(batch)
+    assert topic.values() == sorted(["txt", "", "last", "tsv", "jsonl", "json", "gz", "json.gz"])
+    found = {record["value"]: record for record in topic.records()}
+    assert found["tsv"]["key"] == found["jsonl"]["key"] == "k"
+    assert found["jsonl"]["timestamp"] == 5
+    batch = topic.batch("c")
+    (batch / "x.txt.gz").write_bytes(b"not gzip at all")
+    with refused(errno.EINVAL):
+        commit(batch)
+
+
+def test_order_and_partitions(mount: Served) -> None:
+    """I5. Files are taken in the order of the part and file numbers in their names as Spark gives them, then
+    by name; records go where `in.<fmt>` sends them, keyless ones a run of lines at a time, and those of
+    files in `partition=<n>` to that partition.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b", b="6\n", a="5\n")
+    numbers = [(10, 0), (2, 11), (2, 2), (0, 0)]
+    for value, (part, file) in zip("4321", numbers, strict=True):
+        name = f"part-{part:05}-{uuid.uuid4()}-c{file:03}.json"
+        (batch / name).write_text(json.dumps({"key": "same", "value": value}))
+    (batch / "partition=1").mkdir()
+    (batch / "partition=1" / "c.txt").write_text("here\n")
+    (batch / "c.jsonl").write_text('{"partition":1,"value":"named"}\n{"partition":0,"value":"too"}\n')
+    commit(batch)
+    keyed = [record for record in topic.records() if record["key"] == "same"]
+    assert [record["value"] for record in keyed] == ["1", "2", "3", "4"]
+    append(topic.inbox.parent / "in.jsonl", b'{"key":"same","value":"in"}\n')
+    assert {r["partition"] for r in topic.records() if r["key"] == "same"} == {keyed[0]["partition"]}
+    where = {record["value"]: record["partition"] for record in topic.records()}
+    assert (where["here"], where["named"], where["too"]) == (1, 1, 0)
+    for name, text in (("c", '{"partition":2,"value":"x"}\n'), ("d", "")):
+        batch = topic.batch(name)
+        (batch / "x.jsonl").write_text(text)
+        if not text:
+            (batch / "partition=2").mkdir()
+            (batch / "partition=2" / "x.txt").write_text("x\n")
+        with refused(errno.EINVAL):
+            commit(batch)
+    runs = Topic(mount)
+    batch = runs.batch("b", x="".join(f"{number:07}\n" for number in range(400_000)))
+    commit(batch)
+    for number in (0, 1):
+        values = (runs.partition(number) / "log.txt").read_text().split()
+        assert len(values) > 100_000
+        assert values == sorted(values)
+    assert len(runs.values()) == 400_000
+
+
+def test_isolation(mount: Served) -> None:
+    """I6. In each partition a batch shows all at once, and until it does, nothing that was appended behind
+    its first record shows either.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b")
+    with (batch / "x.jsonl").open("w") as file:
+        for number in range(60_000):
+            file.write(json.dumps({"value": "x" * 100, "partition": number % 2}) + "\n")
+    seen: set[tuple[int, int]] = set()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for number in (0, 1):
+                found = (topic.partition(number) / "log.txt").read_bytes().count(b"\n")
+                seen.add((number, found))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        commit(batch)
+        eventually(lambda: {(0, 30_000), (1, 30_000)} <= seen, "both partitions show it")
+    finally:
+        stop.set()
+        reader.join()
+    assert {count for _, count in seen} <= {0, 30_000}
+
+
+def test_known_names(mount: Served, tmp_path: Path) -> None:
+    """I7. A batch whose name was committed before is taken and discarded: every call does well, and nothing
+    is appended. So is a file of the same name, size, modification time and content. The newest 10,000 names
+    of a topic are remembered, over restarts, until the topic is deleted.
+    """
+    with own_mount(tmp_path) as served:
+        topic = Topic(served, "t")
+        batch = topic.batch("q1-7", x="a\n")
+        commit(batch)
+        # As Spark's overwrite does it.
+        for _ in range(2):
+            with refused(errno.ENOTEMPTY):
+                os.rmdir(batch)
+            for name in os.listdir(batch):
+                (batch / name).unlink()
+            batch.rmdir()
+            topic.batch("q1-7", x="b\n", y="c\n")
+            commit(batch)
+            assert os.listdir(batch) == ["_SUCCESS"]
+        # And its append.
+        (batch / "z.txt").write_text("d\n")
+        with opened(batch / "_SUCCESS", os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+            pass
+        assert topic.values() == ["a"]
+        (tmp_path / "x.txt").write_text("file\n")
+        for _ in range(2):
+            assert (
+                output(f"cp -p {tmp_path}/x.txt {tmp_path}/y.txt; mv -f y.txt {topic.inbox}/", tmp_path)
+                == b""
+            )
+        assert topic.values() == ["a", "file"]
+        os.utime(tmp_path / "x.txt", ns=(5, 5))
+        assert output(f"cp -p {tmp_path}/x.txt {tmp_path}/y.txt; mv -f y.txt {topic.inbox}/", tmp_path) == b""
+        assert topic.values() == ["a", "file", "file"]
+        assert served.stop() == 0
+        served.start()
+        (batch / "w.txt").write_text("e\n")
+        commit(batch)
+        assert topic.values() == ["a", "file", "file"]
+        (served / "topics/t").rmdir()
+        topic = Topic(served, "t")
+        commit(topic.batch("q1-7", x="new\n"))
+        assert topic.values() == ["new"]
+
+
+def test_bad_lines(mount: Served) -> None:
+    """I8. A bad line in any file of a batch refuses it: EINVAL, or EMSGSIZE where a record is too large, and
+    the reason with file and line is in the log and in the `status.json` of the topic's partitions. The files
+    stay; when they are mended, making `_SUCCESS` commits them.
+    """
+    topic = Topic(mount)
+    topic.configure("max.message.bytes=1000")
+    batch = topic.batch("bad", a="good\n")
+    (batch / "b.jsonl").write_text('{"value":"good"}\n{"value":"good"}\n{"value":3}\n')
+    with refused(errno.EINVAL):
+        commit(batch)
+    words = "bad/b.jsonl: line 3: byte 10: expected a string or null"
+    assert words in mount.said()
+    for number in (0, 1):
+        assert words in mount.status(topic.partition(number))["last_refusal"]["reason"]
+    (batch / "b.jsonl").write_text('{"value":"good"}\n{"value":"%s"}\n' % ("x" * 2000))
+    with refused(errno.EMSGSIZE):
+        commit(batch)
+    assert "bad/b.jsonl: line 2: " in mount.status(topic.partition())["last_refusal"]["reason"]
+    assert topic.values() == []
+    assert sorted(os.listdir(batch)) == ["a.txt", "b.jsonl"]
+    (batch / "b.jsonl").write_text('{"value":"mended"}\n')
+    commit(batch)
+    assert topic.values() == ["good", "mended"]
+    topic.configure("cleanup.policy=compact")
+    keyless = topic.batch("keyless", a="no key\n")
+    with refused(errno.EINVAL):
+        commit(keyless)
+
+
+def test_scratch(mount: Served) -> None:
+    """I9. Names that begin with `.` or `_`, and batches until they are committed, are files as on any disk:
+    mkdir, create, write anywhere, truncate, rename of files and directories, unlink, rmdir with ENOTEMPTY,
+    read; chmod, chown and touch do well. `inbox` itself cannot be removed.
+    """
+    topic = Topic(mount)
+    (topic.inbox / "b").mkdir()
+    for place in (topic.inbox / ".scratch", topic.inbox / "b" / "_temporary"):
+        deep = place / "0" / "task"
+        deep.mkdir(parents=True)
+        file = deep / "x.txt"
+        with opened(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
+            os.close(os.dup(descriptor))
+            os.pwrite(descriptor, b"behind", 6)
+            os.pwrite(descriptor, b"before", 0)
+            assert os.fstat(descriptor).st_size == 12
+            assert os.pread(descriptor, 100, 0) == b"beforebehind"
+            os.ftruncate(descriptor, 9)
+            os.fsync(descriptor)
+        assert file.stat().st_size == 9
+        append(file, b"appended")
+        assert file.read_bytes() == b"beforebehappended"
+        os.truncate(file, 6)
+        file.chmod(0o600)
+        os.chown(file, os.getuid(), os.getgid())
+        os.utime(file, ns=(7_000, 7_000))
+        assert file.stat().st_mtime_ns == 7_000
+        (topic.inbox / "_other").mkdir()
+        for refusal in (os.rmdir, lambda path: os.rename(topic.inbox / "_other", path)):
+            with refused(errno.ENOTEMPTY):
+                refusal(deep)
+        (topic.inbox / "_other").rmdir()
+        number = file.stat().st_ino
+        deep.rename(place / "0" / "done")
+        moved = place / "0" / "done" / "x.txt"
+        assert moved.read_bytes() == b"before"
+        assert moved.stat().st_ino == number
+        assert not deep.exists()
+        big = os.urandom(3 << 20)
+        with opened(place / "big.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+            write_all(descriptor, big)
+        with refused(errno.EEXIST):
+            os.open(place / "big.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        assert (place / "big.txt").read_bytes() == big
+        assert sorted(os.listdir(place)) == ["0", "big.txt"]
+        with opened(place / "big.txt") as descriptor:
+            (place / "big.txt").unlink()
+            assert os.pread(descriptor, 10, 0) == big[:10]
+        moved.unlink()
+        os.removedirs(moved.parent) if place.name == ".scratch" else os.rmdir(moved.parent)
+    with refused(errno.EPERM):
+        os.rmdir(topic.inbox)
+    with refused(errno.EPERM):
+        os.rename(topic.inbox / "b", topic.partition() / "b")
+    with refused(errno.EPERM):
+        os.rename(topic.partition() / "log.txt", topic.inbox / "log.txt")
+    with refused(errno.EXDEV):
+        os.rename(topic.inbox / "b", Topic(mount).inbox / "b")
+    assert output("rm -r b", topic.inbox) == b""
+    assert topic.values() == []
+
+
+def test_after_a_commit(mount: Served) -> None:
+    """I10. When a batch is committed its files are gone, and their space is free; `inbox` lists what is not
+    committed.
+    """
+    topic = Topic(mount)
+    staged = mount.backing / "staging" / topic.name
+    batch = topic.batch("b", x="x" * 100 + "\n" + "y\n" * 1_000_000)
+    topic.batch("c", x="pending\n")
+    used = sum(file.stat().st_size for file in staged.rglob("*"))
+    assert sorted(os.listdir(topic.inbox)) == ["b", "c"]
+    commit(batch)
+    assert os.listdir(topic.inbox) == ["c"]
+    assert os.listdir(batch) == ["_SUCCESS"]
+    assert sum(file.stat().st_size for file in staged.rglob("*")) < used - 2_000_000
+    # Names that the kernel remembers do not stand in the way.
+    (batch / "x.txt").write_text("again\n")
+    assert (batch / "x.txt").read_text() == "again\n"
+
+
+# Steps: journal, two appends, journal; two markers, name, files, journal.
+@pytest.mark.parametrize("step", range(9))
+def test_crashes(tmp_path: Path, step: int) -> None:
+    """I11. After `kill -9` of the daemon at any step of a commit all of the batch is there or nothing, before
+    anybody can read; committed again under its name, it is there once.
+    """
+    served = Served(tmp_path)
+    try:
+        served.start()
+        with served.watched():
+            topic = Topic(served, "t")
+            batch = topic.batch("b")
+            (batch / "x.jsonl").write_text('{"partition":0,"value":"a"}\n{"partition":1,"value":"b"}\n')
+            served.steer("die_in_commit", topic.partition(), step)
+            with refused(errno.ECONNABORTED, errno.ENOTCONN):
+                commit(batch)
+            served.process.wait()
+            served.process = None
+            served.start()
+            expected = ["a", "b"] if step > 3 else []
+            assert topic.values() == expected
+            assert os.listdir(topic.inbox) == ([] if expected else ["b"])
+            if not batch.exists():
+                batch.mkdir()
+            (batch / "x.jsonl").write_text('{"partition":0,"value":"a"}\n{"partition":1,"value":"b"}\n')
+            commit(batch)
+            assert topic.values() == ["a", "b"]
+            append(topic.partition() / "log.txt", b"c\n")
+            assert topic.values() == ["a", "b", "c"]
+        assert served.stop() == 0
+        assert served.alarms() == []
+    finally:
+        served.clear()
+
+
+def test_jobs_without_a_batch(mount: Served) -> None:
+    """I12. Files that a Spark job puts into `inbox` itself, without a batch's directory, are appended when
+    `inbox/_SUCCESS` is made, and known by the job in their names.
+    """
+    topic = Topic(mount)
+    spark_job(topic.inbox, JOB)
+    assert topic.values() == ["0 of 7", "1 of 7"]
+    assert os.listdir(topic.inbox) == []
+    spark_job(topic.inbox, JOB)
+    assert topic.values() == ["0 of 7", "1 of 7"]
+    spark_job(topic.inbox, OTHER)
+    assert topic.values() == ["0 of 7", "0 of 8", "1 of 7", "1 of 8"]
+
+
+def test_two_jobs(mount: Served) -> None:
+    """I13. Two Spark jobs in one directory are EBUSY, and neither is committed, whoever of the two makes
+    `_SUCCESS`.
+    """
+    topic = Topic(mount)
+    (topic.inbox / "b").mkdir()
+    for directory in (topic.inbox, topic.inbox / "b"):
+        one, other = str(uuid.uuid4()), str(uuid.uuid4())
+        spark_job(directory, one, commits=False)
+        with refused(errno.EBUSY):
+            (directory / "_temporary" / "0" / f"part-00000-{other}-c000.txt").write_text("x\n")
+        assert "write into one directory" in mount.said()
+        for task in (directory / "_temporary" / "0").glob("task_*"):
+            for file in task.iterdir():
+                file.rename(directory / file.name)
+        with refused(errno.EBUSY):
+            commit(directory)
+        output(f"rm -r {directory}/_temporary {directory}/part-*", directory)
+        spark_job(directory, str(uuid.uuid4()))
+    assert len(topic.values()) == 4
+
+
+def test_what_spark_has_and_an_inbox_has_not(mount: Served) -> None:
+    """I14. `_spark_metadata`, which the sink of a stream makes, is EPERM; a directory of partitionBy is EINVAL
+    unless it is `partition=<n>` in a batch; any other directory in a batch is EPERM.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b")
+    (batch / "_temporary").mkdir()
+    (topic.inbox / "_temporary").mkdir()
+    for directory in (topic.inbox, batch):
+        with refused(errno.EPERM):
+            (directory / "_spark_metadata").mkdir()
+        for name in ("day=1", "partition=x", "key=a"):
+            for place in (directory, directory / "_temporary"):
+                with refused(errno.EINVAL):
+                    (place / name).mkdir()
+    with refused(errno.EINVAL):
+        (topic.inbox / "_temporary" / "partition=1").mkdir()
+    (batch / "_temporary" / "partition=1").mkdir()
+    (batch / "_temporary" / "partition=1").rename(batch / "partition=1")
+    with refused(errno.EPERM):
+        (batch / "sub").mkdir()
+
+
+def test_leftovers(tmp_path: Path) -> None:
+    """I15. What is not committed stays over a restart, since its writer may have outlived the daemon; seven
+    days after its last change it is removed, and with its topic at once.
+    """
+    with own_mount(tmp_path) as served:
+        topic = Topic(served, "t")
+        batch = topic.batch("b", x="a\n")
+        spark_job(batch, JOB, commits=False)
+        served.kill()
+        served.start()
+        assert len(list(batch.rglob("part-*"))) == 2
+        assert served.steer("sweep_inboxes", topic.partition(), 6 * DAY) == 0
+        assert len(list(batch.rglob("part-*"))) == 2
+        assert served.steer("sweep_inboxes", topic.partition(), 7 * DAY + 60_000) == 1
+        assert os.listdir(topic.inbox) == []
+        topic.batch("c", x="a\n")
+        (served / "topics/t").rmdir()
+        assert list((served.backing / "staging").iterdir()) == []
