@@ -26,15 +26,21 @@ Clock       milliseconds since the epoch, given to `Store.open` by tests; `now_m
 errors      everything that the engine raises on purpose; all of them are `EngineError`
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from engine import errors
-from engine.batch.columns import Columns
 from engine.errors import EngineError
-from engine.partition.offsets import Appended, Isolation, Offsets
-from engine.partition.partition import Partition, Producer
-from engine.record import Clock, Codec, Record, TimestampType, now_ms
-from engine.settings.daemon import DaemonSettings
-from engine.settings.topic import TopicSettings
-from engine.store.store import Store
+
+if TYPE_CHECKING:
+    from engine.batch.columns import Columns
+    from engine.partition.offsets import Appended, Isolation, Offsets
+    from engine.partition.partition import Partition, Producer
+    from engine.record import Clock, Codec, Record, TimestampType, now_ms
+    from engine.settings.daemon import DaemonSettings
+    from engine.settings.topic import TopicSettings
+    from engine.store.store import Store
 
 __all__ = [
     "Appended",
@@ -54,3 +60,13 @@ __all__ = [
     "errors",
     "now_ms",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The rest is loaded when it is first asked for: the kernels take a second, and who plans a Spark query or
+    unmounts uses none of them."""
+    if name in __all__:
+        from engine import public  # noqa: PLC0415 - see above
+
+        return getattr(public, name)
+    raise AttributeError(f"module 'engine' has no attribute {name!r}")

@@ -117,9 +117,9 @@ class Operations(Protocol):
         """Fill `into` from a position on; gives the bytes filled, fewer only at the end. `into` is libfuse's memory:
         gone when the call returns."""
 
-    def write(self, handle: int, data: Bytes) -> int:
-        """Gives the bytes taken. `data` is libfuse's memory: gone when the call returns. The kernel's position is not
-        given: under several writers it is out of date."""
+    def write(self, handle: int, data: Bytes, position: int) -> int:
+        """Gives the bytes taken. `data` is libfuse's memory: gone when the call returns. The position is the kernel's:
+        of a file that grows without its knowledge it is out of date."""
 
     def flush(self, handle: int) -> None:
         """At each close of a descriptor, duplicates and forked ones too. Its error is what close(2) gives."""
@@ -434,7 +434,7 @@ class Adapter:
         return filled
 
     def write(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:
-        taken: int = self.operations.write(File.from_address(file).fh, bytes_at(buffer, size))
+        taken: int = self.operations.write(File.from_address(file).fh, bytes_at(buffer, size), position)
         return taken
 
     def truncate(self, path: bytes, length: int) -> int:

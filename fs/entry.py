@@ -68,6 +68,10 @@ class Handle:
         """Take bytes behind those taken before; gives how many were taken."""
         raise errors.NotWritableError("this descriptor was not opened for writing")
 
+    def write_at(self, position: int, data: Bytes) -> int:
+        """Take bytes at a position, where the file is one whose bytes have places of their own."""
+        return self.write(data)
+
     def flush(self) -> None:
         """A descriptor is closed: perhaps one of several, perhaps a forked child's."""
 
@@ -143,6 +147,38 @@ class Entry:
     def remove_directory(self, name: str) -> None:
         """rmdir."""
         raise errors.NotSupportedError(f"{self.path.rstrip('/')}/{name} cannot be removed")
+
+    def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
+        """Make a file and open it: open(2) of a name that is not there, with O_CREAT."""
+        raise errors.NotSupportedError(
+            f"{self.path.rstrip('/')}/{name}: files are not made here; partitions and topics are made by mkdir"
+        )
+
+    # -- what logs do not have ------------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """unlink."""
+        raise errors.AppendOnlyError(f"{self.path} cannot be removed")
+
+    def move(self, parent: Entry, name: str) -> None:
+        """rename, to a name in a directory."""
+        raise errors.AppendOnlyError(f"{self.path} cannot be renamed")
+
+    def set_mode(self) -> None:
+        """chmod."""
+        raise errors.AppendOnlyError(
+            f"{self.path} cannot be given permissions of its own: they are the backing directory's"
+        )
+
+    def set_owner(self) -> None:
+        """chown."""
+        raise errors.AppendOnlyError(
+            f"{self.path} cannot be given an owner of its own: it is the backing directory's"
+        )
+
+    def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
+        """utimens; None for what stays."""
+        raise errors.AppendOnlyError(f"{self.path} cannot be given a time: it is that of its data")
 
     # -- files and links ------------------------------------------------------------------------------
 

@@ -36,6 +36,22 @@ class NotFoundError(FileSystemError):
     """A name means nothing, or nothing any more."""
 
 
+class TakenError(NotFoundError):
+    """A name that the kernel may remember, since we took it away ourselves."""
+
+
+class StaleError(FileSystemError):
+    """What the kernel remembers of a name holds no more: it is to look again."""
+
+
+class BusyError(FileSystemError):
+    """Two jobs write into one directory."""
+
+
+class OtherInboxError(FileSystemError):
+    """A file is to be renamed from one topic's inbox into another's."""
+
+
 class ExistsError(FileSystemError):
     """A name is taken."""
 
@@ -122,6 +138,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.UnknownPartitionError: Answer(errno.ENOENT, _QUIET),
     # `offset/500` of a log that ends at 400: the file is not there yet, or not any more.
     engine.OffsetOutOfRangeError: Answer(errno.ENOENT, _QUIET),
+    # open(2) and its like then look the name up anew, and never give this errno to a program.
+    StaleError: Answer(errno.ESTALE, _QUIET),
     ExistsError: Answer(errno.EEXIST, _QUIET),
     engine.PartitionExistsError: Answer(errno.EEXIST, _QUIET),
     NotADirectoryError: Answer(errno.ENOTDIR, _QUIET),
@@ -142,6 +160,10 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # The kernel checks the mode of a descriptor first, so this is a handle that cannot do what its mode says.
     NotReadableError: Answer(errno.EBADF, _TOLD),
     NotWritableError: Answer(errno.EBADF, _TOLD),
+    # A Spark job's second attempt would meet it too: its commit fails, and says what the device is busy with.
+    BusyError: Answer(errno.EBUSY, _TOLD),
+    # mv then copies, as between any two file systems.
+    OtherInboxError: Answer(errno.EXDEV, _QUIET),
     # -- what was written
     BadInputError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidRecordError: Answer(errno.EINVAL, _TOLD),

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine import Store
+from engine.parquet.table import VIEWS, Tables
 from fs.ahead import ReadAhead
 from fs.append import Writers
+from fs.entrance import Entrance
 from fs.shown import ShownPartition
 from fs.texts import Shelf
 
@@ -24,11 +26,13 @@ class House:
     writers     open writers, and their flusher
     ahead       renders what readers will want next
     batch_size  lines are sent when they make a batch of this many bytes
+    tables      the Parquet files of sealed segments
     given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
     refusals    why a change of a topic's settings was last refused, in words, with its time in milliseconds; by topic,
                 until one is accepted
     _shown      partitions that were looked at, by topic and number
     _turns      counts the appends without a key to each topic: its partitions take them in turn
+    _entrances  the inboxes that were looked at, by topic
     """
 
     store: Store
@@ -40,7 +44,12 @@ class House:
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
+    _entrances: dict[str, Entrance] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    tables: Tables = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tables = Tables(self.store.backing / VIEWS)
 
     def shown(self, topic: str, number: int) -> ShownPartition:
         """A partition as it is shown; UnknownPartitionError where there is none."""
@@ -59,6 +68,17 @@ class House:
         """Whose turn it is, for all who append to a topic."""
         return self._turns.setdefault(topic, itertools.count())
 
+    def entrance(self, topic: str) -> Entrance:
+        """A topic's inbox; UnknownPartitionError where there is no such topic."""
+        inbox = self.store.inboxes.of(topic)
+        with self._lock:
+            found = self._entrances.get(topic)
+            if found is None or found.inbox is not inbox:
+                found = self._entrances[topic] = Entrance(
+                    self.store, inbox, lambda number: self.shown(topic, number), self.turns(topic)
+                )
+            return found
+
     def looked_at(self) -> list[ShownPartition]:
         """The partitions that somebody looked at."""
         return list(self._shown.values())
@@ -73,6 +93,7 @@ class House:
         numbers = self.store.topics().get(topic, [])
         self.store.delete_topic(topic)
         self.refusals.pop(topic, None)
+        self._entrances.pop(topic, None)
         for number in numbers:
             self._shown.pop((topic, number), None)
 

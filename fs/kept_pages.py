@@ -9,21 +9,24 @@ open, that file keeps its attributes until it is closed, and its name goes past 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.parquet.table import TableFile
 from engine.segment.segment import Segment
+from fs.names import parse_base
 
 
 @dataclass(slots=True)
 class Kept:
     """A path whose pages the kernel may have.
 
-    segment              what they were made of
+    segment              what they were made of, or the Parquet file whose they are
     size, ino, mtime_ns  of the file then
     handles              how many are open that read through the cache
     """
 
-    segment: Segment
+    segment: Segment | TableFile
     size: int
     ino: int
     mtime_ns: int
@@ -44,7 +47,7 @@ class KeptPages:
         """Whether a file may be opened so. Then `close` is called when it is closed."""
         with self._lock:
             kept = self._kept.setdefault(path, now)
-            if kept.segment is not now.segment:
+            if kept.segment != now.segment:
                 return False
             kept.handles += 1
             return True
@@ -54,7 +57,15 @@ class KeptPages:
         with self._lock:
             self._kept[path].handles -= 1
 
-    def before(self, path: str, segment: Segment) -> Kept | None:
+    def before(self, path: str, segment: Segment | TableFile) -> Kept | None:
         """What a segment's path meant before, while somebody still reads that through the cache."""
         kept = self._kept.get(path)
-        return None if kept is None or kept.segment is segment or not kept.handles else kept
+        return None if kept is None or kept.segment == segment or not kept.handles else kept
+
+    def forget(self, is_there: Callable[[int], bool]) -> None:
+        """Let go of files whose segments are gone: their names do not come back. `is_there` knows base offsets."""
+        with self._lock:
+            for path, kept in list(self._kept.items()):
+                base = parse_base(path.rpartition("/")[2].partition(".")[0])
+                if not kept.handles and (base is None or not is_there(base)):
+                    del self._kept[path]

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 from engine import Store
 from engine.batch.table import Bytes
@@ -19,6 +19,7 @@ from fs.texts import Shelf
 from fs.tree.root import RootDirectory
 
 _MOST_KNOWN: Final = 4096
+"""Entries by path: some 1 KiB each, with what they refer to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,26 @@ class FileSystem:
     # -- open files -----------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int) -> Opened:
-        entry = self._entry(path)
-        opened = entry.open(flags)
+        try:
+            entry = self._entry(path)
+        except errors.TakenError as error:
+            # The kernel remembers a name that we took away. Told so, it looks again, and makes the file where it may.
+            raise errors.StaleError(str(error)) from None
+        try:
+            opened = entry.open(flags)
+        except errors.NotFoundError:
+            if entry.is_current:
+                raise
+            # A segment that compaction has rewritten just now: its name is that of another one, and always was there.
+            entry = self._entry(path)
+            opened = entry.open(flags)
+        return self._opened(entry, opened)
+
+    def create(self, path: str, mode: int, flags: int) -> Opened:
+        parent, name = self._parent(path)
+        return self._opened(*parent.create_file(name, flags))
+
+    def _opened(self, entry: Entry, opened: Handle) -> Opened:
         number = next(self._numbers)
         self._handles[number] = _Open(entry, opened)
         return Opened(number, opened.direct_io, opened.keep_cache)
@@ -139,8 +158,8 @@ class FileSystem:
     def read(self, handle: int, position: int, into: Bytes) -> int:
         return self._handles[handle].handle.read(position, into)
 
-    def write(self, handle: int, data: Bytes) -> int:
-        return self._handles[handle].handle.write(data)
+    def write(self, handle: int, data: Bytes, position: int = 0) -> int:
+        return self._handles[handle].handle.write_at(position, data)
 
     def flush(self, handle: int) -> None:
         self._handles[handle].handle.flush()
@@ -153,8 +172,9 @@ class FileSystem:
 
     def keep_maps(self) -> None:
         """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
+        self.house.store.inboxes.settle()
         for shown in self.house.looked_at():
-            shown.texts.forget_removed()
+            shown.forget_removed()
             shown.texts.keep_complete(lambda: self.closing)
 
     def close_all(self) -> None:
@@ -163,11 +183,6 @@ class FileSystem:
             self.release(number)
 
     # -- what logs do not have ------------------------------------------------------------------------
-
-    def create(self, path: str, mode: int, flags: int) -> Opened:
-        raise errors.NotSupportedError(
-            f"{path}: files are not made here; partitions and topics are made by mkdir"
-        )
 
     def mknod(self, path: str, mode: int, device: int) -> None:
         raise errors.NotSupportedError(
@@ -185,22 +200,21 @@ class FileSystem:
         entry.truncate(length)
 
     def unlink(self, path: str) -> None:
-        self._refuse(path, "removed")
+        entry = self._entry(path)
+        entry.remove()
 
     def rename(self, old: str, new: str) -> None:
-        self._refuse(old, "renamed")
+        entry = self._entry(old)
+        entry.move(*self._parent(new))
 
     def chmod(self, path: str, mode: int) -> None:
-        self._refuse(path, "given permissions of its own: they are the backing directory's")
+        self._entry(path).set_mode()
 
     def chown(self, path: str, uid: int, gid: int) -> None:
-        self._refuse(path, "given an owner of its own: it is the backing directory's")
+        self._entry(path).set_owner()
 
     def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
-        self._refuse(path, "given a time: it is that of its data")
-
-    def _refuse(self, path: str, what: str) -> NoReturn:
-        raise errors.AppendOnlyError(f"{self._entry(path).path} cannot be {what}")
+        self._entry(path).set_times(accessed_ns, modified_ns)
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
         raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be set")

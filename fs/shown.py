@@ -71,6 +71,12 @@ class ShownPartition:
         """Retention or compaction is about to take segments out of the log: who has them open keeps them."""
         self.texts.keep_for_readers()
 
+    def forget_removed(self) -> None:
+        """Let go of what is known of segments that are gone."""
+        self.texts.forget_removed()
+        segments = self.partition.log.chain.segments
+        self.kept.forget(lambda base: segments.at(base) is not None)
+
     def record(self, offset: int) -> Record | None:
         """A record by its offset. stat, open and read of one file each ask for it: the last one is remembered."""
         segments = self.partition.log.chain.segments

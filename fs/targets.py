@@ -13,21 +13,17 @@ from engine import batch as batches
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes, Ints
 from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
-from engine.kernels.encode import RECORD_OVERHEAD
-from engine.kernels.murmur import partitions_of_keys
-from engine.kernels.scan import HEADER_SIZE
+from engine.inbox.routing import NO_PARTITION, choose, first_refused
 from engine.partition.partition import Partition
 from engine.partition.validate import batch_limit, check_records, shape_for
 from engine.record import TimestampType
-from engine.settings.topic import TopicSettings
 from fs.formats import Format
-from fs.kernels.parse import NO_PARTITION
 from fs.shown import ShownPartition
 
-_LINE_GROWTH: Final = 6
+LINE_GROWTH: Final = 6
 """No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""
 
-_LINE_FRAME: Final = 1024
+LINE_FRAME: Final = 1024
 
 
 class PartitionTarget:
@@ -54,7 +50,7 @@ class PartitionTarget:
         return (self._shown,)
 
     def line_limit(self) -> int:
-        return _LINE_GROWTH * batch_limit(self._partition.settings) + _LINE_FRAME
+        return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
 
     def waiting_since(self) -> int | None:
         return self._since
@@ -209,26 +205,12 @@ class TopicTarget:
     def _choose(self, columns: Columns, named: Ints) -> tuple[Ints, int, EngineError | None]:
         """The partition of each record; how many there are before the first that names one that is not there,
         and why that is refused."""
-        chosen = np.empty(len(columns), np.int32)
-        keys, sizes = np.ascontiguousarray(columns.key_start), np.ascontiguousarray(columns.key_length)
-        partitions_of_keys(columns.buffer, keys, sizes, len(self._numbers), chosen)
-        chosen = np.array(self._numbers, np.int32)[chosen]
-        given = named != NO_PARTITION
-        keyless = (columns.key_length < 0) & ~given
-        if keyless.any():
-            chosen[keyless] = self._next_part().shown()[0].partition.number
-        chosen[given] = named[given]
-        unknown = np.flatnonzero(~np.isin(chosen, self._numbers))
-        if not unknown.size:
-            return chosen, len(columns), None
-        first = int(unknown[0])
-        return (
-            chosen,
-            first,
-            InvalidRecordError(
-                f"line {first + 1}: partition {chosen[first]} is not one of {self._numbers[0]} to {self._numbers[-1]}"
-            ),
-        )
+        keyless = (columns.key_length < 0) & (named == NO_PARTITION)
+        turn = self._next_part().shown()[0].partition.number if keyless.any() else self._numbers[0]
+        chosen, known, unknown = choose(columns, named, self._numbers, turn)
+        if unknown is not None:
+            unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
+        return chosen, known, unknown
 
     def flush(self) -> None:
         self._each(PartitionTarget.flush)
@@ -251,20 +233,3 @@ class TopicTarget:
 def line_start(lines: Bytes, line: int) -> int:
     """Where the line with a number, counted from 0, begins."""
     return 0 if line == 0 else int(np.flatnonzero(lines == ord("\n"))[line - 1]) + 1
-
-
-def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:
-    """How many records there are before the first that the topic refuses, and why it does."""
-    wanted, refusal = len(columns), None
-    try:
-        check_records(columns.timestamps, columns.key_length < 0, settings, now)
-    except InvalidRecordError as error:
-        wanted, refusal = min(error.indexes), error
-    limit = batch_limit(settings)
-    spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
-    for row in np.flatnonzero(spans[:wanted] > limit - HEADER_SIZE - RECORD_OVERHEAD).tolist():
-        try:
-            batches.BatchBuilder(limit).add_columns(columns.rows(row, row + 1))
-        except RecordTooLargeError as error:
-            return row, error
-    return wanted, refusal

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from engine.batch.table import Bytes
+from engine.parquet.table import VIEWS
 from engine.store.store import Store
 from fs import adapter
 from fs.operations import FileSystem
 from mountd.daemon import Assembly
 from mountd.metrics import Counts, Metrics
-from mountd.shelf import VIEWS, DirectoryShelf
+from mountd.parquet import ParquetUpkeep
+from mountd.shelf import DirectoryShelf
 
 
 class CountedFileSystem(FileSystem):
@@ -18,10 +20,12 @@ class CountedFileSystem(FileSystem):
 
     counts  goes into the metrics
     shelf   where size maps are kept
+    parquet makes the Parquet files
     """
 
     counts: Counts
     shelf: DirectoryShelf
+    parquet: ParquetUpkeep
 
     @classmethod
     def over(cls, store: Store, metrics: Metrics) -> CountedFileSystem:
@@ -30,6 +34,8 @@ class CountedFileSystem(FileSystem):
         made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
         made.counts = metrics.counts
         made.shelf = shelf
+        made.parquet = ParquetUpkeep(store, made.house.tables, lambda: made.closing)
+        metrics.tell_of(made.house.tables)
         return made
 
     def read(self, handle: int, position: int, into: Bytes) -> int:
@@ -37,14 +43,19 @@ class CountedFileSystem(FileSystem):
         self.counts.read(size)
         return size
 
-    def write(self, handle: int, data: Bytes) -> int:
-        size = super().write(handle, data)
+    def write(self, handle: int, data: Bytes, position: int = 0) -> int:
+        size = super().write(handle, data, position)
         self.counts.wrote(size)
         return size
 
     def sweep_maps(self) -> None:
         """Forget the size maps of partitions and segments that are gone."""
         self.shelf.sweep(self.house.store.logs)
+        self.house.store.inboxes.sweep(self.house.store.clock())
+
+    def keep_tables(self) -> None:
+        """Make the Parquet files that are missing, and remove those that are not needed."""
+        self.parquet.run()
 
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, until `close`."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _SHORTEST_REST_S: Final = 0.01
 
 # Not more: a thread that holds the GIL, and gets no time from a busy machine, holds up all others.
-NICENESS: Final = 5
+_NICENESS: Final = 5
 
 # A stop that waits longer says so.
 _PATIENCE_S: Final = 10.0
@@ -88,6 +88,14 @@ class State:
             error=outcome.error,
             last_error=outcome.error or self.last_error,
         )
+
+
+def give_way() -> None:
+    """Have whoever waits for a read or a write go before the calling thread, where there are not enough processors for
+    all."""
+    # Who is nicer already may not become less so, and the thread would end here.
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def make_cleaner(store: Store, throttle: Callable[[int], None]) -> Cleans:
@@ -151,10 +159,7 @@ class Cleaners:
         self._threads.clear()
 
     def _work(self, name: str, throttle: Throttle) -> None:
-        # Whoever waits for a read or a write goes first, where there are not enough processors for all. Who is nicer
-        # already may not become less so, and the thread would end here.
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+        give_way()
         try:
             cleaner = self._make(self._store, throttle)
         except (MemoryError, ValueError) as error:

@@ -19,6 +19,7 @@ from rich.console import Console
 from mountd import background, mounts
 from mountd.background import Teller
 from mountd.events import STOP_SIGNALS, Events
+from mountd.spark_commands import spark_group
 
 if TYPE_CHECKING:
     from mountd.daemon import Assembly, MountOptions
@@ -42,6 +43,9 @@ def _assembly() -> Assembly:
 @click.version_option(package_name="topicfs")
 def main() -> None:
     """Kafka-style logs, mounted: partitions are directories, records are lines of files."""
+
+
+main.add_command(spark_group)
 
 
 @main.command("mount")

@@ -6,7 +6,7 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, linger, scheduler, flush, views, cleaner-0 and on.
+libfuse's pool, linger, scheduler, flush, views, parquet, cleaner-0 and on.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ class Operations(Protocol):
 
     def sweep_maps(self) -> None:
         """Remove what was made of segments that are gone; called every minute, by the same thread."""
+
+    def keep_tables(self) -> None:
+        """Make the Parquet files of sealed segments; called every second, by a thread of its own."""
 
     def close(self) -> None:
         """No call comes any more: append what open handles still hold, and let the two above return."""
@@ -178,6 +181,8 @@ class Daemon:
                 Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
             ]
             schedulers.append(Scheduler(views, name="views"))
+            tables = [Job("Parquet files", 1000, operations.keep_tables, 1000)]
+            schedulers.append(Scheduler(tables, name="parquet"))
             workers = [
                 threading.Thread(target=_keep_at, args=(work, name), name=name)
                 for work, name in ((operations.flush_lingering, "linger"), (operations.read_ahead, "ahead"))

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.parquet.table import Tables
 from engine.partition.partition import Partition
 from engine.retention.rules import Reason
 from engine.store.slot import Slot
@@ -72,6 +73,10 @@ class Metrics:
         if cleaners is not None:
             self._registry.register(_Cleaners(cleaners))
         ProcessCollector(registry=self._registry)
+
+    def tell_of(self, tables: Tables) -> None:
+        """Tell of the Parquet files too."""
+        self._registry.register(_Parquet(tables))
 
     def render(self) -> bytes:
         """The text of MOUNT/metrics."""
@@ -204,6 +209,24 @@ class _Shape(Collector):
         for (topic, number), error in sorted(dict(self._store.cleaning.uncleanable).items()):
             why.add_metric((topic, str(number), error), 1)
         yield why
+
+
+class _Parquet(Collector):
+    """What was made of sealed segments, and what could not be."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def collect(self) -> Iterator[Metric]:
+        count, size = self._tables.made
+        yield CounterMetricFamily("topicfs_parquet_files", "Parquet files made.", value=count)
+        yield CounterMetricFamily("topicfs_parquet_bytes", "Their bytes.", value=size)
+        failing = GaugeMetricFamily(
+            "topicfs_parquet_failing", "Parquet files that could not be made.", labels=("partition",)
+        )
+        for partition, failures in sorted(dict(self._tables.failures).items()):
+            failing.add_metric((partition,), len(failures))
+        yield failing
 
 
 class _Cleaners(Collector):

@@ -10,8 +10,7 @@ from typing import Final
 
 from engine.errors import CorruptError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
-
-VIEWS: Final = "views"
+from engine.parquet.table import LIST, SUFFIX
 
 # A map has some bytes for each index interval of a segment: of the largest one it is far below this.
 _MOST_BYTES: Final = 64 * 1024 * 1024
@@ -49,14 +48,19 @@ class DirectoryShelf:
     def sweep(self, logs: Path) -> int:
         """Forget what is of partitions and segments that are not among the logs any more. Gives how many files went.
 
-        Each name begins with its segment's base offset. Looked for on disk: partitions that nobody uses stay so."""
+        Each name begins with its segment's base offset. Looked for on disk: partitions that nobody uses stay so. Files
+        of a table may outlive their segments for a while: those are left to who makes them, as long as there is the
+        partition."""
         removed = 0
         for partition in _paths_in(self.directory):
+            is_there = (logs / partition.name).exists()
             for path in _paths_in(partition):
+                if is_there and (SUFFIX in path.name or path.name.startswith(LIST)):
+                    continue
                 if not (logs / partition.name / f"{path.name.partition('.')[0]}.log").exists():
                     path.unlink(missing_ok=True)
                     removed += 1
-            if not (logs / partition.name).exists():
+            if not is_there:
                 # Not empty where something was saved just now: the next sweep takes it.
                 with contextlib.suppress(OSError):
                     partition.rmdir()

@@ -63,7 +63,7 @@ class Cleaned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """A log as a clean finds it.
 
     log, settings, cuts, producers  as of one moment
@@ -83,7 +83,7 @@ class _Work:
     check: Callable[[], None]
 
     @classmethod
-    def take(cls, log: Log, first_uncleanable: int, check: Callable[[], None]) -> _Work:
+    def take(cls, log: Log, first_uncleanable: int, check: Callable[[], None]) -> Work:
         with log.lock:
             log.check_open()
             segments = log.chain.segments
@@ -140,7 +140,7 @@ class Cleaner:
         `check` is called between chunks, and before segments are replaced; what it raises ends the clean.
         CleaningAbortedError where the log was cut, closed or split meanwhile. After any error the log is as it was,
         save for groups of segments that had been replaced before; the clean is begun anew from the same offset."""
-        work = _Work.take(log, first_uncleanable, check)
+        work = Work.take(log, first_uncleanable, check)
         try:
             return self._clean(work, first_dirty, now)
         except ClosedError as error:
@@ -158,7 +158,7 @@ class Cleaner:
         finally:
             self.offsets.clear()
 
-    def _clean(self, work: _Work, first_dirty: int, now: int) -> Cleaned:
+    def _clean(self, work: Work, first_dirty: int, now: int) -> Cleaned:
         floor = work.segments.floor(first_dirty) or work.segments.first
         dirty = [each for each in work.sources if each.base_offset >= floor.base_offset]
         if not dirty:
@@ -196,7 +196,7 @@ class Cleaner:
             map_utilization=self.offsets.utilization,
         )
 
-    def _fill(self, work: _Work, dirty: Sequence[Segment], start: int) -> None:
+    def _fill(self, work: Work, dirty: Sequence[Segment], start: int) -> None:
         """Read the dirty part into the map, as far as it fits."""
         transactions = work.transactions(dirty[0], start)
         self.offsets.expect(start, work.uncleanable - start)
@@ -234,7 +234,7 @@ class Cleaner:
         return True
 
     @staticmethod
-    def _replace(work: _Work, rewrite: Rewrite, group: Sequence[Segment]) -> int:
+    def _replace(work: Work, rewrite: Rewrite, group: Sequence[Segment]) -> int:
         """Rewrite a group and put what comes of it in its place. Gives the number of its segments."""
         replaced = False
         try:

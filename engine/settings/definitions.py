@@ -238,6 +238,15 @@ TOPIC: Final = (
         ranges=at_least(1),
         synonyms=(Synonym("log.roll.ms"), Synonym("log.roll.hours", HOUR_MS)),
     ),
+    # Ours, not Kafka's. Off unless asked for: it costs a core's time for each segment that is sealed or rewritten, and
+    # disk space of some half of the log, which most topics would pay for nothing.
+    Setting(
+        "parquet.enable",
+        Kind.BOOL,
+        False,
+        "keep a Parquet file of each sealed segment, for table/ and sealed/parquet/",
+        synonyms=(Synonym("log.parquet.enable"),),
+    ),
     Setting(
         "unclean.leader.election.enable",
         Kind.BOOL,

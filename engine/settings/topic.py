@@ -34,6 +34,7 @@ class TopicSettings:
     cleanup_policy  a subset of {"compact", "delete"}; none of them keeps everything
     retention_*     negative: no limit; -1 is the only negative retention_ms
     flush_*         2^63-1: never
+    parquet_enable  keep the files of engine.parquet: ours, not Kafka's
 
     The settings of a cluster and of tiered storage (min_insync_replicas, unclean_leader_election_enable,
     remote_*, local_*) are without effect.
@@ -64,6 +65,7 @@ class TopicSettings:
     segment_index_bytes: int
     segment_jitter_ms: int
     segment_ms: int
+    parquet_enable: bool
     unclean_leader_election_enable: bool
     remote_storage_enable: bool
     local_retention_ms: int

@@ -6,7 +6,8 @@
     ├── logs/                        a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
     │   └── <topic>-<partition>/ …
-    ├── views/  staging/             not the engine's
+    ├── staging/                     what is on its way in: engine/inbox
+    └── views/                       not the engine's
 
 After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
 After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep` is to be called
@@ -45,6 +46,7 @@ from engine.files.names import (
     parse_partition_directory,
     partition_directory,
 )
+from engine.inbox.inboxes import Inboxes
 from engine.partition.loading import Known
 from engine.partition.partition import Partition
 from engine.record import Clock, now_ms
@@ -62,7 +64,8 @@ from engine.store.upkeep import Schedule
 log = logging.getLogger(__name__)
 
 LOGS: Final = "logs"
-_DIRECTORIES: Final = (LOGS, TOPICS, "views", "staging")
+STAGING: Final = "staging"
+_DIRECTORIES: Final = (LOGS, TOPICS, "views", STAGING)
 
 
 class Store(KeptStore):
@@ -76,6 +79,7 @@ class Store(KeptStore):
     clock          gives the time
     retention      what became of it
     cleaning       compaction, which threads of the store's owner do
+    inboxes        what is appended as a whole, topic by topic
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Store(KeptStore):
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention
         )
+        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition)
         self._schedule = Schedule(clock(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False
@@ -161,6 +166,7 @@ class Store(KeptStore):
                 partitions.abandon()
                 raise
             store.cleaning.follow_recovery()
+        store.inboxes.recover()
         return store
 
     def __enter__(self) -> Self:
@@ -224,6 +230,9 @@ class Store(KeptStore):
         for topic, number in self.partitions():
             topics.setdefault(topic, []).append(number)
         return topics
+
+    def _numbers(self, topic: str) -> list[int]:
+        return sorted(slot.number for slot in self._partitions.of_topic(topic))
 
     def slots(self) -> list[Slot]:
         """Every partition's place: loaded, not loaded yet, or offline."""
@@ -354,6 +363,8 @@ class Store(KeptStore):
             slot = self._partitions.find(topic, number)
             self._check_deletion(slot.name)
             self._delete(slot)
+            if not self._partitions.of_topic(slot.topic):
+                self.inboxes.forget(slot.topic)
 
     def delete_topic(self, topic: str) -> None:
         """Delete all partitions of a topic, then its settings."""
@@ -364,6 +375,7 @@ class Store(KeptStore):
             for slot in slots:
                 self._delete(slot)
             self._configuration.remove_topic(topic)
+            self.inboxes.forget(topic)
 
     def _check_deletion(self, name: str) -> None:
         if not self.daemon.delete_topic_enable:

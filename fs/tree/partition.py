@@ -62,7 +62,7 @@ class PartitionDirectory(Directory):
             case "segments":
                 return SegmentsDirectory(path, shown)
             case "sealed":
-                return SealedDirectory(path, shown)
+                return SealedDirectory(path, shown, self.house.tables)
             case "start":
                 return StartFile(path, self.house, shown)
             case "status.json":
@@ -111,6 +111,7 @@ class StatusFile(OfPartition, GeneratedFile):
             "pinned_segments": len(pinned),
             "pinned_bytes": sum(segment.size for segment in pinned),
             **upkeep(self.house.store, self.shown),
+            "parquet": self.house.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),
             "last_refusal": None if refusal is None else {"timestamp": refusal[0], "reason": refusal[1]},
         }

@@ -23,10 +23,12 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     cat orders-0/time/last-15m.jsonl           the last quarter of an hour
     cat orders-0/time/2026-05-01--2026-05-02.txt
     ls orders-0/sealed/jsonl                   segments that change no more: for Spark
+    echo parquet.enable=true > topics/orders/config      then topics/orders/table is a table of Parquet files
     cat orders-0/status.json                   offsets and sizes
     cat topics/orders/config                   its settings, and where each comes from
     echo retention.ms=3600000 > topics/orders/config     change one, without a restart
     echo 500 > orders-0/start                  delete the records below offset 500
+    mv clicks.jsonl topics/orders/inbox/       append all of a file's lines, or none
     mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
     echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl
 

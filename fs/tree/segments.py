@@ -7,6 +7,7 @@ from functools import partial
 
 from engine.batch.table import Bytes
 from engine.errors import ClosedError
+from engine.parquet.table import Tables
 from engine.segment.segment import Segment
 from fs import errors
 from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, refuse_writing
@@ -15,6 +16,7 @@ from fs.kept_pages import Kept
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition, status_of
+from fs.tree.parquet import PARQUET, ParquetDirectory
 from fs.view import View
 
 RAW = "log"
@@ -188,10 +190,18 @@ class SegmentsDirectory(OfPartition, Directory):
 class SealedDirectory(OfPartition, Directory):
     """One directory for each format, with the segments that can change no more: for Spark."""
 
+    def __init__(self, path: str, shown: ShownPartition, tables: Tables) -> None:
+        super().__init__(path, shown)
+        self.tables = tables
+
     def names(self) -> Iterable[str]:
-        return FORMATS
+        yield from FORMATS
+        if self.shown.partition.settings.parquet_enable:
+            yield PARQUET
 
     def lookup(self, name: str) -> Entry:
+        if name == PARQUET and self.shown.partition.settings.parquet_enable:
+            return ParquetDirectory(self.child(name), self.shown, self.tables)
         fmt = FORMATS.get(name)
         if fmt is None:
             raise self.missing(name)

@@ -12,7 +12,9 @@ from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.targets import PartitionTarget, TopicTarget
 from fs.tree.config import ConfigFile
+from fs.tree.inbox import INBOX, InboxDirectory
 from fs.tree.logs import WriterHandle, require_append
+from fs.tree.parquet import TABLE, table_of
 
 
 class TopicsDirectory(Directory):
@@ -62,10 +64,18 @@ class TopicDirectory(Directory):
         yield "config"
         for suffix in FORMATS:
             yield f"in.{suffix}"
+        yield INBOX
+        if table_of(self.child(TABLE), self.house, self.topic) is not None:
+            yield TABLE
 
     def lookup(self, name: str) -> Entry:
         if name == "config":
             return ConfigFile(self.child(name), self.house, self.topic)
+        if name == INBOX:
+            return InboxDirectory(self.child(name), self.house.entrance(self.topic), ())
+        table = table_of(self.child(name), self.house, self.topic) if name == TABLE else None
+        if table is not None:
+            return table
         stem, _, suffix = name.partition(".")
         fmt = FORMATS.get(suffix)
         if stem != "in" or fmt is None:

@@ -74,6 +74,7 @@ TOPIC_TABLE = [
     ("segment.index.bytes", ["log.index.size.max.bytes"], "10485760", 12, MAX_INT32),
     ("segment.jitter.ms", ["log.roll.jitter.ms", "log.roll.jitter.hours"], "0", 0, MAX_INT64),
     ("segment.ms", ["log.roll.ms", "log.roll.hours"], "604800000", 1, MAX_INT64),
+    ("parquet.enable", ["log.parquet.enable"], "false", None, None),
     ("unclean.leader.election.enable", ["unclean.leader.election.enable"], "false", None, None),
     ("remote.storage.enable", [], "false", None, None),
     ("local.retention.ms", ["log.local.retention.ms"], "-2", -2, MAX_INT64),

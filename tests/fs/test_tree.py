@@ -54,7 +54,7 @@ def test_the_root_lists_partitions_topics_and_texts(place: Furnished) -> None:
     place.create("a-b", 3)
     assert names(place, "/") == ["README.txt", "metrics", "topics", "a-b-3", "orders-0", "orders-1"]
     assert names(place, "/topics") == ["a-b", "orders"]
-    assert names(place, "/topics/orders") == ["config", "in.txt", "in.tsv", "in.jsonl"]
+    assert names(place, "/topics/orders") == ["config", "in.txt", "in.tsv", "in.jsonl", "inbox"]
 
 
 def test_a_partition_lists_its_files(place: Furnished) -> None:

@@ -44,7 +44,7 @@ class Nothing:
     def read(self, handle: int, position: int, into: Bytes) -> int:
         return min(into.size, max(0, SIZE - position))
 
-    def write(self, handle: int, data: Bytes) -> int:
+    def write(self, handle: int, data: Bytes, position: int) -> int:
         return data.size
 
     def truncate(self, path: str, length: int, handle: int | None) -> None:

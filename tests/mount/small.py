@@ -207,7 +207,7 @@ class Small:
         into[: len(part)] = memoryview(part)
         return len(part)
 
-    def write(self, handle: int, data: Bytes) -> int:
+    def write(self, handle: int, data: Bytes, position: int) -> int:
         path, file = self.open_files[handle]
         self._note("write", path, data.size)
         given = data.tobytes()

@@ -6,12 +6,17 @@ start offset, write transactions — a test asks for through a socket. All else 
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
 
+from engine.inbox.journal import Journal
+from engine.inbox.names import CommittedNames
+from engine.inbox.staging import Staging
 from engine.partition.partition import Partition, Producer
 from engine.record import MAX_INT64, Record
 from engine.store.store import Store
@@ -56,13 +61,45 @@ def sweep(partition: Partition) -> int:
     return partition.log.remove_due(MAX_INT64)
 
 
+def die_in_commit(partition: Partition, step: int) -> None:
+    """End the process as `kill -9` does, before the step of the next commit that has this number; counted from 0."""
+    steps = itertools.count()
+
+    def counted(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(steps) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **named)
+
+        setattr(owner, name, call)
+
+    for owner, name in (
+        (Journal, "write"),
+        (Partition, "append_built"),
+        (Partition, "end_transaction"),
+        (CommittedNames, "add"),
+        (Staging, "discard"),
+        (Journal, "remove"),
+    ):
+        counted(owner, name)
+
+
+def sweep_inboxes(partition: Partition, later_ms: int) -> int:
+    """What is done every minute, as if it were later."""
+    store = FILES[0].house.store
+    return store.inboxes.sweep(store.clock() + later_ms)
+
+
 def files(partition: Partition) -> str:
     """Where its segments are."""
     return str(partition.directory)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    call.__name__: call for call in (roll, raise_start, write, end, sweep, files)
+    call.__name__: call
+    for call in (roll, raise_start, write, end, sweep, files, die_in_commit, sweep_inboxes)
 }
 
 

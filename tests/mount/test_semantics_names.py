@@ -78,8 +78,9 @@ def test_mkdir_and_rmdir(mount: Served) -> None:
 
 
 def test_what_directories_have(mount: Served) -> None:
-    """N3. A topic's directory has `config` and `in.<fmt>`; a partition's has `log.<fmt>`, `current.<fmt>`,
-    `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>` unlisted.
+    """N3. A topic's directory has `config`, `in.<fmt>` and `inbox`; a partition's has `log.<fmt>`,
+    `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>`
+    unlisted.
     """
     partition = mount.new()
     kinds = {f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS}
@@ -87,7 +88,7 @@ def test_what_directories_have(mount: Served) -> None:
     assert set(os.listdir(partition)) == kinds | others
     assert all((partition / f"follow.{suffix}").is_file() for suffix in FORMATS)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
-    assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl"}
+    assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl", "inbox"}
     assert "cleanup.policy=delete " in (topic / "config").read_text()
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+sys.path.append(str(Path(__file__).parents[1] / "mount"))  # served.py: a real daemon
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,105 @@
+"""Rows as columns of records, ready to be built into batches: keys and values where Arrow has them, in one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from engine.batch.columns import Columns
+from engine.batch.table import Bytes, Ints, Longs
+from engine.inbox.routing import NO_PARTITION
+
+
+def columns_of(rows: pa.RecordBatch, now: int) -> Columns:
+    """The records of a batch whose columns are some of value, key, timestamp and headers. Records without a timestamp
+    get `now`."""
+    count = rows.num_rows
+    # The first byte is the headers section of all records that have no headers.
+    key_start, key_length, keys = _spans(_column(rows, "key"), count, 1)
+    value_start, value_length, values = _spans(_column(rows, "value"), count, 1 + keys.size)
+    origin = 1 + keys.size + values.size
+    headers_start, headers_length, headers = _headers(_column(rows, "headers"), count, origin)
+    return Columns(
+        np.concatenate([np.zeros(1, np.uint8), keys, values, headers]),
+        np.arange(count, dtype=np.int64),
+        _timestamps(_column(rows, "timestamp"), count, now),
+        key_start,
+        key_length,
+        value_start,
+        value_length,
+        headers_start,
+        headers_length,
+    )
+
+
+def partitions_of(rows: pa.RecordBatch) -> Ints:
+    """The partition that each row names, NO_PARTITION where it names none."""
+    named = _column(rows, "partition")
+    if named is None:
+        return np.full(rows.num_rows, NO_PARTITION, np.int32)
+    return np.asarray(named.cast(pa.int32()).fill_null(NO_PARTITION).to_numpy(zero_copy_only=False), np.int32)
+
+
+def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
+    return rows.column(name) if name in rows.schema.names else None
+
+
+def _spans(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
+    """Start, length (-1: null) and bytes of the values, which are put at `origin`."""
+    if values is None:
+        return np.zeros(count, np.int32), np.full(count, -1, np.int32), np.empty(0, np.uint8)
+    values = values.cast(pa.binary())
+    _, places, data = values.buffers()
+    every = np.frombuffer(places, np.int32)[values.offset : values.offset + count + 1]
+    length = np.diff(every)
+    if values.null_count:
+        length = np.where(values.is_valid().to_numpy(zero_copy_only=False), length, np.int32(-1))
+    first, end = (int(every[0]), int(every[-1])) if count else (0, 0)
+    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:end]
+    return every[:-1] + np.int32(origin - first), length.astype(np.int32), held
+
+
+def _timestamps(values: pa.Array | None, count: int, now: int) -> Longs:
+    if values is None:
+        return np.full(count, now, np.int64)
+    micros = values.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    known = micros.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(known, micros.fill_null(0).to_numpy(zero_copy_only=False) // 1000, now)
+
+
+def _headers(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
+    """Start, length and bytes of the headers as a record has them; few records have any."""
+    start, length = np.zeros(count, np.int32), np.ones(count, np.int32)
+    sections = bytearray()
+    if values is not None and values.null_count < count:
+        for row, headers in enumerate(values.to_pylist()):
+            if headers:
+                start[row] = origin + len(sections)
+                section = _section(headers)
+                length[row] = len(section)
+                sections += section
+    return start, length, np.frombuffer(bytes(sections), np.uint8)
+
+
+def _section(headers: Iterable[dict[str, Any]]) -> bytes:
+    """As it is drawn in `engine.kernels.encode`."""
+    listed = list(headers)
+    section = bytearray(_varint(len(listed)))
+    for header in listed:
+        name, value = header["key"].encode(), header["value"]
+        section += _varint(len(name)) + name
+        section += _varint(-1) if value is None else _varint(len(value)) + value
+    return bytes(section)
+
+
+def _varint(value: int) -> bytes:
+    zigzag = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)

@@ -1,0 +1,154 @@
+"""Where a partition begins and ends for a query: only what was committed is read, as through the mount.
+
+Where a daemon shows the log on this machine, its `status.json` says so. Otherwise the files do: the end is behind the
+last whole batch, and the stable offset is found as a recovery would find it, from the newest producer snapshot on.
+After a clean stop that is at the end, and a running daemon writes one at each roll: so at most the active segment's
+headers are looked at, and a stream looks at those that are new since.
+
+What is behind a failed append or a power cut, and would be cut off by a recovery, is not known here: a task that meets
+it fails on its checksum, and says where.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from engine.errors import CorruptSnapshotError
+from engine.files.checkpoint import LOG_STARTS, OffsetCheckpoint
+from engine.files.names import log_file, snapshot_file
+from engine.spark.files import Aborted, Files, offset_index
+from engine.spark.headers import ABORT, CONTROL, TRANSACTIONAL, Head, heads, marker_kind
+from engine.spark.place import Place
+
+_SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
+_SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What of a partition may be read.
+
+    start    the first offset
+    end      behind the last one: below every open transaction
+    aborted  transactions that ended so lately that no index names them yet
+    """
+
+    start: int
+    end: int
+    aborted: tuple[Aborted, ...] = ()
+
+
+@dataclass(slots=True)
+class Tail:
+    """What is known of the end of a log, as far as it was looked at.
+
+    base, position  of the segment, and in it, where looking goes on
+    end             behind the last batch that was looked at
+    open            first offset of each open transaction, by producer
+    aborted         those that were seen to end
+    """
+
+    base: int
+    position: int
+    end: int
+    open: dict[int, int] = field(default_factory=dict)
+    aborted: list[Aborted] = field(default_factory=list)
+
+    @property
+    def stable(self) -> int:
+        """Below every open transaction."""
+        return min(self.open.values(), default=self.end)
+
+
+def told(place: Place, topic: str, number: int) -> Bounds | None:
+    """As the daemon says; None where none does. To be asked before files are listed: they may hold more then."""
+    if place.mount is None:
+        return None
+    try:
+        found = json.loads((place.mount / f"{topic}-{number}" / "status.json").read_bytes())
+    except OSError:  # gone, not ours to read, or the daemon has ended: the files tell as well
+        return None
+    return Bounds(found["start_offset"], found["stable_offset"])
+
+
+def seen(
+    place: Place, files: Files, topic: str, number: int, tail: Tail | None = None
+) -> tuple[Bounds, Tail | None]:
+    """As the files say, and what the next call may begin with."""
+    starts = OffsetCheckpoint(place.logs / LOG_STARTS).read()
+    start = starts.get((topic, number), 0)
+    if not files.bases:
+        return Bounds(start, start), None
+    start = max(start, files.bases[0])
+    followed = _followed(files, tail)
+    return Bounds(start, max(start, followed.stable), tuple(followed.aborted)), followed
+
+
+def _followed(files: Files, tail: Tail | None) -> Tail:
+    """The tail, followed to the end of the last segment."""
+    if (
+        tail is None
+        or tail.base not in files.bases
+        or tail.position > files.sizes[files.bases.index(tail.base)]
+    ):
+        tail = _begun(files)
+    for place in range(files.bases.index(tail.base), len(files.bases)):
+        base = files.bases[place]
+        if base != tail.base:
+            tail.base, tail.position, tail.end = base, 0, max(tail.end, base)
+        _follow(files, tail, files.sizes[place])
+    return tail
+
+
+def _follow(files: Files, tail: Tail, size: int) -> None:
+    if tail.position >= size:
+        return
+    descriptor = os.open(files.directory / log_file(tail.base), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for head in heads(descriptor, tail.position, size):
+            if head.last_offset >= tail.end:  # not below a snapshot from whose batch on it is looked at
+                _take(tail, descriptor, head)
+                tail.end = head.last_offset + 1
+            tail.position = head.position + head.size
+    finally:
+        os.close(descriptor)
+
+
+def _take(tail: Tail, descriptor: int, head: Head) -> None:
+    if not head.attributes & CONTROL:
+        if head.attributes & TRANSACTIONAL:
+            tail.open.setdefault(head.producer_id, head.base_offset)
+        return
+    kind = marker_kind(descriptor, head)
+    if kind is not None:
+        first = tail.open.pop(head.producer_id, None)
+        if kind == ABORT and first is not None:
+            tail.aborted.append(Aborted(head.producer_id, first, head.last_offset))
+
+
+def _begun(files: Files) -> Tail:
+    """Where looking begins: at the newest snapshot, else where the last segment does."""
+    last = files.bases[-1]
+    usable = [offset for offset in files.snapshots if offset >= files.bases[0]]
+    if not usable:
+        return Tail(last, 0, last)
+    offset = usable[-1]
+    base = files.bases[files.floor(offset)]
+    index = offset_index(files.directory, base)
+    below = index.count_up_to(0, offset - 1 - base)
+    position = index.at(below - 1)[1] if below else 0
+    return Tail(base, position, offset, _open_transactions(files.directory / snapshot_file(offset)))
+
+
+def _open_transactions(path: Path) -> dict[int, int]:
+    """The open transactions of a producer snapshot; see `engine.producer.snapshot`."""
+    data = path.read_bytes()
+    if len(data) < _SNAPSHOT_HEADER.size or (len(data) - _SNAPSHOT_HEADER.size) % _SNAPSHOT_ENTRY.size:
+        raise CorruptSnapshotError(f"{path}: expected whole entries, found {len(data)} bytes")
+    entries = _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEADER.size :])
+    return {producer: first for producer, *_, first in entries if first >= 0}

@@ -1,0 +1,59 @@
+"""The columns of the data source: those of Spark's Kafka source, in its order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from engine.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+COLUMNS: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+HEADERS: Final = StructField("headers", ArrayType(_HEADER))
+
+
+def columns(include_headers: bool) -> StructType:
+    """The schema of a query that names no columns."""
+    return StructType([*COLUMNS.fields, HEADERS]) if include_headers else COLUMNS
+
+
+def check(schema: StructType) -> StructType:
+    """A schema that the query gave, when each of its columns is one of ours: only those are then read."""
+    known = {field.name: field.dataType for field in (*COLUMNS.fields, HEADERS)}
+    for field in schema.fields:
+        if known.get(field.name) != field.dataType:
+            ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            raise InvalidSettingError(
+                f"schema: expected columns among {ours}, found {field.name} {field.dataType.simpleString()}"
+            )
+    return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The same in Arrow, with the very names and nullability that Spark compares with."""
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - pyarrow, in tasks only
+
+    return to_arrow_schema(schema, timezone="UTC")

@@ -1,0 +1,42 @@
+"""Appending staged files to a log that nobody has open, exactly once: by the engine's own inboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from engine.inbox.inbox import Chunk, batch_name
+from engine.inbox.routing import choose
+from engine.spark.arriving import columns_of, partitions_of
+from engine.store.store import Store
+
+
+def commit(backing: Path, topic: str, name: str, files: Sequence[Path]) -> None:
+    """Append the rows of Arrow files to a topic, unless the batch of that name was. StoreLockedError where somebody has
+    the log open."""
+    with Store.open(backing) as store:
+        inbox = store.inboxes.of(topic)
+        known = inbox.knows(batch_name(name))
+        numbers = store.topics()[topic]
+        inbox.commit(batch_name(name), () if known else _chunks(files, numbers, store.clock()), [(name,)])
+        inbox.staging.destroy((name,))
+
+
+def _chunks(files: Sequence[Path], numbers: Sequence[int], now: int) -> Iterator[Chunk]:
+    turn = 0
+    for file in files:
+        with pa.memory_map(str(file)) as source:
+            reader = pa.ipc.open_file(source)
+            for index in range(reader.num_record_batches):
+                rows = reader.get_batch(index)
+                columns = columns_of(rows, now)
+                keyless = numbers[turn % len(numbers)]
+                turn += 1
+                chosen, _, refusal = choose(columns, partitions_of(rows), numbers, keyless)
+                if refusal is not None:
+                    raise refusal
+                for number in np.unique(chosen).tolist():
+                    yield number, columns.take(np.flatnonzero(chosen == number))

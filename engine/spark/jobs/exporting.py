@@ -1,0 +1,31 @@
+"""Records as Parquet files, for what reads neither the log nor a mount of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from engine.spark import register
+from engine.spark.place import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BY: Final = ("topic", "partition")
+
+
+def export(
+    spark: SparkSession,
+    place: Place,
+    topics: str,
+    target: str,
+    options: Mapping[str, str],
+    mode: str = "errorifexists",
+) -> None:
+    """Write the records of topics, separated by commas, to `target`/topic=…/partition=…/, sorted by offset within each
+    file, with the columns of the data source. `options` are the data source's. Committed records only."""
+    register(spark)
+    rows = spark.read.format("topicfs").option("path", str(place.backing)).option("topic", topics)
+    frame = rows.option("includeHeaders", "true").options(**options).load()
+    # A task reads a range of one partition, by rising offsets: that is the order in its file.
+    frame.write.mode(mode).option("compression", "zstd").partitionBy(*BY).parquet(target)

@@ -1,0 +1,378 @@
+"""Any rows as a new topic: segments with their indexes, byte for byte what appends would have made, from many machines.
+
+Two rounds of tasks work in BACKING/staging, and the log is held meanwhile, so that no daemon opens it:
+
+    1. tasks over the rows    each row goes to the partition that it names, else to that of its key; each task builds
+                              record batches, a file for each partition. How many records are in each is then known
+    2. tasks over segments    neighbouring files become one segment: the batches get their offsets, which no checksum
+                              covers, and the indexes are written
+
+Within a partition records stand in the order of the frame: task by task, row by row. A frame that is sorted stays so.
+
+    staging/<topic>/import/       work; removed at the next start, or by the next import
+    staging/<topic>/publishing/   all is there, and on disk: the rename to this name decides. Each directory in it is
+                                  renamed to logs/<topic>-<n>. Where that was broken off, the same command completes it
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.errors import InvalidSettingError, PartitionExistsError
+from engine.files.atomic import sync_directory
+from engine.files.lock import DirectoryLock
+from engine.files.metadata import PartitionMetadata, random_uuid
+from engine.files.names import partition_directory, validate_topic
+from engine.inbox.routing import choose, first_refused
+from engine.kernels import encode as encoding
+from engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
+from engine.partition.chain import segment_settings
+from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.validate import batch_limit, shape_for
+from engine.record import MAX_INT32, TimestampType, now_ms
+from engine.segment.descriptors import Descriptors, sync_file
+from engine.segment.segment import Segment
+from engine.settings.topic import TopicSettings
+from engine.spark.arriving import columns_of, partitions_of
+from engine.spark.jobs.spread import map_in_arrow, spread
+from engine.spark.writer import check_columns
+from engine.store.configuration import TOPICS, Configuration
+from engine.store.listing import Listing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH: Final = 0
+_PIECES: Final[pa.Schema] = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("task", pa.int32()),
+        ("number", pa.int32()),
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("records", pa.int64()),
+    ]
+)
+_SEGMENTS: Final[pa.Schema] = pa.schema([("bytes", pa.int64()), ("records", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of an import.
+
+    records, bytes, segments   of all partitions
+    partitions                 how many
+    """
+
+    records: int
+    bytes: int
+    segments: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file of record batches, made by one task; they have no offsets yet."""
+
+    partition: int
+    task: int
+    number: int
+    path: str
+    bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A segment that is to be made.
+
+    base    its base offset
+    pieces  what goes into it, in order
+    """
+
+    directory: Path
+    partition: int
+    base: int
+    pieces: tuple[Piece, ...]
+
+
+def import_rows(
+    spark: SparkSession,
+    rows: DataFrame,
+    backing: Path,
+    topic: str,
+    partitions: int,
+    overrides: Mapping[str, str] | None = None,
+) -> Imported:
+    """Make a topic of the rows of a frame, whose columns are those of the data source's writer. PartitionExistsError
+    where there is such a topic, StoreLockedError where somebody has the log open."""
+    check_columns(rows.schema, topic)
+    validate_topic(topic)
+    if partitions < 1:
+        raise InvalidSettingError(f"partitions of topic {topic}: expected at least 1, found {partitions}")
+    for name in ("logs", TOPICS, "staging"):
+        (backing / name).mkdir(parents=True, exist_ok=True)
+    lock = DirectoryLock.acquire(backing / "logs")
+    try:
+        if _publish(backing, topic):
+            raise PartitionExistsError(
+                f"topic {topic}: an import that was broken off is completed now; nothing else is done"
+            )
+        return _import(spark, rows, backing, topic, partitions, overrides or {})
+    finally:
+        lock.release()
+
+
+def _import(
+    spark: SparkSession,
+    rows: DataFrame,
+    backing: Path,
+    topic: str,
+    partitions: int,
+    overrides: Mapping[str, str],
+) -> Imported:
+    if any(name == topic for name, _ in Listing.of(backing / "logs").partitions):
+        raise PartitionExistsError(
+            f"{backing / 'logs'}: topic {topic} exists; rows are imported into a new topic only"
+        )
+    configuration = Configuration.load(backing, {}, now_ms)
+    settings = configuration.check(topic, overrides)
+    work = backing / "staging" / topic / "import"
+    shutil.rmtree(work, ignore_errors=True)
+    for number in range(partitions):
+        (work / "pieces" / str(number)).mkdir(parents=True)
+        (work / "logs" / partition_directory(topic, number)).mkdir(parents=True)
+    try:
+        pieces = _staged(rows, work, partitions, settings)
+        outputs = list(_outputs(work / "logs", topic, partitions, pieces, settings))
+        made = spread(spark, outputs, _Segments(settings), _SEGMENTS).collect()
+        shutil.rmtree(work / "pieces")
+        _finish(work / "logs", topic, partitions)
+        configuration.set_topic(topic, overrides)
+        (work / "logs").rename(work.with_name("publishing"))
+        sync_directory(work.parent)
+        _publish(backing, topic)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Imported(
+        sum(row["records"] for row in made), sum(row["bytes"] for row in made), len(made), partitions
+    )
+
+
+# -- rows into batches --------------------------------------------------------------------------------
+
+
+def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSettings) -> list[Piece]:
+    """The first round: in order of tasks within each partition."""
+    numbers = tuple(range(partitions))
+
+    def each(arriving: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark.taskcontext import TaskContext  # noqa: PLC0415 - in tasks only
+
+        context = TaskContext.get()
+        assert context is not None
+        writers = _Writers(work / "pieces", context.partitionId(), numbers, settings)
+        for batch in arriving:
+            writers.add(batch)
+        yield pa.RecordBatch.from_pylist(writers.finish(), _PIECES)
+
+    frame = map_in_arrow(rows.drop("topic"), each, _PIECES)
+    # A task that is tried again writes files of its own: only those count that it told.
+    return sorted(
+        (Piece(*row) for row in frame.collect()),
+        key=lambda piece: (piece.partition, piece.task, piece.number),
+    )
+
+
+class _Writers:
+    """What one task writes.
+
+    task      its number
+    pieces    what it has written
+    _turn     counts Arrow batches: records without a key go to the partitions in turn
+    """
+
+    def __init__(self, directory: Path, task: int, numbers: Sequence[int], settings: TopicSettings) -> None:
+        self.directory = directory
+        self.task = task
+        self.numbers = numbers
+        self.settings = settings
+        self.pieces: list[dict[str, Any]] = []
+        self._turn = task
+        self._open: dict[int, _PieceWriter] = {}
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        now = now_ms()
+        columns = columns_of(rows, now)
+        chosen, _, refusal = choose(
+            columns, partitions_of(rows), self.numbers, self.numbers[self._turn % len(self.numbers)]
+        )
+        self._turn += 1
+        if refusal is None:
+            _, refusal = first_refused(columns, self.settings, now)
+        if refusal is not None:
+            raise refusal
+        for number in np.unique(chosen).tolist():
+            self._add(number, columns.take(np.flatnonzero(chosen == number)), now)
+
+    def _add(self, number: int, columns: Columns, now: int) -> None:
+        writer = self._open.get(number)
+        if writer is None:
+            path = self.directory / str(number) / f"{self.task}-{uuid.uuid4()}"
+            writer = self._open[number] = _PieceWriter(path, self.settings, now)
+        writer.add(columns)
+        if writer.size > self.settings.segment_bytes // 2:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        writer = self._open.pop(number)
+        writer.close()
+        self.pieces.append(
+            {
+                "partition": number,
+                "task": self.task,
+                "number": len(self.pieces),
+                "path": str(writer.path),
+                "bytes": writer.size,
+                "records": writer.records,
+            }
+        )
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Close what is open. Gives all pieces."""
+        for number in sorted(self._open):
+            self._end(number)
+        return self.pieces
+
+
+class _PieceWriter:
+    """Records on their way into one file."""
+
+    def __init__(self, path: Path, settings: TopicSettings, now: int) -> None:
+        self.path = path
+        self.size = self.records = 0
+        self._shape = shape_for(settings)
+        self._append_time = now if settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME else None
+        self._builder = batches.BatchBuilder(min(batch_limit(settings), settings.segment_bytes))
+        self._file = path.open("xb", buffering=0)
+
+    def add(self, columns: Columns) -> None:
+        at = 0
+        while at < len(columns):
+            at += self._builder.add_columns(columns.rows(at, len(columns)))
+            if at < len(columns):
+                self._send()
+
+    def _send(self) -> None:
+        self.records += self._builder.count
+        batch = self._builder.finish(self._shape, self._append_time)
+        self._file.write(memoryview(batch))
+        self.size += batch.size
+
+    def close(self) -> None:
+        if self._builder.count:
+            self._send()
+        self._file.close()
+
+
+# -- batches into segments ----------------------------------------------------------------------------
+
+
+def _outputs(
+    logs: Path, topic: str, partitions: int, pieces: Sequence[Piece], settings: TopicSettings
+) -> Iterator[Output]:
+    """The segments of each partition: neighbours together as far as they fit. One at least: a partition has one."""
+    for number in range(partitions):
+        base = size = records = 0
+        group: list[Piece] = []
+        directory = logs / partition_directory(topic, number)
+        for piece in pieces:
+            if piece.partition != number:
+                continue
+            if group and (size + piece.bytes > settings.segment_bytes or records + piece.records > MAX_INT32):
+                yield Output(directory, number, base, tuple(group))
+                base, size, records, group = base + records, 0, 0, []
+            group.append(piece)
+            size, records = size + piece.bytes, records + piece.records
+        yield Output(directory, number, base, tuple(group))
+
+
+@dataclass(frozen=True, slots=True)
+class _Segments:
+    """The second round's work."""
+
+    settings: TopicSettings
+
+    def __call__(self, output: Output) -> Iterable[dict[str, Any]]:
+        _remove_left(output)
+        settings = replace(segment_settings(self.settings), preallocate=False)
+        segment = Segment.create(output.directory, output.base, settings, now_ms, Descriptors())
+        offset = output.base
+        for piece in output.pieces:
+            data = np.fromfile(piece.path, np.uint8)
+            table = batches.scan(data)
+            for row in table:
+                at = int(row[POSITION])
+                encoding.stamp(data, at, offset, _EPOCH)
+                row[LAST_OFFSET] += offset - row[BASE_OFFSET]
+                row[BASE_OFFSET] = offset
+                row[LEADER_EPOCH] = _EPOCH
+                offset += int(row[COUNT])
+            segment.append(data, table)
+        segment.seal()
+        segment.flush()
+        yield {"bytes": segment.size, "records": offset - output.base}
+
+
+def _remove_left(output: Output) -> None:
+    """Of a task that is tried again."""
+    for path in output.directory.glob(f"{output.base:020d}.*"):
+        path.unlink(missing_ok=True)
+
+
+def _finish(logs: Path, topic: str, partitions: int) -> None:
+    """What a partition has beside its segments; times that rise with the offsets; and all of it on disk."""
+    topic_id = random_uuid()
+    for number in range(partitions):
+        directory = logs / partition_directory(topic, number)
+        metadata = PartitionMetadata.load(directory)
+        metadata.record(topic_id)
+        metadata.maybe_flush()
+        segments = sorted(directory.glob("*.log"))
+        if segments[-1].stat().st_size:
+            epochs = LeaderEpochs.open(directory / EPOCHS_FILE)
+            epochs.assign_all([(_EPOCH, 0)])
+            epochs.flush()
+        # Who reads segments in the order of their times then reads them in the order of their offsets.
+        latest = now_ms() - len(segments)
+        for place, path in enumerate(segments):
+            os.utime(path, ns=((latest + place) * 1_000_000,) * 2)
+            sync_file(str(path))
+        sync_directory(directory)
+    sync_directory(logs)
+
+
+def _publish(backing: Path, topic: str) -> bool:
+    """Give partitions that are whole their names in the log. Gives whether there were any."""
+    ready = backing / "staging" / topic / "publishing"
+    try:
+        names = sorted(os.listdir(ready))
+    except FileNotFoundError:
+        return False
+    for name in names:
+        (ready / name).rename(backing / "logs" / name)
+    sync_directory(backing / "logs")
+    ready.rmdir()
+    return True

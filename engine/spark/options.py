@@ -1,0 +1,248 @@
+"""What a query asks for, by the options of Spark's Kafka source: a job moves over by changing the format's name.
+
+    path                             backing directory or mount; topicfs's own
+    topic | subscribe                names, separated by commas
+    subscribePattern                 a regular expression that matches whole names
+    assign                           {"orders":[0,1]}
+    startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest
+    startingTimestamp, endingTimestamp, startingOffsetsByTimestamp, endingOffsetsByTimestamp    in ms; the latter by
+                                     partition: {"orders":{"0":1000}}. They go before offsets
+    startingOffsetsByTimestampStrategy   error or latest, where no record is that late
+    failOnDataLoss, includeHeaders, minPartitions, maxOffsetsPerTrigger
+
+What only tells how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) has no meaning here and is
+passed over. What would change what is read, and is not known here, is refused. So is `kafka.isolation.level`, unless it
+asks for committed records: others are never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.errors import InvalidSettingError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Key = tuple[str, int]
+"""Topic and number."""
+
+_NAMES: Final = (
+    "path",
+    "topic",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+)
+_OF_A_BROKER: Final = frozenset(
+    {
+        "groupidprefix",
+        "kafkaconsumer.polltimeoutms",
+        "fetchoffset.numretries",
+        "fetchoffset.retryintervalms",
+        "usedeprecatedoffsetfetching",
+    }
+)
+_ISOLATION: Final = "kafka.isolation.level"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where a query begins or ends.
+
+    word         EARLIEST or LATEST, for partitions that nothing else is said of
+    offsets      by partition; every partition is named then. EARLIEST and LATEST count as such
+    timestamp    of all partitions, in ms
+    timestamps   by partition
+    """
+
+    word: int
+    offsets: Mapping[Key, int] = field(default_factory=dict)
+    timestamp: int | None = None
+    timestamps: Mapping[Key, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one query; see the module's head.
+
+    topics             names, None where they are told by pattern or assign
+    pattern            of topic names
+    assigned           partitions
+    late_is_latest     a timestamp that no record reaches means the end, else it is an error
+    """
+
+    path: str
+    topics: frozenset[str] | None
+    pattern: str | None
+    assigned: frozenset[Key] | None
+    starting: Limit
+    ending: Limit
+    late_is_latest: bool
+    fail_on_data_loss: bool
+    include_headers: bool
+    min_partitions: int | None
+    max_offsets: int | None
+
+    def wants(self, key: Key) -> bool:
+        """Whether the query reads a partition."""
+        if self.assigned is not None:
+            return key in self.assigned
+        if self.topics is not None:
+            return key[0] in self.topics
+        return re.fullmatch(self.pattern or "", key[0]) is not None
+
+
+def parse(given: Mapping[str, str], streaming: bool) -> Options:
+    """The options of a query. InvalidSettingError says what is refused, and why."""
+    lower = {name.lower(): value for name, value in given.items()}
+    _refuse_unknown(lower)
+    path = lower.get("path")
+    if not path:
+        raise InvalidSettingError(
+            "option path: expected a backing directory or a mount of topicfs, found none"
+        )
+    topics, pattern, assigned = _chosen(lower)
+    starting = _limit(lower, "starting", LATEST if streaming else EARLIEST)
+    ending = _limit(lower, "ending", LATEST)
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name.lower() in lower:
+                raise InvalidSettingError(
+                    f"option {name}: a stream has no end; expected it in batch queries only"
+                )
+    else:
+        _refuse_word(starting, LATEST, "startingOffsets", "latest")
+        if "maxoffsetspertrigger" in lower:
+            raise InvalidSettingError("option maxOffsetsPerTrigger: expected in streams only")
+    _refuse_word(ending, EARLIEST, "endingOffsets", "earliest")
+    return Options(
+        path,
+        topics,
+        pattern,
+        assigned,
+        starting,
+        ending,
+        _word(lower, "startingOffsetsByTimestampStrategy", "error", ("error", "latest")) == "latest",
+        _word(lower, "failOnDataLoss", "true", ("true", "false")) == "true",
+        _word(lower, "includeHeaders", "false", ("true", "false")) == "true",
+        _number(lower, "minPartitions"),
+        _number(lower, "maxOffsetsPerTrigger"),
+    )
+
+
+def _refuse_unknown(lower: Mapping[str, str]) -> None:
+    known = {name.lower() for name in _NAMES}
+    for name, value in lower.items():
+        if name == _ISOLATION and value.lower() != "read_committed":
+            raise InvalidSettingError(
+                f"option {_ISOLATION}: only committed records are read, found {value!r}"
+            )
+        if name not in known and name not in _OF_A_BROKER and not name.startswith("kafka."):
+            raise InvalidSettingError(f"option {name}: expected one of {', '.join(_NAMES)}")
+
+
+def _refuse_word(limit: Limit, word: int, name: str, text: str) -> None:
+    if limit.word == word or word in limit.offsets.values():
+        raise InvalidSettingError(f"option {name}: {text} ({word}) reads nothing in a batch query")
+
+
+def _chosen(lower: Mapping[str, str]) -> tuple[frozenset[str] | None, str | None, frozenset[Key] | None]:
+    ways = [name for name in ("topic", "subscribe", "subscribePattern", "assign") if lower.get(name.lower())]
+    if len(ways) != 1:
+        raise InvalidSettingError(
+            "expected one of the options topic, subscribe, subscribePattern and assign, found "
+            f"{', '.join(ways) or 'none'}"
+        )
+    text = lower[ways[0].lower()]
+    if ways[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidSettingError(f"option subscribePattern: {error}, in {text!r}") from None
+        return None, text, None
+    if ways[0] == "assign":
+        found = _json("assign", text, '{"topic":[0,1]}')
+        pairs = []
+        for topic, numbers in found.items():
+            if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+                raise InvalidSettingError(f'option assign: expected {{"topic":[0,1]}}, found {text!r}')
+            pairs += [(topic, number) for number in numbers]
+        return None, None, frozenset(pairs)
+    return frozenset(name.strip() for name in text.split(",") if name.strip()), None, None
+
+
+def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
+    by_time = _by_partition(lower, f"{which}OffsetsByTimestamp")
+    moment = _number(lower, f"{which}Timestamp", least=0)
+    text = lower.get(f"{which}offsets", "").strip()
+    words = {"": default, "earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        # Kafka's source takes a timestamp before offsets, and one for all before those by partition.
+        word = default if by_time or moment is not None else words[text.lower()]
+        return Limit(word, {}, moment, by_time)
+    offsets = _by_partition(lower, f"{which}Offsets")
+    for key, offset in offsets.items():
+        if offset < EARLIEST:
+            raise InvalidSettingError(
+                f"option {which}Offsets: partition {key[0]}-{key[1]}: expected an offset, -1 (latest) or -2 "
+                f"(earliest), found {offset}"
+            )
+    return Limit(default, {} if by_time or moment is not None else offsets, moment, by_time)
+
+
+def _by_partition(lower: Mapping[str, str], name: str) -> dict[Key, int]:
+    text = lower.get(name.lower())
+    if text is None:
+        return {}
+    expected = '{"topic":{"0":23}}'
+    numbers = {}
+    for topic, parts in _json(name, text, expected).items():
+        if not isinstance(parts, dict):
+            raise InvalidSettingError(f"option {name}: expected {expected}, found {text!r}")
+        for number, value in parts.items():
+            if not number.isdecimal() or type(value) is not int:
+                raise InvalidSettingError(f"option {name}: expected {expected}, found {text!r}")
+            numbers[topic, int(number)] = value
+    return numbers
+
+
+def _json(name: str, text: str, expected: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidSettingError(f"option {name}: expected {expected}, found {text!r}")
+    return found
+
+
+def _word(lower: Mapping[str, str], name: str, default: str, words: tuple[str, ...]) -> str:
+    found = lower.get(name.lower(), default).lower()
+    if found not in words:
+        raise InvalidSettingError(f"option {name}: expected {' or '.join(words)}, found {found!r}")
+    return found
+
+
+def _number(lower: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    text = lower.get(name.lower())
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < least:
+        raise InvalidSettingError(f"option {name}: expected a number from {least} on, found {text!r}")
+    return int(text)

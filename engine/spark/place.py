@@ -1,0 +1,74 @@
+"""Where a log is: its backing directory, and the mount of it on this machine if there is one.
+
+A query may name either. Segments are read from the backing directory, so that tasks on machines without the mount read
+them too. The mount, where there is one, is asked for the offsets that the daemon has published.
+
+Who mounts what is in the kernel's table; see `mountd.mounts`, which writes the source that is read here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from engine.errors import InvalidNameError
+
+_TABLE: Final = Path("/proc/self/mountinfo")
+_TYPE: Final = b"fuse.topicfs"
+_SOURCE: Final = b"topicfs:"
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A log and its mount.
+
+    backing  the directory that has `logs/` in it
+    mount    where the running daemon shows it, None where no daemon does
+    """
+
+    backing: Path
+    mount: Path | None
+
+    @property
+    def logs(self) -> Path:
+        """The log directory."""
+        return self.backing / "logs"
+
+
+def place_of(path: str) -> Place:
+    """The place that a backing directory or a mount point names. InvalidNameError where it is neither."""
+    real = Path(os.path.realpath(path.removeprefix("file://")))
+    mounts = list(_mounts())
+    for point, backing in reversed(mounts):
+        if point == real:
+            return Place(backing, point)
+    if not (real / "logs").is_dir():
+        raise InvalidNameError(
+            f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
+        )
+    mount = next((point for point, backing in reversed(mounts) if backing == real), None)
+    return Place(real, mount)
+
+
+def _mounts() -> Iterator[tuple[Path, Path]]:
+    """Mount point and backing directory of each of our mounts."""
+    try:
+        table = _TABLE.read_bytes()
+    except OSError:  # not on Linux
+        return
+    for line in table.splitlines():
+        placed, _, system = line.partition(b" - ")
+        kind, source, *_ = system.split(b" ")
+        if kind == _TYPE and source.startswith(_SOURCE):
+            backing = unquote_to_bytes(_unescaped(source).removeprefix(_SOURCE))
+            yield Path(os.fsdecode(_unescaped(placed.split(b" ")[4]))), Path(os.fsdecode(backing))
+
+
+def _unescaped(field: bytes) -> bytes:
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)

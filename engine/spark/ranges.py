@@ -1,0 +1,307 @@
+"""Which offsets a query reads, and how they are divided among tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
+from engine.spark.bounds import Bounds, Tail, seen, told
+from engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
+from engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
+from engine.spark.place import Place
+from engine.store.listing import Listing
+
+TASK_BYTES: Final = 128 * 1024 * 1024
+"""As much of a log as one task reads, unless `minPartitions` asks for more tasks: what Spark takes of a file."""
+
+_TRIES: Final = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """What one task reads of one partition: the records at the offsets [start, end).
+
+    directory          the partition's
+    size               bytes of `.log` files, about
+    aborted            transactions within it whose records are left out
+    fail_on_data_loss  records that were removed meanwhile are an error
+    """
+
+    topic: str
+    number: int
+    directory: Path
+    start: int
+    end: int
+    size: int
+    aborted: tuple[Aborted, ...]
+    fail_on_data_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition as it is found when a query is planned.
+
+    files   its segments
+    bounds  what of them may be read
+    """
+
+    topic: str
+    number: int
+    files: Files
+    bounds: Bounds
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<number>`."""
+        return f"{self.topic}-{self.number}"
+
+
+def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key]:
+    """The partitions that a query reads. UnknownPartitionError for what is named and not there, unless that is fine."""
+    keys = sorted(key for key in Listing.of(place.logs).partitions if options.wants(key))
+    if not missing_ok:
+        _refuse_missing(keys, options, place)
+    return keys
+
+
+def found(place: Place, keys: Iterable[Key], tails: dict[Key, Tail] | None = None) -> dict[Key, Partition]:
+    """These partitions, without those that are gone. `tails` keeps, from one call to the next, what was looked at."""
+    partitions = {}
+    for key in keys:
+        partition = _while_files_change(partial(_found, place, key, tails))
+        if partition is not None:
+            partitions[key] = partition
+    return partitions
+
+
+def _refuse_missing(keys: list[Key], options: Options, place: Place) -> None:
+    present = {topic for topic, _ in keys}
+    missing = sorted((options.topics or frozenset()) - present)
+    if missing:
+        raise UnknownPartitionError(f"{place.logs}: expected a topic {missing[0]}, found no partition of it")
+    absent = sorted((options.assigned or frozenset()) - set(keys))
+    if absent:
+        raise UnknownPartitionError(
+            f"{place.logs}: expected a partition {absent[0][0]}-{absent[0][1]}, found none"
+        )
+
+
+def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> Partition | None:
+    topic, number = key
+    directory = place.logs / f"{topic}-{number}"
+    bounds = told(place, topic, number)
+    try:
+        files = listed(directory)
+    except FileNotFoundError:
+        return None  # deleted since
+    if bounds is None:
+        bounds, tail = seen(place, files, topic, number, None if tails is None else tails.get(key))
+        if tails is not None and tail is not None:
+            tails[key] = tail
+    return Partition(topic, number, files, bounds)
+
+
+def _while_files_change(look: Callable[[], T]) -> T:
+    """Look again where a file went while it was looked at."""
+    for _ in range(_TRIES):
+        try:
+            return look()
+        except FileNotFoundError:
+            continue
+    return look()
+
+
+# -- limits -------------------------------------------------------------------------------------------
+
+
+def resolved(
+    partitions: dict[Key, Partition], limit: Limit, name: str, late_is_latest: bool
+) -> dict[Key, int]:
+    """The offset that a limit means in each partition."""
+    named = limit.offsets or limit.timestamps
+    if named and limit.timestamp is None and set(named) != set(partitions):
+        both = sorted(set(named) ^ set(partitions))
+        raise InvalidSettingError(
+            f"option {name}: expected every partition that is read and no other one, found a difference in "
+            f"{', '.join(f'{topic}-{number}' for topic, number in both)}"
+        )
+    return {
+        key: _offset(partition, key, limit, name, late_is_latest) for key, partition in partitions.items()
+    }
+
+
+def _offset(partition: Partition, key: Key, limit: Limit, name: str, late_is_latest: bool) -> int:
+    bounds = partition.bounds
+    moment = limit.timestamp if limit.timestamp is not None else limit.timestamps.get(key)
+    if moment is not None:
+        reached = _while_files_change(lambda: first_at(partition, moment))
+        if reached is None and name.startswith("starting") and not late_is_latest:
+            raise OffsetOutOfRangeError(
+                f"{partition.name}: expected a record from timestamp {moment} on, found none; "
+                "startingOffsetsByTimestampStrategy=latest begins at the end then"
+            )
+        return bounds.end if reached is None else reached
+    wanted = limit.offsets.get(key, limit.word)
+    if wanted == EARLIEST:
+        return bounds.start
+    return bounds.end if wanted == LATEST else wanted
+
+
+def first_at(partition: Partition, timestamp: int) -> int | None:
+    """The first offset with a record that is not earlier; None without one. Exact: see `StoredSegment`."""
+    from engine.spark.scan import offset_by_timestamp  # noqa: PLC0415 - loads the kernels
+
+    files, bounds = partition.files, partition.bounds
+    for place, base in enumerate(files.bases):
+        if base >= bounds.end:
+            break
+        if files.end_of(place, bounds.end) > bounds.start and may_reach(files, place, timestamp):
+            reached = offset_by_timestamp(files.directory, base, timestamp, bounds.start)
+            if reached is not None:
+                return reached if reached < bounds.end else None
+    return None
+
+
+def may_reach(files: Files, place: int, timestamp: int) -> bool:
+    """Whether a segment may hold a record that is not earlier. Of the last one the index need not tell."""
+    if place == len(files.bases) - 1:
+        return True
+    latest = latest_of(files, place)
+    return latest is None or latest >= timestamp
+
+
+def latest_of(files: Files, place: int) -> int | None:
+    """A sealed segment's largest timestamp, None where its index has no entry."""
+    index = time_index(files.directory, files.bases[place])
+    return index.at(index.entries - 1)[0] if index.entries else None
+
+
+# -- tasks --------------------------------------------------------------------------------------------
+
+
+def checked(partition: Partition, start: int, end: int, options: Options) -> tuple[int, int]:
+    """The range as far as it exists. OffsetOutOfRangeError where records of it are lost, if that is to be an error."""
+    bounds = partition.bounds
+    if bounds.start <= start <= end <= bounds.end:
+        return start, end
+    if options.fail_on_data_loss:
+        raise OffsetOutOfRangeError(
+            f"{partition.name}: expected offsets {start} to {end} within {bounds.start} to {bounds.end}, which is what "
+            "there is: records were removed, or the topic was made anew. failOnDataLoss=false reads what is left"
+        )
+    end = min(max(end, bounds.start), bounds.end)
+    return min(max(start, bounds.start), end), end
+
+
+def tasks(
+    partitions: dict[Key, Partition], spans: Iterable[tuple[Key, int, int]], options: Options
+) -> list[OffsetRange]:
+    """The spans of offsets, divided at batches' ends into what one task reads."""
+    whole = [
+        OffsetRange(
+            key[0],
+            key[1],
+            partitions[key].files.directory,
+            start,
+            end,
+            _size(partitions[key].files, start, end),
+            (),
+            options.fail_on_data_loss,
+        )
+        for key, start, end in spans
+        if start < end
+    ]
+    most = TASK_BYTES
+    if options.min_partitions is not None:
+        most = max(1, min(most, sum(each.size for each in whole) // options.min_partitions))
+    parts = [part for each in whole for part in _cut(partitions[each.topic, each.number].files, each, most)]
+    if options.min_partitions is not None:
+        parts = _split(parts, options.min_partitions)
+    return [_with_aborted(partitions[part.topic, part.number], part) for part in parts]
+
+
+def within_times(partition: Partition, start: int, end: int, first: int) -> Iterator[tuple[int, int]]:
+    """What is left of a span where records are wanted from a timestamp on, by the time indexes.
+
+    An entry says that up to its offset nothing is later than its timestamp: so what is surely too early is passed over,
+    in each segment. Of how early a record may still come, no index tells."""
+    files = partition.files
+    for place in range(max(files.floor(start), 0), len(files.bases)):
+        base = files.bases[place]
+        if base >= end:
+            break
+        begin, stop = max(start, base), min(end, files.end_of(place, end))
+        index = time_index(files.directory, base)
+        early = index.count_up_to(0, first - 1)
+        if early == index.entries and early and place < len(files.bases) - 1:
+            continue
+        if early:
+            begin = max(begin, base + index.at(early - 1)[1] + 1)
+        if begin < stop:
+            yield begin, stop
+
+
+def _with_aborted(partition: Partition, part: OffsetRange) -> OffsetRange:
+    late = (each for each in partition.bounds.aborted if each.first < part.end and each.last >= part.start)
+    aborted = _while_files_change(lambda: (*partition.files.aborted(part.start, part.end), *late))
+    return replace(part, aborted=tuple(sorted(set(aborted))))
+
+
+def _size(files: Files, start: int, end: int) -> int:
+    """Bytes between two offsets, to about an index interval."""
+    return _position(files, end) - _position(files, start)
+
+
+def _position(files: Files, offset: int) -> int:
+    """Bytes of all segments before an offset."""
+    place = max(files.floor(offset), 0)
+    index = offset_index(files.directory, files.bases[place])
+    below = index.count_up_to(0, offset - 1 - index.base)
+    if below == index.entries and files.end_of(place, offset) == offset:
+        return sum(files.sizes[: place + 1])  # behind the last entry: to the end
+    return sum(files.sizes[:place]) + (index.at(below - 1)[1] if below else 0)
+
+
+def _cut(files: Files, whole: OffsetRange, most: int) -> Iterator[OffsetRange]:
+    """Pieces of about `most` bytes, small segments together."""
+    count = max(1, -(-whole.size // most))
+    begin, start = _position(files, whole.start), whole.start
+    for number in range(1, count):
+        at = _offset_at(files, begin + whole.size * number // count)
+        if start < at < whole.end:
+            yield replace(whole, start=start, end=at, size=whole.size // count)
+            start = at
+    yield replace(whole, start=start, size=whole.size // count)
+
+
+def _offset_at(files: Files, position: int) -> int:
+    """An offset at which a batch begins, near a position in all segments' bytes."""
+    place, before = 0, 0
+    while place < len(files.bases) - 1 and before + files.sizes[place] <= position:
+        before += files.sizes[place]
+        place += 1
+    index: Index = offset_index(files.directory, files.bases[place])
+    below = index.count_up_to(1, position - before)
+    # An entry names the last offset of the batch that begins there: the next one begins behind it.
+    return index.base + index.at(below - 1)[0] + 1 if below else index.base
+
+
+def _split(parts: list[OffsetRange], least: int) -> list[OffsetRange]:
+    """The largest ones halved by their offsets, where there are fewer than asked for: batches are then read twice."""
+    while len(parts) < least:
+        largest = max(parts, key=lambda part: part.end - part.start, default=None)
+        if largest is None or largest.end - largest.start < 2:
+            break
+        middle = (largest.start + largest.end) // 2
+        at = parts.index(largest)
+        parts[at : at + 1] = [
+            replace(largest, end=middle, size=largest.size // 2),
+            replace(largest, start=middle, size=largest.size // 2),
+        ]
+    return parts

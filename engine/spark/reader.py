@@ -1,0 +1,92 @@
+"""Batch queries: planned by names and indexes, read by one task for each range of offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from engine.spark.columns import arrow_schema
+from engine.spark.filters import Filters, Times
+from engine.spark.options import Options
+from engine.spark.place import place_of
+from engine.spark.ranges import OffsetRange, Partition, checked, chosen, found, resolved, tasks, within_times
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+
+class Task(InputPartition):
+    """A range of offsets, as Spark carries it to a worker; None reads nothing."""
+
+    def __init__(self, value: OffsetRange | None) -> None:
+        super().__init__(value)
+
+
+class _Pushing:
+    """`pushFilters` of a reader.
+
+    Spark refuses a reader whose class overrides that method while `spark.sql.python.filterPushdown.enabled` is off, and
+    does not tell the reader whether it is. It judges by `__func__`: so this passes for the method that was not
+    overridden, and is called where filters are pushed."""
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, filters: Filters) -> None:
+        self.filters = filters
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self.filters.push(filters)
+
+
+class TopicReader(DataSourceReader):
+    """One batch query.
+
+    options  what it asks for
+    schema   the columns that it wants
+    filters  what Spark's filters leave
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self.filters = Filters()
+        self.pushFilters: Any = _Pushing(self.filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each range. At least one: Spark would make one without a value."""
+        place = place_of(self.options.path)
+        options, filters = self.options, self.filters
+        partitions = found(place, chosen(place, options))
+        starts = resolved(partitions, options.starting, "startingOffsets", options.late_is_latest)
+        ends = resolved(partitions, options.ending, "endingOffsets", True)
+        spans = [
+            (key, *span)
+            for key, partition in partitions.items()
+            if filters.takes(*key)
+            for span in self._spans(partition, *checked(partition, starts[key], ends[key], options))
+        ]
+        planned = tasks(partitions, spans, options)
+        return [Task(part) for part in planned] or [Task(None)]
+
+    def _spans(self, partition: Partition, start: int, end: int) -> Iterator[tuple[int, int]]:
+        offsets, first = self.filters.offsets, self.filters.of_records.first
+        start, end = max(start, offsets.first), min(end, offsets.last + 1)
+        if first is None:
+            yield start, end
+        elif start < end:
+            yield from within_times(partition, start, end, first)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a task."""
+        return read(partition.value, self.schema, self.filters.of_records)
+
+
+def read(part: OffsetRange | None, schema: StructType, times: Times) -> Iterator[pa.RecordBatch]:
+    """The records of a range, with the columns of a schema."""
+    from engine.spark.scan import record_batches  # noqa: PLC0415 - loads the kernels, in tasks only
+
+    return iter(()) if part is None else record_batches(part, arrow_schema(schema), times)

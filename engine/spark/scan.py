@@ -1,0 +1,186 @@
+"""A task's records, read from segment files: whole batches, checked, as Arrow batches.
+
+Beside a running daemon a segment may be replaced by compaction, or removed by retention, at any moment. A file that is
+open stays what it is; an index is believed only if the `.log` still has its name after it was read: a compacted segment
+gets its `.log` first and its index after it, so an index seen before that is the old one or none. Behind each segment
+the directory is listed anew. Which transactions were aborted was found when the query was planned: to know of too many
+does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from engine import batch as batches
+from engine.batch.columns import Columns
+from engine.batch.table import Longs
+from engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
+from engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, PRODUCER_ID
+from engine.parquet.schema import batches as arrow_batch
+from engine.parquet.schema import timestamp_types_of
+from engine.record import now_ms
+from engine.segment.descriptors import Descriptors
+from engine.segment.stored import SegmentSettings, StoredSegment
+from engine.spark.files import listed
+from engine.spark.filters import EVERYTHING, Times
+from engine.spark.ranges import OffsetRange
+
+ROWS: Final = 20_000
+"""Records of an Arrow batch: less costs more calls, more no longer helps (measured, see SPARK.md §4)."""
+
+_FEW: Final = 5_000
+_CHUNK: Final = 4 * 1024 * 1024
+_TRIES: Final = 10
+_PAUSE_S: Final = 0.02
+
+T = TypeVar("T")
+
+
+def record_batches(
+    part: OffsetRange, schema: pa.Schema, times: Times = EVERYTHING
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order, with the columns of the schema."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for columns, kinds in columns_of(part, times):
+        for first in range(0, len(columns), ROWS):
+            end = min(first + ROWS, len(columns))
+            kind = kinds if isinstance(kinds, int) else kinds[first:end]
+            made = arrow_batch(columns.rows(first, end), part.topic, part.number, schema, kind)
+            waiting.append(made)
+            rows += len(made)
+            # A compressed batch is an Arrow batch of its own, and may be small.
+            if rows >= _FEW:
+                yield _joined(waiting)
+                waiting, rows = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(waiting) == 1:
+        return waiting[0]
+    return pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+
+
+def columns_of(
+    part: OffsetRange, times: Times = EVERYTHING
+) -> Iterator[tuple[Columns, int | npt.NDArray[np.int32]]]:
+    """The records of a range as columns, and their timestamp type: one, or one for each."""
+    for buffer, table, origin in _kept(part):
+        late = table[table[:, MAX_TIMESTAMP] >= times.first] if times.first is not None else table
+        kinds = late[:, ATTRIBUTES] & LOG_APPEND_TIME
+        mixed = len(late) > 0 and bool((kinds != kinds[0]).any())
+        for columns in batches.columns(buffer, late, origin):
+            within = _timed(columns.between(part.start, part.end), times)
+            if len(within):
+                kind = timestamp_types_of(within, late) if mixed else int(kinds[0] != 0)
+                yield within, kind
+
+
+def _timed(columns: Columns, times: Times) -> Columns:
+    if times.first is None and times.last is None:
+        return columns
+    first = -(2**63) if times.first is None else times.first
+    last = 2**63 - 1 if times.last is None else times.last
+    keep = (columns.timestamps >= first) & (columns.timestamps <= last)
+    return columns if keep.all() else columns.take(np.flatnonzero(keep))
+
+
+def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int]]:
+    """The batches of a range that readers see, in chunks, with their table and the chunk's position in its file."""
+    at = part.start
+    while at < part.end:
+        try:
+            bases = listed(part.directory).bases
+        except FileNotFoundError:
+            bases = ()
+        place = bisect_right(bases, at) - 1
+        if place < 0:
+            lost = min(bases[0], part.end) if bases else part.end
+            _lose(part, at, lost)
+            at = lost
+            continue
+        upper = min(part.end, bases[place + 1]) if place + 1 < len(bases) else part.end
+        opened = _opened(part.directory, bases[place], at, upper)
+        if opened is None:
+            continue  # removed since it was listed
+        segment, start, stop = opened
+        for buffer, table in segment.batches(start, stop, chunk=_CHUNK, reuse=True):
+            kept = _visible(table, part.aborted, upper)
+            if len(kept):
+                yield buffer, kept, int(table[0, POSITION])
+        at = upper
+
+
+def _lose(part: OffsetRange, start: int, end: int) -> None:
+    if part.fail_on_data_loss:
+        raise OffsetOutOfRangeError(
+            f"{part.topic}-{part.number}: offsets {start} to {end} were removed, by retention or with the topic, while "
+            "the query ran. failOnDataLoss=false reads what is left"
+        )
+
+
+def _visible(table: Longs, aborted: Sequence[tuple[int, int, int]], end: int) -> Longs:
+    attributes = table[:, ATTRIBUTES]
+    keep = (table[:, BASE_OFFSET] < end) & (attributes & CONTROL == 0)
+    if aborted:
+        transactional = attributes & TRANSACTIONAL != 0
+        first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
+        for producer, begin, marker in aborted:
+            if begin <= last and marker >= first:
+                keep &= ~(
+                    transactional
+                    & (table[:, PRODUCER_ID] == producer)
+                    & (table[:, BASE_OFFSET] >= begin)
+                    & (table[:, LAST_OFFSET] <= marker)
+                )
+    return table if keep.all() else table[keep]
+
+
+def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSegment, int, int] | None:
+    """A segment that stays readable, and where in it the offsets [start, end) lie; None where it is gone."""
+
+    def look(segment: StoredSegment) -> tuple[StoredSegment, int, int]:
+        found = segment.position_of(start)
+        if found is None:
+            return segment, segment.size, segment.size
+        last = segment.position_of(end - 1, found[0])
+        return segment, found[0], segment.size if last is None else last[0] + last[1]
+
+    return _looked_at(directory, base, look)
+
+
+def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -> T | None:
+    """What is found in one generation of a segment's files; None where the segment is gone."""
+    for attempt in range(_TRIES):
+        segment = StoredSegment.load(directory, base, SegmentSettings(), now_ms, Descriptors())
+        try:
+            descriptor = segment.log.descriptor()
+            found = look(segment)
+            if os.path.samestat(os.fstat(descriptor.fd), os.stat(segment.log.path)):
+                return found
+        except (FileNotFoundError, ClosedError):
+            return None
+        except CorruptError:
+            # An index of one generation with the records of another, or an append under way; or it is as it seems.
+            if attempt == _TRIES - 1:
+                raise
+        time.sleep(_PAUSE_S)
+    raise CorruptSegmentError(f"{directory}: segment {base} was replaced {_TRIES} times while it was opened")
+
+
+def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
+    """The first offset of a segment, from `start` on, with a record that is not earlier; None without one."""
+    found = _looked_at(directory, base, lambda segment: segment.offset_by_timestamp(timestamp, start))
+    return None if found is None else found[1]

@@ -1,0 +1,176 @@
+"""Streaming queries. An offset of the stream is what Kafka's source writes, {"orders":{"0":23}}: the next to be read.
+
+A partition that comes into being while a stream runs is read from its beginning. What was planned is read again, the
+same records, when a query restarts: only offsets below the stable one are planned, and those do not change. Compaction
+may have removed outdated records by then, as it may have before the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from engine.errors import InvalidSettingError, OffsetOutOfRangeError
+from engine.spark.bounds import Tail
+from engine.spark.filters import EVERYTHING
+from engine.spark.options import Key, Options
+from engine.spark.place import place_of
+from engine.spark.ranges import Partition, checked, chosen, found, resolved, tasks
+from engine.spark.reader import Task, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+Json = dict[str, dict[str, int]]
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query; lives as long as it, in one process.
+
+    options   what it asks for
+    schema    the columns that it wants
+    _tails    what is known of each partition's end
+    _first    where a new query begins, once it was asked
+    _target   where a query that reads what is available now ends
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self._tails: dict[Key, Tail] = {}
+        self._first: dict[Key, int] | None = None
+        self._target: dict[Key, int] | None = None
+
+    def _found(self) -> dict[Key, Partition]:
+        place = place_of(self.options.path)
+        keys = chosen(place, self.options, missing_ok=not self.options.fail_on_data_loss)
+        return found(place, keys, self._tails)
+
+    # -- offsets --------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> Json:  # noqa: N802 - Spark's names, here and below
+        """Where a new query begins."""
+        if self._first is None:
+            options = self.options
+            self._first = resolved(self._found(), options.starting, "startingOffsets", options.late_is_latest)
+        return _json(self._first)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """At most `maxOffsetsPerTrigger` offsets at a time."""
+        most = self.options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Remember where everything ends now."""
+        self._target = self._ends()
+
+    def reportLatestOffset(self) -> Json:  # noqa: N802
+        """Where everything ends, for the query's progress."""
+        return _json(self._ends())
+
+    def _ends(self) -> dict[Key, int]:
+        return {key: partition.bounds.end for key, partition in self._found().items()}
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        """Where the next micro-batch ends that begins at `start`."""
+        begun = _keys(start)
+        ends = self._ends() if self._target is None else self._target
+        self._refuse_lost(begun)
+        # Offsets of partitions that are gone are dropped; those that the target does not know wait.
+        latest = {key: max(end, begun.get(key, 0)) for key, end in ends.items()}
+        if isinstance(limit, ReadMaxRows):
+            latest = _limited(begun, latest, self._starts(latest, begun), limit.max_rows)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise InvalidSettingError(f"limit of a micro-batch: expected one in offsets, found {limit}")
+        return _json(latest)
+
+    def _starts(self, latest: dict[Key, int], begun: dict[Key, int]) -> dict[Key, int]:
+        """Where partitions begin that the stream has not begun with."""
+        new = {key for key in latest if key not in begun}
+        if not new:
+            return {}
+        partitions = found(place_of(self.options.path), new, self._tails)
+        return {key: partition.bounds.start for key, partition in partitions.items()}
+
+    def _refuse_lost(self, begun: dict[Key, int]) -> None:
+        if not self.options.fail_on_data_loss:
+            return
+        ends = self._ends()
+        for (topic, number), offset in begun.items():
+            end = ends.get((topic, number))
+            if end is None or end < offset:
+                raise OffsetOutOfRangeError(
+                    f"{topic}-{number}: expected an end from offset {offset} on, where the stream is, found "
+                    f"{'no such partition' if end is None else end}: records are lost, or the topic was made anew. "
+                    "failOnDataLoss=false goes on with what there is"
+                )
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        """The tasks of a micro-batch."""
+        begun, ended = _keys(start), _keys(end)
+        partitions = found(place_of(self.options.path), ended, self._tails)
+        missing = sorted(
+            key for key, offset in ended.items() if key not in partitions and offset > begun.get(key, 0)
+        )
+        if missing and self.options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{missing[0][0]}-{missing[0][1]}: deleted while the stream reads it. failOnDataLoss=false goes on "
+                "without it"
+            )
+        spans = [
+            (key, *checked(partition, begun.get(key, 0), ended[key], self.options))
+            for key, partition in partitions.items()
+            if begun.get(key, 0) < ended[key]
+        ]
+        return [Task(part) for part in tasks(partitions, spans, self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a task."""
+        return read(partition.value, self.schema, EVERYTHING)
+
+    def commit(self, end: Json) -> None:
+        """Nothing: where the stream is, is in its checkpoint."""
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+
+def _limited(
+    begun: dict[Key, int], latest: dict[Key, int], starts: dict[Key, int], most: int
+) -> dict[Key, int]:
+    """So far that at most so many offsets are read, of each partition in proportion to what it has."""
+    begin = {key: begun.get(key, starts.get(key, 0)) for key in latest}
+    waiting = {key: end - begin[key] for key, end in latest.items() if end > begin[key]}
+    total = sum(waiting.values())
+    if total <= most:
+        return latest
+    shares = {key: most * size // total for key, size in waiting.items()}
+    left = most - sum(shares.values())
+    for key in sorted(waiting, key=lambda key: (shares[key] * total - most * waiting[key], key))[:left]:
+        shares[key] += 1
+    # A partition that is new and gets nothing yet is left out, so that it counts as new the next time too.
+    return {key: begin[key] + shares.get(key, 0) for key in latest if key in begun or shares.get(key, 0)}
+
+
+def _json(offsets: dict[Key, int]) -> Json:
+    found: Json = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(number)] = offset
+    return found
+
+
+def _keys(offsets: Json) -> dict[Key, int]:
+    return {
+        (topic, int(number)): offset for topic, parts in offsets.items() for number, offset in parts.items()
+    }

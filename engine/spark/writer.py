@@ -1,0 +1,438 @@
+"""Writing rows into topics: batch queries and streams, each batch appended once, whatever is tried again.
+
+Columns are those of Spark's Kafka sink: value, and if wanted key, headers, topic, partition; and timestamp. Value and
+key are text or bytes. Options: `path`, `topic` for rows that name none, and for batch queries `batch`, a name: what is
+written under one name is appended once, also by another job. A stream's batches are named by its query and number.
+
+Tasks put their rows into the topic's inbox, each into a file of its own that nobody looks at. When all are done the
+driver gives the files of the tasks that counted their names, and has the inbox commit them: all or nothing for each
+topic. Where rows of one batch go to several topics, these are committed one by one, and a batch that is tried again
+adds what is missing.
+
+A log that a daemon has open is written through its mount, which must then be visible to all tasks. Otherwise the driver
+opens it for the moment of the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import BinaryType, IntegerType, StringType, TimestampNTZType, TimestampType
+from pyspark.taskcontext import TaskContext
+
+from engine.errors import InvalidRecordError, InvalidSettingError, StoreLockedError, UnknownPartitionError
+from engine.files.names import validate_topic
+from engine.spark.columns import HEADERS
+from engine.spark.place import Place, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
+_OPTIONS: Final = ("path", "topic", "batch")
+_TYPES: Final = {
+    "value": (StringType(), BinaryType()),
+    "key": (StringType(), BinaryType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+    "timestamp": (TimestampType(), TimestampNTZType()),
+    "headers": (HEADERS.dataType,),
+}
+
+
+class Staged(WriterCommitMessage):
+    """What a task has put into inboxes.
+
+    name   of the batch
+    part   the task's number, by which its files are ordered
+    files  the file in each topic's inbox
+    """
+
+    def __init__(self, name: str, part: int, files: dict[str, str]) -> None:
+        self.name = name
+        self.part = part
+        self.files = files
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go.
+
+    place  the log
+    topic  of rows that name none, None where all must
+    """
+
+    place: Place
+    topic: str | None
+
+    @property
+    def inboxes(self) -> Inboxes:
+        """The way in."""
+        if self.place.mount is not None:
+            return MountedInboxes(self.place.mount)
+        return ClosedInboxes(self.place.backing)
+
+
+def target_of(options: Mapping[str, str], schema: StructType) -> Target:
+    """Where a query writes. InvalidSettingError for options and columns that are not as they should be."""
+    lower = {name.lower(): value for name, value in options.items()}
+    for name in lower:
+        if name not in _OPTIONS and not name.startswith("kafka.") and name != "checkpointlocation":
+            raise InvalidSettingError(f"option {name}: expected one of {', '.join(_OPTIONS)}")
+    if not lower.get("path"):
+        raise InvalidSettingError(
+            "option path: expected a backing directory or a mount of topicfs, found none"
+        )
+    topic = lower.get("topic")
+    check_columns(schema, topic)
+    if topic is not None:
+        validate_topic(topic)
+    return Target(place_of(lower["path"]), topic)
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """InvalidSettingError where rows are not as they should be, or nothing says where they go."""
+    for column in schema.fields:
+        if column.dataType not in _TYPES.get(column.name, ()):
+            ours = ", ".join(
+                f"{name} {' or '.join(kind.simpleString() for kind in kinds)}"
+                for name, kinds in _TYPES.items()
+            )
+            raise InvalidSettingError(
+                f"column {column.name} {column.dataType.simpleString()}: expected columns among {ours}"
+            )
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidSettingError(f"expected a column value, found {', '.join(names)}")
+    if topic is None and "topic" not in names:
+        raise InvalidSettingError("expected the option topic or a column topic, found neither")
+
+
+def batch_name_of(options: Mapping[str, str]) -> str:
+    """The name of a batch query's batch: the one that was given, or one that no other query has."""
+    given = {name.lower(): value for name, value in options.items()}.get("batch")
+    if given is None:
+        return f"spark-{uuid.uuid4()}"
+    if _NAME.fullmatch(given) is None:
+        raise InvalidSettingError(
+            f"option batch: expected up to 180 letters, digits, '.', '_' and '-', found {given!r}"
+        )
+    return given
+
+
+def refuse_overwriting(overwrite: bool) -> None:
+    """A log is added to. InvalidSettingError where a query asks for something else."""
+    if overwrite:
+        raise InvalidSettingError("mode overwrite (complete): a log can only be appended to")
+
+
+# -- tasks --------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files that a task writes, one for each topic."""
+
+    inboxes: Inboxes
+    name: str
+    part: int
+    paths: dict[str, Path] = field(default_factory=dict)
+    sinks: dict[str, Sink] = field(default_factory=dict)
+
+    def add(self, topic: str, rows: pa.RecordBatch) -> None:
+        sink = self.sinks.get(topic)
+        if sink is None:
+            validate_topic(topic)
+            directory = self.inboxes.directory(topic, self.name)
+            self.paths[topic] = path = (
+                directory / f".part-{self.part:05d}-{uuid.uuid4()}{self.inboxes.suffix}"
+            )
+            sink = self.sinks[topic] = self.inboxes.sink(path, rows.schema)
+        sink.add(rows)
+
+    def close(self) -> None:
+        for sink in self.sinks.values():
+            sink.close()
+
+    def discard(self) -> None:
+        for path in self.paths.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def stage(target: Target, name: str, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+    """Put a task's rows into inboxes; nothing of them is left there where that fails."""
+    files = _Files(target.inboxes, name, part)
+    try:
+        for rows in batches:
+            for topic, chosen in _by_topic(rows, target.topic):
+                files.add(topic, chosen)
+        files.close()
+    except BaseException:
+        files.discard()
+        raise
+    return Staged(name, part, {topic: path.name for topic, path in files.paths.items()})
+
+
+def _by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    import pyarrow.compute as pc  # noqa: PLC0415 - in tasks only
+
+    if "topic" not in rows.schema.names:
+        if default is not None and rows.num_rows:
+            yield default, rows
+        return
+    others = [name for name in rows.schema.names if name != "topic"]
+    topics = rows.column("topic")
+    if topics.null_count:
+        if default is None:
+            raise InvalidRecordError("expected a topic in each row, or the option topic, found a null topic")
+        topics = topics.fill_null(default)
+    for topic in topics.unique().to_pylist():
+        yield topic, rows.select(others).filter(pc.equal(topics, topic))
+
+
+# -- ways in ------------------------------------------------------------------------------------------
+
+
+class Sink(Protocol):
+    """A file that rows are added to."""
+
+    def add(self, rows: pa.RecordBatch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Inboxes(Protocol):
+    """The inboxes of a log. `suffix` ends the names of the files that are put there."""
+
+    suffix: str
+
+    def directory(self, topic: str, name: str) -> Path:
+        """Of a batch, made where it is missing."""
+
+    def sink(self, path: Path, schema: pa.Schema) -> Sink:
+        """A new file."""
+
+    def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
+        """Append each topic's files, in this order."""
+
+    def discard(self, name: str, topic: str, file: str) -> None:
+        """Remove a file of a batch that is given up."""
+
+
+class _LineSink:
+    """Rows as lines."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        from engine.spark.lines import lines  # noqa: PLC0415 - in tasks only
+
+        self.file.write(lines(rows))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class MountedInboxes:
+    """Those that a daemon shows: MOUNT/topics/<topic>/inbox/<batch>/part-00000.jsonl, then _SUCCESS."""
+
+    suffix = ".jsonl"
+
+    def __init__(self, mount: Path) -> None:
+        self.mount = mount
+
+    def directory(self, topic: str, name: str) -> Path:
+        """See Inboxes."""
+        made = self.mount / "topics" / topic / "inbox" / name
+        try:
+            made.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            raise UnknownPartitionError(
+                f"{self.mount}: expected a topic {topic} with an inbox, found none; tasks on other machines need the "
+                "mount as well"
+            ) from None
+        return made
+
+    def sink(self, path: Path, schema: pa.Schema) -> Sink:
+        """See Inboxes."""
+        return _LineSink(path.open("xb", buffering=1 << 20))
+
+    def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
+        """See Inboxes."""
+        for topic, staged in files.items():
+            directory = self.directory(topic, name)
+            # Of a commit that was broken off before it was decided: its tasks do not count.
+            for left in os.listdir(directory):
+                if left.startswith("part-"):
+                    (directory / left).unlink()
+            for number, file in enumerate(staged):
+                (directory / file).rename(directory / f"part-{number:05d}{self.suffix}")
+            try:
+                (directory / "_SUCCESS").touch()
+            except OSError as error:
+                raise InvalidRecordError(
+                    f"{directory}: nothing is appended: {self._reason(topic, error)}"
+                ) from error
+
+    def _reason(self, topic: str, error: OSError) -> str:
+        """In words, as the topic's partitions tell it."""
+        for status in sorted(self.mount.glob(f"{topic}-*/status.json")):
+            with contextlib.suppress(OSError):
+                refusal = json.loads(status.read_bytes())["last_refusal"]
+                if refusal is not None:
+                    return f"{refusal['reason']} ({error.strerror})"
+        return str(error)
+
+    def discard(self, name: str, topic: str, file: str) -> None:
+        """See Inboxes."""
+        directory = self.mount / "topics" / topic / "inbox" / name
+        with contextlib.suppress(OSError):
+            (directory / file).unlink()
+            directory.rmdir()
+
+
+class _ArrowSink:
+    """Rows as Arrow has them."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - in tasks only
+
+        self.file = pa.OSFile(str(path), "wb")
+        self.writer = pa.ipc.new_file(self.file, schema)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.writer.write_batch(rows)
+
+    def close(self) -> None:
+        self.writer.close()
+        self.file.close()
+
+
+class ClosedInboxes:
+    """Those of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, and `engine.inbox`."""
+
+    suffix = ".arrow"
+
+    def __init__(self, backing: Path) -> None:
+        self.backing = backing
+
+    def directory(self, topic: str, name: str) -> Path:
+        """See Inboxes."""
+        made = self._directory(topic, name)
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    def _directory(self, topic: str, name: str) -> Path:
+        return self.backing / "staging" / topic / "inbox" / name
+
+    def sink(self, path: Path, schema: pa.Schema) -> Sink:
+        """See Inboxes."""
+        return _ArrowSink(path, schema)
+
+    def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
+        """See Inboxes."""
+        from engine.spark.committing import commit  # noqa: PLC0415 - loads the engine, on the driver only
+
+        try:
+            for topic, staged in files.items():
+                directory = self._directory(topic, name)
+                commit(self.backing, topic, name, [directory / file for file in staged])
+        except StoreLockedError as error:
+            raise StoreLockedError(f"{error}: give the mount as path, and not {self.backing}") from None
+
+    def discard(self, name: str, topic: str, file: str) -> None:
+        """See Inboxes."""
+        directory = self._directory(topic, name)
+        with contextlib.suppress(OSError):
+            (directory / file).unlink()
+            directory.rmdir()
+
+
+def _commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    staged = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.part)
+    files: dict[str, list[str]] = {}
+    for each in staged:
+        for topic, file in each.files.items():
+            files.setdefault(topic, []).append(file)
+    if staged:
+        target.inboxes.commit(staged[0].name, files)
+
+
+def _abort(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    for each in messages:
+        if isinstance(each, Staged):
+            for topic, file in each.files.items():
+                target.inboxes.discard(each.name, topic, file)
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "a task writes"
+    return context
+
+
+# -- Spark's writers ----------------------------------------------------------------------------------
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """One batch query.
+
+    target  where its rows go
+    name    of its batch
+    """
+
+    def __init__(self, target: Target, name: str) -> None:
+        self.target = target
+        self.name = name
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage a task's rows."""
+        return stage(self.target, self.name, _task().partitionId(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Append what was staged."""
+        _commit(self.target, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Take back what was staged."""
+        _abort(self.target, messages)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """One streaming query; see TopicWriter."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage a task's rows, under a name that the batch has again when it is tried again."""
+        context = _task()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        number = context.getLocalProperty("streaming.sql.batchId")
+        return stage(self.target, f"spark-{query}-{number}", context.partitionId(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Append what was staged."""
+        _commit(self.target, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Take back what was staged."""
+        _abort(self.target, messages)

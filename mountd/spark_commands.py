@@ -1,0 +1,215 @@
+"""`topicfs spark …`: jobs on logs that are too large for one machine. Spark is loaded when one of them runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OUT: Final = Console(highlight=False)
+_ERRORS: Final = Console(stderr=True, highlight=False)
+_PLACE: Final = click.argument("place", type=click.Path(path_type=Path))
+_BACKING: Final = click.argument("backing", type=click.Path(path_type=Path))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE options as a dictionary."""
+    pairs = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"expected NAME=VALUE, found {text!r}")
+        pairs[name.strip()] = value
+    return pairs
+
+
+def _on_spark(command: F) -> F:
+    """The options that every job has."""
+    master = click.option(
+        "--master", help="Where Spark runs; local[*] unless spark-submit or a setting says so."
+    )
+    conf = click.option(
+        "--conf",
+        "conf",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_pairs,
+        help="A setting of Spark's; again for more.",
+    )
+    return master(conf(command))
+
+
+@click.group("spark")
+def spark_group() -> None:
+    """Jobs on Spark, for logs that are too large for one machine. Needs the extra: pip install 'topicfs[spark]'."""
+
+
+@spark_group.command("verify")
+@_PLACE
+@click.option("--topic", "topics", multiple=True, help="Only this topic; again for more.")
+@_on_spark
+def verify_command(place: Path, topics: tuple[str, ...], master: str | None, conf: dict[str, str]) -> None:
+    """Check every batch, record and index entry of the log at PLACE, a backing directory or a mount of it.
+
+    Exit code 1 where something is wrong. Nothing is changed."""
+    with _session("verify", master, conf) as spark:
+        from engine.spark.jobs.verify import verify  # noqa: PLC0415 - loads Spark
+        from engine.spark.place import place_of  # noqa: PLC0415
+
+        rows = verify(spark, place_of(str(place)), set(topics) or None).collect()
+    bad = sorted((row for row in rows if row["problems"]), key=lambda row: row["segment"])
+    for row in bad:
+        for problem in row["problems"]:
+            _OUT.print(
+                Text(f"{row['topic']}-{row['partition']} segment {row['segment']}: {problem}"), soft_wrap=True
+            )
+    partitions = {(row["topic"], row["partition"]) for row in rows}
+    _OUT.print(
+        f"{len(partitions)} partitions, {len(rows)} segments, {sum(row['records'] for row in rows)} records, "
+        f"{sum(row['bytes'] for row in rows)} bytes: {len(bad)} segments with problems"
+    )
+    if bad:
+        sys.exit(1)
+
+
+@spark_group.command("export")
+@_PLACE
+@click.argument("target")
+@click.option("--topic", "topics", multiple=True, required=True, help="What to export; again for more.")
+@click.option(
+    "--mode", type=click.Choice(["errorifexists", "append", "overwrite", "ignore"]), default="errorifexists",
+    help="Where TARGET is there already.",
+)  # fmt: skip
+@click.option(
+    "options", "-o", metavar="NAME=VALUE", multiple=True, callback=_pairs,
+    help="An option of the data source, such as startingTimestamp; again for more.",
+)  # fmt: skip
+@_on_spark
+def export_command(
+    place: Path,
+    target: str,
+    topics: tuple[str, ...],
+    mode: str,
+    options: dict[str, str],
+    master: str | None,
+    conf: dict[str, str],
+) -> None:
+    """Write topics of the log at PLACE as Parquet files: TARGET/topic=…/partition=…/."""
+    with _session("export", master, conf) as spark:
+        from engine.spark.jobs.exporting import export  # noqa: PLC0415 - loads Spark
+        from engine.spark.place import place_of  # noqa: PLC0415
+
+        export(spark, place_of(str(place)), ",".join(topics), target, options, mode)
+
+
+@spark_group.command("import")
+@_BACKING
+@click.argument("topic")
+@click.argument("sources", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["text", "json", "parquet", "csv"]),
+    default="text",
+    help="Of SOURCES.",
+)
+@click.option("--partitions", default=1, show_default=True, help="Of the new topic.")
+@click.option(
+    "--sort-by", "sort_by", multiple=True, help="Column that records are sorted by; again for more."
+)
+@click.option(
+    "settings", "-o", metavar="NAME=VALUE", multiple=True, callback=_pairs,
+    help="A setting of the topic, such as compression.type; again for more.",
+)  # fmt: skip
+@_on_spark
+def import_command(
+    backing: Path,
+    topic: str,
+    sources: tuple[str, ...],
+    kind: str,
+    partitions: int,
+    sort_by: tuple[str, ...],
+    settings: dict[str, str],
+    master: str | None,
+    conf: dict[str, str],
+) -> None:
+    """Make TOPIC, which must be new, of the files in SOURCES, in BACKING, which no daemon may have open.
+
+    Lines of text are values. Other formats have columns key, value, headers, timestamp and partition, or some of them;
+    json is as a topic's jsonl views have it."""
+    with _session("import", master, conf) as spark:
+        from engine.spark.jobs.importing import import_rows  # noqa: PLC0415 - loads Spark
+        from engine.spark.jobs.sources import rows_of  # noqa: PLC0415
+
+        made = import_rows(
+            spark, rows_of(spark, kind, sources, sort_by), backing.absolute(), topic, partitions, settings
+        )
+    _OUT.print(
+        f"{topic}: {made.records} records, {made.bytes} bytes in {made.segments} segments of {made.partitions} "
+        "partitions"
+    )
+
+
+@spark_group.command("compact")
+@_BACKING
+@click.option("--topic", "topics", multiple=True, required=True, help="What to compact; again for more.")
+@click.option("--all", "everything", is_flag=True, help="Also the active segments, which are sealed before.")
+@_on_spark
+def compact_command(
+    backing: Path, topics: tuple[str, ...], everything: bool, master: str | None, conf: dict[str, str]
+) -> None:
+    """Keep the last record of each key, in BACKING, which no daemon may have open: as the cleaner does, for any number
+    of keys."""
+    with _session("compact", master, conf) as spark:
+        from engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
+
+        done = compact(spark, backing.absolute(), topics, everything)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("partition", "segments", "records", "bytes"):
+        table.add_column(title)
+    for name, cleaned in done.items():
+        table.add_row(
+            name,
+            f"{cleaned.segments_before} → {cleaned.segments_after}",
+            f"{cleaned.records_read} → {cleaned.records_kept}",
+            f"{cleaned.bytes_read} → {cleaned.bytes_written}",
+        )
+    _OUT.print(table)
+
+
+@contextlib.contextmanager
+def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[SparkSession]:
+    """A session for one job; what is refused, or fails, is told in words."""
+    if importlib.util.find_spec("pyspark") is None:
+        _fail("expected pyspark, found none: pip install 'topicfs[spark]'")
+    from engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
+
+    spark = session(f"topicfs {name}", master, conf)
+    try:
+        yield spark
+    except (EngineError, OSError) as error:
+        _fail(str(error))
+    except failure() as error:
+        _fail(str(error).partition("\n\nJVM stacktrace")[0].strip())
+    finally:
+        spark.stop()
+
+
+def _fail(text: str) -> NoReturn:
+    _ERRORS.print(f"topicfs: {text}", markup=False, soft_wrap=True)
+    sys.exit(1)

@@ -1,0 +1,76 @@
+"""Every example runs with one command, and does what its first lines say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 240
+
+
+def run(name: str, place: Path, *arguments: str) -> str:
+    """What an example prints."""
+    script = EXAMPLES / name
+    words = [str(script)] if script.suffix == ".sh" else [sys.executable, str(script)]
+    output = [] if script.suffix == ".sh" else ["--output", str(place / "output")]
+    environment = {
+        **os.environ,
+        "TMPDIR": str(place),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [*words, *output, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not any(f" {place}" in line for line in Path("/proc/mounts").read_text().splitlines()), (
+        "left mounted"
+    )
+    return done.stdout
+
+
+def test_a_shell_session(tmp_path: Path) -> None:
+    said = run("session.sh", tmp_path)
+    assert "\nann\t3 pears\n" in said
+    assert '{"offset":3,"key":"ann","value":"5 figs","headers":[{"key":"shop","value":"north"}]}' in said
+    assert "\na late order\n" in said
+
+
+def test_a_batch_job_with_a_plot(tmp_path: Path) -> None:
+    said = run("batch.py", tmp_path, "--events", "20000")
+    assert "20,000 clicks" in said
+    assert (tmp_path / "output/clicks-an-hour.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pipeline_reads_each_record_once_over_two_runs(tmp_path: Path) -> None:
+    said = run("pipeline.py", tmp_path, "--events", "4000")
+    assert "clicks: 4,000, different ones: 4,000" in said
+    assert "clicks: 6,000, different ones: 6,000" in said
+
+
+def test_a_stream_that_is_killed_and_goes_on_writes_each_session_once(tmp_path: Path) -> None:
+    said = run("stream.py", tmp_path, "--events", "60000")
+    assert "sessions that are there twice: 0" in said
+    assert "It resumes" in said
+
+
+def test_a_table_for_duckdb(tmp_path: Path) -> None:
+    said = run("table.py", tmp_path, "--events", "20000")
+    assert "the slowest pages" in said
+    assert "1000" in said.rpartition("one range of offsets")[2]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_each_example_says_what_it_is_and_how_it_is_run(name: str) -> None:
+    said = (EXAMPLES / name).read_text()
+    assert said.startswith('"""')
+    assert name == "workplace.py" or f"python examples/{name}" in said

@@ -1,0 +1,281 @@
+"""The data source in batch queries: rows are the engine's records, whatever they are stored like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from opening import NOW
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import Filter, GreaterThanOrEqual, LessThan, LessThanOrEqual
+from sources import Logs, in_order, logs, numbered, pushing
+
+from engine import Record
+from engine.partition.partition import Producer
+from engine.spark.columns import COLUMNS
+from engine.spark.options import parse
+from engine.spark.reader import TopicReader
+
+
+@pytest.fixture
+def log(spark: SparkSession, tmp_path: Path) -> Iterator[Logs]:
+    with logs(spark, tmp_path) as made:
+        yield made
+
+
+VARIED = [
+    Record(b"value", b"key", NOW),
+    Record(None, b"key", NOW + 1),
+    Record(b"", b"", NOW + 2),
+    Record(b"\xff\x00\n", None, -1),
+    Record("grün".encode(), b"k", NOW - 5, (("a", b"1"), ("a", None), ("ü", b""))),
+]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_rows_are_the_records_whatever_the_codec(log: Logs, codec: str) -> None:
+    partition = log.create(compression_type=codec)
+    for _ in range(3):
+        partition.append(VARIED)
+    assert log.rows() == log.held()
+    assert len(log.rows()) == 15
+
+
+def test_the_columns_are_those_of_sparks_kafka_source(log: Logs) -> None:
+    log.create()
+    assert log.read(includeHeaders="true").schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert "headers" not in log.read().columns
+
+
+def test_the_time_of_the_append_is_told_from_the_producers(log: Logs) -> None:
+    log.create(message_timestamp_type="LogAppendTime").append(VARIED)
+    assert {row[5:7] for row in log.rows()} == {row[5:7] for row in log.held()}
+    assert {row[6] for row in log.rows()} == {1}
+
+
+def test_many_batches_in_many_segments_of_many_partitions(log: Logs) -> None:
+    for number in range(3):
+        numbered(log.create("t", number, **({"segment_bytes": 1000} if not number else {})), 40 + number)
+    numbered(log.create("other"), 5)
+    assert log.rows() == log.held()
+    assert log.rows(topic="t,other") == log.held("other") + log.held()
+    assert log.rows(subscribePattern="o.*r") == log.held("other")
+    assert log.rows(assign='{"t":[1]}') == [row for row in log.held() if row[3] == 1]
+
+
+def test_an_empty_topic_has_no_rows(log: Logs) -> None:
+    log.create()
+    assert log.rows() == []
+
+
+def test_only_committed_records_show(log: Logs) -> None:
+    partition = log.create(segment_bytes=1000)
+    numbered(partition, 5)
+    for producer, commit in ((1, True), (2, False), (3, True)):
+        partition.append([Record(b"%d" % producer * 50, b"k", NOW)] * 6, Producer(producer, 0, 0, True))
+        numbered(partition, 3)
+        partition.end_transaction(producer, 0, commit)
+    numbered(partition, 3)
+    partition.append(Record(b"open", b"k", NOW), Producer(4, 0, 0, True))
+    partition.append(Record(b"behind it", b"k", NOW))
+    partition.append(Record(b"aborted behind it", b"k", NOW), Producer(5, 0, 0, True))
+    partition.end_transaction(5, 0, False)
+    assert log.rows() == log.held()
+    assert len(log.rows()) == 29
+    partition.end_transaction(4, 0, True)
+    assert log.rows() == log.held()
+    assert len(log.rows()) == 31
+    log.store.close()
+    held = log.rows()
+    log.reopen()
+    assert held == log.held()
+
+
+def test_a_transaction_that_spans_a_roll_is_still_open(log: Logs) -> None:
+    partition = log.create()
+    partition.append(Record(b"a", b"k", NOW))
+    partition.append(Record(b"open", b"k", NOW), Producer(4, 0, 0, True))
+    partition.roll()
+    partition.append(Record(b"b", b"k", NOW))
+    assert [row[1] for row in log.rows()] == [b"a"]
+    partition.end_transaction(4, 0, False)
+    assert [row[1] for row in log.rows()] == [b"a", b"b"]
+
+
+def test_only_the_columns_asked_for_are_read(log: Logs) -> None:
+    numbered(log.create(), 3)
+    reader = log.spark.read.format("topicfs").options(**log.options()).schema("offset long, value binary")
+    assert [tuple(row) for row in reader.load().select("offset").collect()] == [(0,), (1,), (2,)]
+    wrong = log.spark.read.format("topicfs").options(**log.options()).schema("offset int")
+    with pytest.raises(AnalysisException, match="expected columns among"):
+        wrong.load().collect()
+
+
+# -- limits -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(log: Logs) -> Logs:
+    numbered(log.create("t", 0, segment_bytes=1000), 40)
+    numbered(log.create("t", 1), 20)
+    return log
+
+
+def offsets(log: Logs, **options: object) -> list[list[int]]:
+    """First offset and the one behind the last, of each partition that has any."""
+    spans: dict[int, list[int]] = {}
+    for row in log.rows(**options):
+        span = spans.setdefault(row[3], [row[4], row[4]])
+        assert row[4] == span[1]
+        span[1] += 1
+    return [spans.get(number, []) for number in (0, 1)]
+
+
+def test_a_query_begins_and_ends_where_it_says(two: Logs) -> None:
+    both = '{"t":{"0":%d,"1":%d}}'
+    assert offsets(two, startingOffsets=both % (15, -2)) == [[15, 40], [0, 20]]
+    assert offsets(two, endingOffsets=both % (15, -1)) == [[0, 15], [0, 20]]
+    assert offsets(two, startingOffsets=both % (5, 7), endingOffsets=both % (6, 7)) == [[5, 6], []]
+    assert offsets(two, startingTimestamp=NOW + 10) == [[10, 40], [10, 20]]
+    assert offsets(two, endingTimestamp=NOW + 30) == [[0, 30], [0, 20]]
+    by_time = both % (NOW + 35, NOW + 5)
+    assert offsets(two, startingOffsetsByTimestamp=by_time) == [[35, 40], [5, 20]]
+    assert offsets(two, endingOffsetsByTimestamp=by_time) == [[0, 35], [0, 5]]
+    late = {"startingTimestamp": NOW + 25, "startingOffsetsByTimestampStrategy": "latest"}
+    assert offsets(two, **late) == [[25, 40], []]
+
+
+def test_start_offsets_are_followed(two: Logs) -> None:
+    two.store.partition("t", 0).delete_records(17)
+    two.reopen()
+    assert offsets(two) == [[17, 40], [0, 20]]
+    with pytest.raises(AnalysisException, match="expected offsets 3 to 40 within 17 to 40"):
+        two.rows(startingOffsets='{"t":{"0":3,"1":0}}')
+    assert offsets(two, startingOffsets='{"t":{"0":3,"1":0}}', failOnDataLoss="false") == [[17, 40], [0, 20]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": "none"}, "expected a topic none"),
+        ({"topic": "t", "assign": '{"t":[0]}'}, "found topic, assign"),
+        ({"assign": '{"t":[9]}'}, "expected a partition t-9"),
+        ({"startingOffsets": "latest"}, "reads nothing in a batch query"),
+        ({"endingOffsets": "earliest"}, "reads nothing in a batch query"),
+        ({"startingOffsets": "first"}, "option startingOffsets: expected"),
+        ({"startingOffsets": '{"t":{"0":1}}'}, "a difference in t-1"),
+        ({"startingOffsets": '{"t":{"0":1,"1":-3}}'}, "found -3"),
+        ({"startingTimestamp": NOW + 1000}, "expected a record from timestamp"),
+        ({"maxOffsetsPerTrigger": 5}, "expected in streams only"),
+        ({"minPartitions": 0}, "option minPartitions: expected a number from 1"),
+        ({"failOnDataLoss": "maybe"}, "expected true or false"),
+        ({"kafka.isolation.level": "read_uncommitted"}, "only committed records are read"),
+        ({"compression": "zstd"}, "option compression: expected one of path"),
+    ],
+)
+def test_what_would_change_the_meaning_is_refused(two: Logs, options: dict[str, object], words: str) -> None:
+    with pytest.raises(AnalysisException, match=words):
+        two.rows(**options)
+
+
+def test_how_a_broker_is_reached_is_passed_over(two: Logs) -> None:
+    options = {"kafka.bootstrap.servers": "localhost:9092", "kafka.isolation.level": "read_committed"}
+    assert two.read(**options).count() == 60
+
+
+def test_a_path_that_is_no_log_is_refused(two: Logs, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException, match="expected a backing directory with logs/ in it"):
+        two.rows(path=tmp_path / "logs")
+
+
+# -- tasks and filters --------------------------------------------------------------------------------
+
+
+def tasks(log: Logs, **options: object) -> int:
+    return int(log.read(**options).rdd.getNumPartitions())
+
+
+def test_more_tasks_are_made_when_asked_for(two: Logs) -> None:
+    assert tasks(two) == 2
+    for least in (3, 50):
+        assert least <= tasks(two, minPartitions=least) <= 2 * least
+        assert two.rows(minPartitions=least) == two.held()
+
+
+def test_filters_are_met_exactly(two: Logs) -> None:
+    conditions = {
+        "partition = 1": lambda row: row[3] == 1,
+        "partition in (0, 7) and offset >= 12 and offset < 31": lambda row: row[3] == 0 and 12 <= row[4] < 31,
+        "offset in (3, 9, 35)": lambda row: row[4] in (3, 9, 35),
+        "topic = 't' and offset > 18": lambda row: row[4] > 18,
+        "topic = 'u'": lambda row: False,
+        "offset <=> 4 or offset = 6": lambda row: row[4] in (4, 6),
+        "not (partition = 0)": lambda row: row[3] == 1,
+        "topic is null": lambda row: False,
+        "timestamp >= timestamp_millis({0}+10) and timestamp < timestamp_millis({0}+33)": (
+            lambda row: 10 <= row[4] < 33
+        ),
+        "timestamp = timestamp_millis({0}+10)": lambda row: row[4] == 10,
+        "timestamp > timestamp_micros({0}000 + 10500)": lambda row: row[4] >= 11,
+        "timestamp <= timestamp_micros({0}000 + 10500)": lambda row: row[4] <= 10,
+        "timestamp = timestamp_micros({0}000 + 10500)": lambda row: False,
+        "partition = 0 and timestamp > timestamp_millis({0}+30)": lambda row: row[3] == 0 and row[4] > 30,
+    }
+    held = two.held()
+    for condition, expected in conditions.items():
+        condition = condition.format(NOW)  # noqa: PLW2901
+        wanted = [row for row in held if expected(row)]
+        with pushing(two.spark):
+            assert in_order(two.read(includeHeaders="true").where(condition)) == wanted, condition
+    assert in_order(two.read(includeHeaders="true").where(condition)) == wanted, "Spark's own filters"
+
+
+def planned(log: Logs, *filters: Filter, **options: object) -> TopicReader:
+    """A query as Spark plans it, in this process."""
+    reader = TopicReader(parse(log.options(**options), streaming=False), COLUMNS)
+    assert not list(reader.pushFilters(list(filters)))
+    return reader
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def test_records_out_of_their_times_order_are_found(log: Logs) -> None:
+    partition = log.create(segment_bytes=600, index_interval_bytes=0)
+    for at in (50, 10, 90, 20, 20, 70, 5, 100, 1, 60):
+        partition.append([Record(b"%0100d" % at, b"k", NOW + at), Record(b"x" * 99, b"k", NOW + at - 1)])
+    times = [record.timestamp or 0 for record in partition.records()]
+    for first in range(0, 102, 3):
+        for last in (first, first + 20, 200):
+            reader = planned(
+                log,
+                GreaterThanOrEqual(("timestamp",), moment(NOW + first)),
+                LessThanOrEqual(("timestamp",), moment(NOW + last)),
+            )
+            found = [
+                offset
+                for task in reader.partitions()
+                for made in reader.read(task)
+                for offset in made.column("offset").to_pylist()
+            ]
+            assert found == [at for at, time in enumerate(times) if NOW + first <= time <= NOW + last]
+
+
+def test_a_filter_on_few_offsets_or_times_reads_few_bytes(log: Logs) -> None:
+    partition = log.create(segment_bytes=20_000, index_interval_bytes=200)
+    numbered(partition, 1000)
+
+    def size(*filters: Filter) -> int:
+        return sum(task.value.size for task in planned(log, *filters).partitions())
+
+    whole = size()
+    assert whole == pytest.approx(partition.size, rel=0.01)
+    assert size(GreaterThanOrEqual(("offset",), 500), LessThan(("offset",), 510)) < 0.02 * whole
+    assert size(GreaterThanOrEqual(("timestamp",), moment(NOW + 990))) < 0.02 * whole

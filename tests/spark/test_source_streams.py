@@ -1,0 +1,177 @@
+"""The data source in streaming queries: every record once, in whatever steps, over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opening import NOW
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from sources import Logs, Row, in_order, logs, numbered
+
+from engine import Record
+from engine.partition.partition import Producer
+
+
+@pytest.fixture
+def log(spark: SparkSession, tmp_path: Path) -> Iterator[Logs]:
+    (tmp_path / "log").mkdir()
+    with logs(spark, tmp_path / "log") as made:
+        yield made
+
+
+class Query:
+    """A streaming query whose batches are kept by their numbers, as one that replays a batch would overwrite it."""
+
+    def __init__(self, log: Logs, place: Path, **options: object) -> None:
+        self.log = log
+        self.checkpoint = str(place / "checkpoint")
+        self.options = {"startingOffsets": "earliest", "includeHeaders": "true", **options}
+        self.batches: dict[int, list[Row]] = {}
+        self.fails_at = -1
+
+    def run(self) -> list[Row]:
+        """Read what is there, and stop. Gives all rows so far."""
+        stream = (
+            self.log.spark.readStream.format("topicfs").options(**self.log.options(**self.options)).load()
+        )
+        query = (
+            stream.writeStream.foreachBatch(self._keep)
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+        return self.rows
+
+    def _keep(self, frame: DataFrame, number: int) -> None:
+        self.batches[number] = in_order(frame)
+        if number == self.fails_at:
+            self.fails_at = -1
+            raise RuntimeError("as asked for")
+
+    @property
+    def rows(self) -> list[Row]:
+        """All of them, by partition and offset."""
+        found = [row for number in sorted(self.batches) for row in self.batches[number]]
+        return sorted(found, key=lambda row: (row[2], row[3], row[4]))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each batch that had some."""
+        return [len(self.batches[number]) for number in sorted(self.batches) if self.batches[number]]
+
+
+def test_each_record_comes_once_over_restarts_with_rolls_and_new_partitions(
+    log: Logs, tmp_path: Path
+) -> None:
+    partition = log.create(segment_bytes=1000)
+    query = Query(log, tmp_path)
+    numbered(partition, 25)
+    assert query.run() == log.held()
+    assert query.run() == log.held()
+    numbered(partition, 25, first=25)
+    numbered(log.create("t", 1), 5)
+    assert query.run() == log.held()
+    assert query.sizes == [25, 30]
+    log.reopen()
+    numbered(log.store.partition("t", 1), 5, first=5)
+    assert query.run() == log.held()
+    assert len(query.rows) == 60
+
+
+def test_a_limit_is_kept_and_shared_among_partitions(log: Logs, tmp_path: Path) -> None:
+    numbered(log.create("t", 0), 30)
+    numbered(log.create("t", 1), 10)
+    query = Query(log, tmp_path, maxOffsetsPerTrigger=12)
+    assert query.run() == log.held()
+    assert query.sizes == [12, 12, 12, 4]
+    assert [sum(row[3] for row in query.batches[number]) for number in range(3)] == [3, 3, 3]
+
+
+def test_a_batch_that_failed_is_the_same_when_it_comes_again(log: Logs, tmp_path: Path) -> None:
+    partition = log.create(segment_bytes=1000)
+    numbered(partition, 20)
+    query = Query(log, tmp_path, maxOffsetsPerTrigger=8)
+    query.fails_at = 1
+    with pytest.raises(StreamingQueryException, match="as asked for"):
+        query.run()
+    failed = query.batches[1]
+    numbered(partition, 20, first=20)
+    assert query.run() == log.held()
+    assert query.batches[1] == failed
+    assert sum(query.sizes) == 40
+
+
+def test_a_new_query_begins_at_the_end_unless_told_otherwise(log: Logs, tmp_path: Path) -> None:
+    partition = log.create()
+    numbered(partition, 5)
+    query = Query(log, tmp_path, startingOffsets="latest")
+    assert query.run() == []
+    numbered(partition, 5, first=5)
+    assert query.run() == log.held()[5:]
+
+
+def test_open_transactions_hold_the_stream_back_and_aborted_ones_never_show(
+    log: Logs, tmp_path: Path
+) -> None:
+    partition = log.create(segment_bytes=1000)
+    query = Query(log, tmp_path)
+    numbered(partition, 5)
+    partition.append([Record(b"x" * 100, b"k", NOW)] * 5, Producer(1, 0, 0, True))
+    numbered(partition, 20, first=5)
+    assert len(query.run()) == 5
+    partition.end_transaction(1, 0, False)
+    numbered(partition, 1, first=25)
+    assert query.run() == log.held()
+    assert len(query.rows) == 26
+
+
+def test_what_retention_took_is_an_error_or_passed_over(log: Logs, tmp_path: Path) -> None:
+    partition = log.create(segment_bytes=1000)
+    numbered(partition, 20)
+    query = Query(log, tmp_path)
+    query.run()
+    numbered(partition, 40, first=20)
+    partition.delete_records(50)
+    log.reopen()
+    with pytest.raises(StreamingQueryException, match="expected offsets 20 to 60 within 50 to 60"):
+        query.run()
+    query.options["failOnDataLoss"] = "false"
+    assert [row[4] for row in query.run()] == [*range(20), *range(50, 60)]
+
+
+def test_a_topic_that_was_made_anew_is_an_error(log: Logs, tmp_path: Path) -> None:
+    numbered(log.create(), 20)
+    query = Query(log, tmp_path)
+    query.run()
+    log.store.delete_topic("t")
+    numbered(log.create(), 3)
+    with pytest.raises(StreamingQueryException, match="or the topic was made anew"):
+        query.run()
+
+
+def test_a_stream_has_no_end(log: Logs, tmp_path: Path) -> None:
+    log.create()
+    with pytest.raises(StreamingQueryException, match="a stream has no end"):
+        Query(log, tmp_path, endingOffsets="latest").run()
+
+
+def test_a_running_stream_follows_the_log(log: Logs, tmp_path: Path) -> None:
+    partition = log.create(segment_bytes=1000)
+    query = Query(log, tmp_path)
+    stream = log.spark.readStream.format("topicfs").options(**log.options(**query.options)).load()
+    writer = stream.writeStream.foreachBatch(query._keep).option("checkpointLocation", query.checkpoint)
+    running = writer.start()
+    try:
+        for step in range(3):
+            numbered(partition, 15, first=15 * step)
+            running.processAllAvailable()
+            assert query.rows == log.held()
+    finally:
+        running.stop()

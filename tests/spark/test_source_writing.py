@@ -1,0 +1,242 @@
+"""The data source as a sink: rows become records, each batch once, through a mount and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opening import NOW
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from served import Served
+
+from engine import Record, Store
+from engine.spark import register
+
+AT = datetime.fromtimestamp(NOW / 1000, UTC)
+ALL = (
+    "key binary, value binary, topic string, partition int, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+
+class Door:
+    """A log with a topic, as somebody writes to it who has a session: closed, or mounted.
+
+    place  the path that is given to Spark
+    """
+
+    def __init__(self, spark: SparkSession, place: Path, backing: Path) -> None:
+        self.spark = spark
+        self.place = place
+        self.backing = backing
+        register(spark)
+
+    def write(self, rows: DataFrame, **options: str) -> None:
+        """One batch query."""
+        given = {"path": str(self.place), "topic": "t", **options}
+        rows.write.format("topicfs").options(**given).mode("append").save()
+
+    def frame(self, rows: list[tuple[Any, ...]], schema: str, tasks: int = 1) -> DataFrame:
+        return self.spark.createDataFrame(rows, schema).coalesce(1).repartition(tasks)
+
+    def held(self, *options: str) -> dict[str, list[Record]]:
+        """The records of each partition that has any, as they are read behind everybody's back."""
+        query = (
+            self.spark.read.format("topicfs").option("path", str(self.place)).option("includeHeaders", "true")
+        )
+        found: dict[str, list[Record]] = {}
+        for row in (
+            query.option("subscribePattern", ".*").load().orderBy("topic", "partition", "offset").collect()
+        ):
+            headers = tuple((each.key, each.value and bytes(each.value)) for each in row.headers or ())
+            found.setdefault(f"{row.topic}-{row.partition}", []).append(
+                Record(
+                    row.value if row.value is None else bytes(row.value),
+                    row.key if row.key is None else bytes(row.key),
+                    round(row.timestamp.timestamp() * 1000),
+                    headers,
+                    row.offset,
+                )
+            )
+        return found
+
+    def values(self) -> list[bytes]:
+        """All values of all partitions, sorted."""
+        return sorted(record.value or b"" for records in self.held().values() for record in records)
+
+    def staged(self) -> list[Path]:
+        """What is left on its way in."""
+        return [
+            path
+            for path in (self.backing / "staging").rglob("*")
+            if path.is_file() and path.name not in ("committed", "journal", "_SUCCESS")
+        ]
+
+
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("written"))
+    try:
+        served.start()
+        yield served
+        assert served.stop() == 0
+        assert served.alarms() == []
+    finally:
+        served.clear()
+
+
+@pytest.fixture(params=["closed", "mounted"])
+def door(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, mount: Served
+) -> Iterator[Door]:
+    if request.param == "closed":
+        with Store.open(tmp_path) as store:
+            store.create_topic("t", 2)
+            store.create_topic("u", 1)
+        yield Door(spark, tmp_path, tmp_path)
+    else:
+        with mount.watched():
+            for name in ("t-0", "t-1", "u-0"):
+                (mount / name).mkdir()
+            yield Door(spark, mount.path, mount.backing)
+            for name in ("t-0", "t-1", "u-0"):
+                (mount / name).rmdir()
+
+
+def test_all_that_a_record_has_is_written(door: Door) -> None:
+    rows = [
+        (b"k1", b"v1", "t", 1, AT, [("h", b"x"), ("h", None), ("ü", b"\xff")]),
+        (None, b"\xff\n", "t", 1, AT, None),
+        (b'q"\\\t', None, "t", 1, AT, []),
+        (b"", b"", "u", None, AT, None),
+    ]
+    door.write(door.frame(rows, ALL))
+    found = door.held()
+    assert found["t-1"] == [
+        Record(b"v1", b"k1", NOW, (("h", b"x"), ("h", None), ("ü", b"\xff")), 0),
+        Record(b"\xff\n", None, NOW, (), 1),
+        Record(None, b'q"\\\t', NOW, (), 2),
+    ]
+    assert found["u-0"] == [Record(b"", b"", NOW, (), 0)]
+    assert door.staged() == []
+
+
+def test_keys_are_routed_as_kafka_routes_them(door: Door) -> None:
+    rows = [(f"key-{number}", f"v{number}") for number in range(40)]
+    door.write(door.frame(rows, "key string, value string", tasks=2))
+    found = door.held()
+    assert {len(records) > 5 for records in found.values()} == {True}
+    by_key = {record.key: name for name, records in found.items() for record in records}
+    # As kafka-console-producer put them into two partitions.
+    assert by_key[b"key-0"] == by_key[b"key-0"]
+    door.write(door.frame(rows, "key string, value string", tasks=1))
+    again = {record.key: name for name, records in door.held().items() for record in records}
+    assert again == by_key
+
+
+def test_a_named_batch_is_appended_once(door: Door) -> None:
+    rows = door.frame([("a",), ("b",)], "value string", tasks=2)
+    for _ in range(2):
+        door.write(rows, batch="monday")
+    assert door.values() == [b"a", b"b"]
+    door.write(rows, batch="tuesday")
+    door.write(rows)
+    door.write(rows)
+    assert len(door.values()) == 8
+
+
+def test_a_task_that_fails_leaves_nothing(door: Door) -> None:
+    rows = door.spark.range(100).selectExpr(
+        "if(id = 90, raise_error('as asked for'), cast(id as string)) as value"
+    )
+    with pytest.raises(PySparkException, match="as asked for"):
+        door.write(rows.repartition(4))
+    assert door.values() == []
+    assert door.staged() == []
+
+
+def test_what_the_topic_refuses_is_refused_as_a_whole(door: Door) -> None:
+    rows = door.frame([("a", 0), ("b", 7)], "value string, partition int")
+    with pytest.raises(PySparkException, match="partition 7 is not one of 0 to 1"):
+        door.write(rows, batch="bad")
+    assert door.values() == []
+    door.write(door.frame([("a", 0)], "value string, partition int"), batch="bad")
+    assert door.values() == [b"a"]
+
+
+def test_nothing_to_write_writes_nothing(door: Door) -> None:
+    door.write(door.spark.range(0).selectExpr("cast(id as string) as value"))
+    assert door.values() == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "words"),
+    [
+        ("value int", {}, "column value int: expected columns among"),
+        ("key string", {}, "expected a column value"),
+        ("value string", {"topic": "a/b"}, "expected ASCII letters"),
+        ("value string", {"acks": "all"}, "option acks: expected one of path, topic, batch"),
+        ("value string", {"batch": "a/b"}, "option batch: expected up to 180 letters"),
+        ("value string", {"topic": "none"}, "topic none"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_words(
+    door: Door, schema: str, options: dict[str, str], words: str
+) -> None:
+    row = tuple(1 if "int" in field else "a" for field in schema.split(","))
+    with pytest.raises(PySparkException, match=words):
+        door.write(door.frame([row], schema), **options)
+
+
+def test_a_log_is_not_overwritten(door: Door) -> None:
+    rows = door.frame([("a",)], "value string")
+    with pytest.raises(AnalysisException, match="a log can only be appended to"):
+        rows.write.format("topicfs").option("path", str(door.place)).option("topic", "t").mode(
+            "overwrite"
+        ).save()
+
+
+# -- streams ------------------------------------------------------------------------------------------
+
+
+def stream(door: Door, checkpoint: Path, broken: str = "false") -> StreamingQuery:
+    """Everything of u, into t."""
+    source = door.spark.readStream.format("topicfs").option("path", str(door.place)).option("topic", "u")
+    rows = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 10).load()
+    rows = rows.selectExpr(f"if({broken}, raise_error('as asked for'), value) as value")
+    sink = (
+        rows.repartition(2).writeStream.format("topicfs").option("path", str(door.place)).option("topic", "t")
+    )
+    return sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+
+
+def test_a_stream_writes_each_row_once_whatever_is_tried_again(door: Door, tmp_path: Path) -> None:
+    wanted = [b"%03d" % number for number in range(25)]
+    door.write(door.frame([(value,) for value in wanted], "value binary"), topic="u")
+    checkpoint = tmp_path / "checkpoint"
+    broken = stream(door, checkpoint, "value = cast('014' as binary)")
+    with pytest.raises(PySparkException, match="as asked for"):
+        broken.awaitTermination(60)
+    assert sorted(door.values()) == sorted([*wanted, *wanted[:10]])
+    # As a crash of the driver leaves it behind the sink's commit, and before its own: the batch comes again.
+    (checkpoint / "commits" / "0").unlink()
+    (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    stream(door, checkpoint).awaitTermination(60)
+    assert sorted(door.values()) == sorted([*wanted, *wanted])
+    assert door.staged() == []
+
+
+def test_a_log_that_somebody_has_open_is_not_written_behind_his_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with Store.open(tmp_path) as store:
+        store.create("t", 0)
+        door = Door(spark, tmp_path, tmp_path)
+        with pytest.raises(PySparkException, match="give the mount as path"):
+            door.write(door.frame([("a",)], "value string"))
+    assert door.values() == []
