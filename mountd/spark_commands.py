@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from rich.console import Console
@@ -15,9 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _OUT: Final = Console(highlight=False)
 _ERRORS: Final = Console(stderr=True, highlight=False)
@@ -193,7 +190,7 @@ def compact_command(
 
 
 @contextlib.contextmanager
-def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[SparkSession]:
+def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[Any]:
     """A session for one job; what is refused, or fails, is told in words."""
     if importlib.util.find_spec("pyspark") is None:
         _fail("expected pyspark, found none: pip install 'topicfs[spark]'")

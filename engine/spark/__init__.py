@@ -4,6 +4,10 @@
     >>> register(spark)
     >>> spark.read.format("topicfs").option("path", "/data").option("topic", "orders").load()
 
+Filters on topic, partition, offset and timestamp skip what they do not touch once Spark hands them over:
+`spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")`. A schema of fewer columns, as `.schema("value
+binary")`, spares making the others.
+
 The only room that imports pyspark. What plans a query imports neither numpy nor the kernels: loading them takes longer
 than finding one record in a hundred does. They are loaded by the tasks, once in each worker.
 
@@ -11,7 +15,7 @@ place      a backing directory, or a mount of one         options  what a query 
 files      a partition's directory, read without a lock   ranges   which offsets a task reads
 bounds     where a partition begins and ends              scan     a task's records, as Arrow batches
 source     the data source; reader, stream, writer: its parts
-jobs       import, compact, verify, export
+jobs       import, compact, verify, export; `topicfs spark` runs them
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ last whole batch, and the stable offset is found as a recovery would find it, fr
 After a clean stop that is at the end, and a running daemon writes one at each roll: so at most the active segment's
 headers are looked at, and a stream looks at those that are new since.
 
+By the files a record is seen as soon as it is written, which may be a moment before the daemon shows it.
 What is behind a failed append or a power cut, and would be cut off by a recovery, is not known here: a task that meets
 it fails on its checksum, and says where.
 """

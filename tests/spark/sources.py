@@ -10,10 +10,14 @@ from typing import Any
 
 from opening import NOW, Clock
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import Filter
 
 from engine import Record, Store
 from engine.partition.partition import Partition
 from engine.spark import register
+from engine.spark.columns import columns
+from engine.spark.options import parse
+from engine.spark.reader import TopicReader
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,6 +62,22 @@ class Logs:
     def rows(self, **options: object) -> list[Row]:
         """What a batch query gives, in order of partitions and offsets."""
         return in_order(self.read(**{"includeHeaders": "true", **options}))
+
+    def planned(self, *filters: Filter, **options: object) -> TopicReader:
+        """A query as Spark plans it, in this process: a tenth of the time that Spark takes."""
+        reader = TopicReader(parse(self.options(**options), streaming=False), columns(include_headers=True))
+        assert not list(reader.pushFilters(list(filters)))
+        return reader
+
+    def found(self, *filters: Filter, **options: object) -> list[Row]:
+        """What such a query gives."""
+        reader = self.planned(*filters, **options)
+        return [
+            tuple(_plain(value) for value in row.values())
+            for task in reader.partitions()
+            for made in reader.read(task)
+            for row in made.to_pylist()
+        ]
 
     def held(self, topic: str = "t") -> list[Row]:
         """The same, as the engine reads it."""
@@ -107,7 +127,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     if isinstance(value, list):
-        return [tuple(_plain(part) for part in each) for each in value]
+        return [
+            tuple(_plain(part) for part in (each.values() if isinstance(each, dict) else each))
+            for each in value
+        ]
     return value
 
 
