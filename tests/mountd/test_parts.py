@@ -301,9 +301,10 @@ def test_help_names_the_commands_and_says_that_directories_are_made() -> None:
     assert "Directories that do not exist are made" in runner.invoke(main, ["mount", "--help"]).output
 
 
-def test_command_loads_neither_engine_nor_kernels() -> None:
+def test_command_loads_neither_kernels_nor_spark() -> None:
     program = (
-        "import sys, mountd.cli; print([name for name in ('engine', 'numba', 'fuse') if name in sys.modules])"
+        "import sys, mountd.cli; "
+        "print([name for name in ('engine.store', 'numba', 'numpy', 'fuse', 'pyspark') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
