@@ -5,6 +5,7 @@ from __future__ import annotations
 import bench_engine
 import bench_mount
 import bench_nothing
+import bench_spark
 import bench_upkeep
 
 # The do-nothing file system runs in a process of its own, which imports this module again.
@@ -13,3 +14,4 @@ if __name__ == "__main__":
     bench_mount.run()
     bench_engine.run()
     bench_upkeep.run()
+    bench_spark.run()
