@@ -266,7 +266,11 @@ def inspect(buffer: Bytes, row: Longs, origin: int = 0) -> Inspection:
 def first_record_at_or_after(
     buffer: Bytes, row: Longs, timestamp: int, offset: int, origin: int = 0
 ) -> tuple[int, int] | None:
-    """Timestamp and offset of the batch's first record that is neither earlier nor lower; None without."""
+    """Timestamp and offset of the batch's first record that is neither earlier nor lower; None without. A marker
+    counts, as for Kafka: who reads from there on misses nothing."""
+    if int(row[ATTRIBUTES]) & CONTROL:
+        latest, last = int(row[MAX_TIMESTAMP]), int(row[LAST_OFFSET])
+        return (latest, last) if row[COUNT] and latest >= timestamp and last >= offset else None
     for part in columns(buffer, row.reshape(1, -1), origin):
         found = (part.timestamps >= timestamp) & (part.offsets >= offset)
         if found.any():

@@ -52,16 +52,16 @@ def _first_at(shown: ShownPartition, timestamp: int) -> int:
     found = partition.offset_for_timestamp(timestamp)
     if found is not None:
         return found.offset
-    # The first segment with that time may have it only below the start offset, where the look-up ends.
+    # The look-up ends in the first segment with that time. It may have that only below the start offset, or in a batch
+    # from which compaction has taken every record.
     now, segments = partition.offsets, partition.log.chain.segments
-    holds_start = segments.floor(now.start) or segments.first
-    for segment in (
-        segments.from_base(holds_start.base_offset) if now.start > segments.first.base_offset else ()
-    ):
+    segment = segments.first_not_before(timestamp)
+    while segment is not None:
         if segment.largest_timestamp >= timestamp:
             later = segment.offset_by_timestamp(timestamp, now.start)
             if later is not None:
                 return min(later[1], now.stable)
+        segment = segments.higher(segment.base_offset)
     return now.stable
 
 

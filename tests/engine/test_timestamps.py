@@ -12,7 +12,7 @@ from partition_bench import NOW, Bench, batch
 
 from engine.partition import timestamps
 from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition
+from engine.partition.partition import Partition, Producer
 from engine.partition.timestamps import Found
 from engine.record import Record
 
@@ -63,6 +63,16 @@ def test_every_time_finds_what_a_walk_over_the_records_finds(bench: Bench, inter
         for time in range(-1, 95):
             wanted = next((at for at, step in enumerate(steps) if step >= time), None)
             assert offset_at(current, NOW + time) == wanted
+
+
+def test_a_marker_is_found_like_a_record(bench: Bench) -> None:
+    """Behind it may be records with earlier times, which a reader from that time on is to see."""
+    partition = bench.open()
+    partition.append(Record(b"never", timestamp=NOW - 500), Producer(7, 0, 0, True))
+    partition.end_transaction(7, 0, commit=False)
+    at_times(partition, NOW - 300)
+    assert offset_at(partition, NOW - 400) == 1
+    assert offset_at(partition, NOW + 1) is None
 
 
 def test_records_below_the_start_are_not_found(bench: Bench) -> None:
