@@ -42,7 +42,7 @@ from engine.batch.compression import compress
 from engine.errors import CorruptBatchError
 from engine.kernels import decode as decoding
 from engine.kernels.decode import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, NO_APPEND_TIME, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_TIMESTAMP
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, BASE_TIMESTAMP, COUNT, MAX_TIMESTAMP
 from engine.record import Codec, Record
 
 Read = Callable[[bytes], Any]
@@ -427,9 +427,15 @@ def test_the_first_record_at_or_after(
     assert batches.first_record_at_or_after(data, row, timestamp, offset) == expected
 
 
-@pytest.mark.parametrize("vector", [VECTOR_C, VECTOR_D])
-def test_no_record_of_a_marker_or_empty_batch_is_found(vector: bytes) -> None:
-    assert batches.first_record_at_or_after(array(vector), batches.scan(array(vector))[0], 0, 0) is None
+def test_no_record_of_an_empty_batch_is_found_and_a_marker_counts_as_one() -> None:
+    """Kafka too leads to a marker: behind it may be records with earlier times."""
+    for vector in (VECTOR_C, VECTOR_D):
+        row = batches.scan(array(vector))[0]
+        found = batches.first_record_at_or_after(array(vector), row, 0, 0)
+        expected = (int(row[MAX_TIMESTAMP]), int(row[BASE_OFFSET])) if row[COUNT] else None
+        assert found == expected
+        assert batches.first_record_at_or_after(array(vector), row, int(row[MAX_TIMESTAMP]) + 1, 0) is None
+    assert {int(batches.scan(array(vector))[0, COUNT]) for vector in (VECTOR_C, VECTOR_D)} == {0, 1}
 
 
 # -- kernels refuse what lies outside ---------------------------------------------------------------
