@@ -62,12 +62,15 @@ class ReadAhead:
                 if self._stopped:
                     return
                 wanted = self._wanted[0]
-            # Damage, and what was removed meanwhile, is told to whoever reads it.
-            with contextlib.suppress(EngineError, OSError):
-                wanted.text.render_at(wanted.position, wanted.segments, wanted.offsets)
-            with self._noted:
-                # Only now: who asks again meanwhile finds that it is being made.
-                self._wanted.pop(0)
+            try:
+                # Damage, and what was removed meanwhile, is told to whoever reads it.
+                with contextlib.suppress(EngineError, OSError):
+                    wanted.text.render_at(wanted.position, wanted.segments, wanted.offsets)
+            finally:
+                with self._noted:
+                    # Only now: who asks again meanwhile finds that it is being made. And after a mistake too: the loop
+                    # that begins anew must not meet it for ever.
+                    self._wanted.pop(0)
 
     def stop(self) -> None:
         """End the loop."""

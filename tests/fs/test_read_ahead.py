@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine import Store
+from fs.ahead import ReadAhead
 from fs.operations import FileSystem
 from fs.text import BLOCK
 
@@ -113,3 +115,35 @@ def test_readers_side_by_side_get_their_own_bytes(files: FileSystem) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_mistake_in_one_block_does_not_hold_up_the_next(files: FileSystem) -> None:
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    read(files, handle, 0)
+    (shown,) = files.house.looked_at()
+    (text,) = shown.texts._texts.values()
+    ahead = ReadAhead()
+    asked: list[int] = []
+
+    class Broken:
+        def render_at(self, position: int, *_: object) -> None:
+            asked.append(position)
+            raise ValueError("a mistake")
+
+    def run_again() -> None:
+        for _ in range(2):
+            with contextlib.suppress(ValueError):
+                ahead.run()
+
+    thread = threading.Thread(target=run_again)
+    thread.start()
+    log = shown.partition.log
+    while not ahead._running:
+        time.sleep(0.001)
+    ahead.ask(Broken(), 7, log.chain.segments, log.offsets)  # type: ignore[arg-type]
+    ahead.ask(text, 3 * BLOCK, log.chain.segments, log.offsets)
+    await_rendered(files, 3 * BLOCK)
+    ahead.stop()
+    thread.join(5)
+    assert asked == [7]
+    assert not thread.is_alive()
