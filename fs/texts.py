@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from engine.errors import ClosedError
+from engine.errors import ClosedError, EngineError
 from engine.partition.offsets import Appended
 from engine.partition.partition import Partition
 from engine.segment.segment import Segment
@@ -18,6 +19,8 @@ from fs.text import SegmentText
 
 if TYPE_CHECKING:
     from fs.view import View
+
+log = logging.getLogger(__name__)
 
 _READ_AT_ONCE: Final = 8
 """Texts of a partition that keep rendered bytes: up to 4 MiB each."""
@@ -105,7 +108,11 @@ class PartitionTexts:
         """Have the open views pin what they promised to show. Who removes segments calls this before: a reader
         that rests does not notice what comes and goes."""
         for view in tuple(self.views):
-            view.keep_up()
+            try:
+                view.keep_up()
+            except (EngineError, OSError) as error:
+                # Damage that its reader meets by himself: it keeps neither the others' segments nor upkeep waiting.
+                log.warning(f"{self.partition.name}: an open view may lack what is removed now: {error}")
 
     def keep_complete(self, stop: Callable[[], bool]) -> int:
         """Map the sealed segments in the formats that were looked at, and put the maps on the shelf, until told to

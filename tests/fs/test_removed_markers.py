@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from furnished import Furnished, furnished, lines, remove_below, whole
 
+from engine.errors import CorruptError
 from engine.partition.partition import Producer
 from engine.record import MAX_INT64, Record
 
@@ -37,3 +38,29 @@ def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
     found = whole(lambda position, into: place.files.read(handle, position, into))
     place.files.release(handle)
     assert found == b"one\n"
+
+
+def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
+    place: Furnished, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = place.create()
+    partition = shown.partition
+    lines(partition, b"one")
+    damaged = place.files.open("/t-0/offset/0-0.txt", os.O_RDONLY).handle
+    good = place.files.open("/t-0/offset/0-1.txt", os.O_RDONLY).handle
+    (broken,) = [view for view in shown.texts.views if view.end_offset == 1]
+
+    def fail() -> None:
+        raise CorruptError("damaged")
+
+    broken.keep_up = fail  # type: ignore[method-assign]
+    partition.roll()
+    lines(partition, b"two")
+    partition.roll()
+    shown.before_removal(())
+    assert "t-0: an open view may lack what is removed now: damaged" in caplog.text
+    remove_below(partition, 2)
+    partition.log.remove_due(MAX_INT64)
+    assert whole(lambda position, into: place.files.read(good, position, into)) == b"one\ntwo\n"
+    for handle in (damaged, good):
+        place.files.release(handle)
