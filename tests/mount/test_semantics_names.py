@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from served import Served, append
+from served import Served, append, eventually
 
 pytest_plugins = ["shared_mount"]
 
@@ -357,3 +357,14 @@ def test_no_listed_file_waits(mount: Served) -> None:
     found = [Path(top) / name for top, _, names in os.walk(partition) for name in names]
     assert sum(b"two" in path.read_bytes() for path in found) > len(FORMATS)
     assert not [path for path in found if path.name.startswith("follow")]
+
+
+def test_old_segments_are_sealed(mount: Served) -> None:
+    """L7. A segment is sealed when it is full, or when its first record is older than `segment.ms`, though nothing
+    more is appended.
+    """
+    partition = mount.new("aged")
+    append(partition / TXT, b"alone\n")
+    assert os.listdir(partition / "sealed/txt") == []
+    (mount / "topics/aged/config").write_text("segment.ms=300\n")
+    eventually(lambda: os.listdir(partition / "sealed/txt") == [f"{0:020d}.txt"], "the sealed segment")
