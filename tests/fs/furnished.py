@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from memory_shelf import Shelf
 from opening import NOW, Clock, without_fsync
 
 from engine import Store
@@ -20,22 +21,6 @@ from fs.view import View
 
 APPEND = os.O_WRONLY | os.O_APPEND
 BATCH_SIZE, LINGER_MS = 1 << 20, 5
-
-
-class Shelf:
-    """A shelf in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], bytes] = {}
-
-    def load(self, partition: str, name: str) -> bytes | None:
-        return self.kept.get((partition, name))
-
-    def save(self, partition: str, name: str, data: bytes) -> None:
-        self.kept[partition, name] = data
-
-    def remove(self, partition: str, name: str) -> None:
-        self.kept.pop((partition, name), None)
 
 
 class Furnished:

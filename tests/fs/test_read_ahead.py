@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from memory_shelf import Shelf
 
 from engine import Store
 from fs.ahead import ReadAhead
@@ -21,24 +22,13 @@ REQUEST = 128 << 10
 LINES = b"".join(b"%099d\n" % number for number in range(40_000))
 
 
-class NoShelf:
-    def load(self, partition: str, name: str) -> bytes | None:
-        return None
-
-    def save(self, partition: str, name: str, data: bytes) -> None:
-        pass
-
-    def remove(self, partition: str, name: str) -> None:
-        pass
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[FileSystem]:
     with Store.open(tmp_path) as store:
         partition = store.create("t", 0)
         for start in range(0, len(LINES), 50_000):
             partition.append_lines(LINES[start : start + 50_000])
-        made = FileSystem(store, NoShelf(), 1 << 17, 5)
+        made = FileSystem(store, Shelf(), 1 << 17, 5)
         thread = threading.Thread(target=made.house.ahead.run)
         thread.start()
         try:

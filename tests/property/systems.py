@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 from harness import Mount, mounted
+from memory_shelf import Shelf
 from opening import NOW, Clock, without_fsync
 
 from engine import Record, Store
@@ -40,22 +41,6 @@ SMALL = {
 }
 """Readers wait briefly for closes, of which no step here leaves one unfinished; and a log of some hundred bytes has
 several marks and blocks. What was rendered is soon forgotten, else it would stand in for a segment that is gone."""
-
-
-class Shelf:
-    """A shelf in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], bytes] = {}
-
-    def load(self, partition: str, name: str) -> bytes | None:
-        return self.kept.get((partition, name))
-
-    def save(self, partition: str, name: str, data: bytes) -> None:
-        self.kept[partition, name] = data
-
-    def remove(self, partition: str, name: str) -> None:
-        self.kept.pop((partition, name), None)
 
 
 class Hand:
