@@ -23,7 +23,7 @@ from engine.settings.setting import Setting, refuse_unknown
 from engine.settings.topic import Explained
 from fs import errors
 from fs.commands import CommandFile
-from fs.house import House
+from fs.tree.of_topic import OfTopic
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,8 @@ class Line(NamedTuple):
     elsewhere: bool
 
 
-class ConfigFile(CommandFile):
+class ConfigFile(OfTopic, CommandFile):
     """Every setting of a topic, its value, and where that comes from. Lines that are written change them."""
-
-    def __init__(self, path: str, house: House, topic: str) -> None:
-        super().__init__(path)
-        self.house = house
-        self.topic = topic
 
     def content(self) -> bytes:
         lines = [
@@ -64,9 +59,6 @@ class ConfigFile(CommandFile):
             moment = datetime.fromtimestamp(refusal[0] / 1000, UTC)
             lines.append(f"# refused at {moment:%Y-%m-%dT%H:%M:%SZ}: {' '.join(refusal[1].split())}")
         return "".join(f"{line}\n" for line in lines).encode()
-
-    def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
 
     def apply(self, lines: Sequence[str]) -> None:
         setting = [line for line in map(read_line, lines) if line is not None]

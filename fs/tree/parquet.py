@@ -20,6 +20,7 @@ from fs.kept_pages import Kept
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition
+from fs.tree.of_topic import OfTopic
 
 PARQUET: Final = "parquet"
 TABLE: Final = "table"
@@ -124,16 +125,8 @@ class ParquetDirectory(OfPartition, Directory):
         return ParquetFile(self.child(name), self.shown, self.tables, found)
 
 
-class TableDirectory(Directory):
+class TableDirectory(OfTopic, Directory):
     """A topic as a table: a directory for each partition, as Spark and others name those of a column."""
-
-    def __init__(self, path: str, house: House, topic: str) -> None:
-        super().__init__(path)
-        self.house = house
-        self.topic = topic
-
-    def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
 
     def names(self) -> Iterable[str]:
         for number in self.house.store.topics().get(self.topic, ()):

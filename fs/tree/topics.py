@@ -14,6 +14,7 @@ from fs.targets import PartitionTarget, TopicTarget
 from fs.tree.config import ConfigFile
 from fs.tree.inbox import INBOX, InboxDirectory
 from fs.tree.logs import WriterHandle, require_append
+from fs.tree.of_topic import OfTopic
 from fs.tree.parquet import TABLE, table_of
 
 
@@ -49,16 +50,8 @@ class TopicsDirectory(Directory):
             raise self.missing(name) from None
 
 
-class TopicDirectory(Directory):
+class TopicDirectory(OfTopic, Directory):
     """One topic."""
-
-    def __init__(self, path: str, house: House, topic: str) -> None:
-        super().__init__(path)
-        self.house = house
-        self.topic = topic
-
-    def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
 
     def names(self) -> Iterable[str]:
         yield "config"
@@ -83,19 +76,14 @@ class TopicDirectory(Directory):
         return InFile(self.child(name), self.house, self.topic, fmt)
 
 
-class InFile(Entry):
+class InFile(OfTopic):
     """Append here: lines go to the partition that their key says, or to one after the other."""
 
     permissions = 0o222
 
     def __init__(self, path: str, house: House, topic: str, fmt: Format) -> None:
-        super().__init__(path)
-        self.house = house
-        self.topic = topic
+        super().__init__(path, house, topic)
         self.format = fmt
-
-    def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
 
     def open(self, flags: int) -> Handle:
         if flags & os.O_ACCMODE != os.O_WRONLY:
