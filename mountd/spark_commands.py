@@ -171,7 +171,9 @@ def compact_command(
     backing: Path, topics: tuple[str, ...], everything: bool, master: str | None, conf: dict[str, str]
 ) -> None:
     """Keep the last record of each key, in BACKING, which no daemon may have open: as the cleaner does, for any number
-    of keys."""
+    of keys.
+
+    Executors must see BACKING under the same path, and on one file system."""
     with _session("compact", master, conf) as spark:
         from engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
 

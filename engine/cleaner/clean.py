@@ -7,15 +7,16 @@ old segments a group at a time, so that little space is needed, and what was don
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from engine.cleaner.grouping import grouped
 from engine.cleaner.offset_map import OffsetMap
 from engine.cleaner.producers import LiveProducers
-from engine.cleaner.rewrite import Rewrite, check_offsets, pinned
+from engine.cleaner.rewrite import Counts, Rewrite, check_offsets, pinned
 from engine.cleaner.transactions import Transactions
 from engine.errors import (
     CleaningAbortedError,
@@ -31,6 +32,7 @@ from engine.partition.reader import aborted_between
 from engine.record import MAX_INT64
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
+from engine.segment.transaction_index import AbortedTransaction
 from engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,21 @@ class Cleaned:
     segments_before: int = 0
     segments_after: int = 0
     map_utilization: float = 0.0
+
+    @classmethod
+    def of(cls, counts: Counts, end: int, before: int, after: int, utilization: float = 0.0) -> Self:
+        """Of a pass up to the offset `end`, with so many segments before and after."""
+        return cls(
+            end_offset=end,
+            bytes_read=counts.bytes_read,
+            bytes_written=counts.bytes_written,
+            records_read=counts.records_read,
+            records_kept=counts.records_kept,
+            invalid_records=counts.invalid_records,
+            segments_before=before,
+            segments_after=after,
+            map_utilization=utilization,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +116,30 @@ class Work:
 
     def transactions(self, first: Segment, start: int) -> Transactions:
         """Those that overlap what lies between `start` and the uncleanable part."""
-        return Transactions(aborted_between(self.segments, first, start, self.uncleanable))
+        return Transactions(self.aborted(first, start))
+
+    def aborted(self, first: Segment, start: int) -> Iterator[AbortedTransaction]:
+        """The aborted ones of them."""
+        return aborted_between(self.segments, first, start, self.uncleanable)
+
+    def groups(self, sources: Sequence[Segment]) -> list[list[Segment]]:
+        """Which of these segments become one."""
+        settings = self.settings
+        return grouped(sources, self.uncleanable, settings.segment_bytes, settings.segment_index_bytes)
+
+    def horizon(self, now: int) -> int:
+        """The delete horizon that tombstones get."""
+        return min(now + self.settings.delete_retention_ms, MAX_INT64)
+
+    def replace(self, group: Sequence[Segment], parts: Sequence[Segment]) -> None:
+        """Put what came of a group in its place. Where the log refuses that, it is removed."""
+        try:
+            self.log.replace(group, parts, self.cuts)
+        except (CleaningAbortedError, ClosedError):
+            # The log refuses before it begins with anything. After any other error it knows what is whose.
+            for part in parts:
+                part.delete()
+            raise
 
 
 class Cleaner:
@@ -166,7 +206,6 @@ class Cleaner:
         self._fill(work, dirty, first_dirty)
         end = max(first_dirty, self.offsets.latest_offset + 1)
         sources = [each for each in work.sources if each.base_offset < end]
-        settings = work.settings
         rewrite = Rewrite(
             chain=work.log.chain,
             segments=work.segments,
@@ -174,27 +213,19 @@ class Cleaner:
             transactions=work.transactions(sources[0], sources[0].base_offset),
             producers=work.producers,
             now=now,
-            horizon=min(now + settings.delete_retention_ms, MAX_INT64),
+            horizon=work.horizon(now),
             end=end,
             chunk=self.chunk,
             check=work.check,
             throttle=self.throttle,
         )
         after = 0
-        for group in grouped(sources, work.uncleanable, settings.segment_bytes, settings.segment_index_bytes):
-            after += self._replace(work, rewrite, group)
-        counts = rewrite.counts
-        return Cleaned(
-            end_offset=end,
-            bytes_read=counts.bytes_read,
-            bytes_written=counts.bytes_written,
-            records_read=counts.records_read,
-            records_kept=counts.records_kept,
-            invalid_records=counts.invalid_records,
-            segments_before=len(sources),
-            segments_after=after,
-            map_utilization=self.offsets.utilization,
-        )
+        for group in work.groups(sources):
+            parts = rewrite.group(group)
+            if parts:
+                work.replace(group, parts)
+            after += len(parts) or 1
+        return Cleaned.of(rewrite.counts, end, len(sources), after, self.offsets.utilization)
 
     def _fill(self, work: Work, dirty: Sequence[Segment], start: int) -> None:
         """Read the dirty part into the map, as far as it fits."""
@@ -232,22 +263,3 @@ class Cleaner:
             if not self.offsets.put_batches(buffer, table, flags & np.uint8(DISCARD), start, where):
                 return False
         return True
-
-    @staticmethod
-    def _replace(work: Work, rewrite: Rewrite, group: Sequence[Segment]) -> int:
-        """Rewrite a group and put what comes of it in its place. Gives the number of its segments."""
-        replaced = False
-        try:
-            parts = rewrite.group(group)
-            if parts:
-                replaced = True
-                work.log.replace(group, parts, work.cuts)
-                rewrite.taken()
-            return len(parts) or 1
-        except (CleaningAbortedError, ClosedError):
-            # The log refuses before it begins with anything.
-            replaced = False
-            raise
-        finally:
-            if not replaced:
-                rewrite.discard()

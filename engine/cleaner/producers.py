@@ -48,6 +48,11 @@ class LiveProducers:
         }
         return cls(offsets, ids, epochs)
 
+    def between(self, start: int, end: int) -> LiveProducers:
+        """What they need of the offsets [start, end). A marker may be anywhere."""
+        first, behind = np.searchsorted(self.offsets, (start, end))
+        return LiveProducers(self.offsets[first:behind], self.ids[first:behind], self.epochs)
+
     def mark(self, table: Longs, flags: Bytes) -> None:
         """Flag the batches of which the header must stay."""
         if len(self.offsets):

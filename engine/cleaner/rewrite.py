@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Final
 
 import numpy as np
@@ -106,13 +106,16 @@ class Counts:
     records_kept: int = 0
     invalid_records: int = 0
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
 
 @dataclass(slots=True)
 class Rewrite:
     """One pass over a log, a group of segments at a time.
 
-    chain          of the log; segments are made by it, none is put into it
-    segments       of the log, as the pass found them
+    chain          segments are made by it, where it is; none is put into it
+    segments       of the log, as the pass found them: say where each ends
     offsets        the offset map
     transactions   those of this pass
     producers      whose last batches stay
@@ -149,37 +152,35 @@ class Rewrite:
     _aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def group(self, sources: Sequence[Segment]) -> list[Segment]:
-        """The segments that a group becomes, on disk and `.cleaned`. None where it would become what it is.
-
-        Where this fails, or they are not wanted, `discard` removes them."""
+        """The segments that a group becomes, on disk and `.cleaned`: the caller's from here on. None where it would
+        become what it is. Where this fails nothing is left of them."""
         self.changed = 0
         if not self._out.size:
             self._out = np.empty(2 * self.chunk, np.uint8)
-        self._begin_part(sources[0].base_offset)
-        with pinned(sources):
-            for number, source in enumerate(sources):
-                self._read(source, sources[max(number - 1, 0)])
-            self._flush(sources[-1])
-            if len(sources) == 1 and self._is_unchanged(sources[0]):
-                self.discard()
-                return []
-            self._end_part(sources[-1])
-            # Their names too, before any is changed: see Chain.replace.
-            sync_directory(self.chain.directory)
-            self.check()
-        return self.parts
+        try:
+            self._begin_part(sources[0].base_offset)
+            with pinned(sources):
+                for number, source in enumerate(sources):
+                    self._read(source, sources[max(number - 1, 0)])
+                self._flush(sources[-1])
+                if len(sources) == 1 and self._is_unchanged(sources[0]):
+                    return []
+                self._end_part(sources[-1])
+                # Their names too, before any is changed: see Chain.replace.
+                sync_directory(self.chain.directory)
+                self.check()
+            parts, self.parts = self.parts, []
+            return parts
+        finally:
+            self._discard()
 
-    def discard(self) -> None:
-        """Remove what this group has made so far."""
+    def _discard(self) -> None:
+        """Remove what this group has made and nobody has taken."""
         parts, self.parts = self.parts, []
         self._used = 0
         self._aborted = []
         for part in parts:
             part.delete()
-
-    def taken(self) -> None:
-        """The segments of this group are somebody else's from here on."""
-        self.parts = []
 
     def _is_unchanged(self, source: Segment) -> bool:
         return (

@@ -6,9 +6,10 @@ it gets a delete horizon first, and goes when that is over: a reader that is beh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Self
 
 import numpy as np
 
@@ -41,6 +42,40 @@ class _Aborted:
     seen: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """How a stretch of a log leaves the transactions of the producers that have batches in it.
+
+    pending  those whose last batch in it waits for a marker
+    ended    those whose last is a marker
+    """
+
+    pending: frozenset[int]
+    ended: frozenset[int]
+
+    @classmethod
+    def of(cls, tables: Iterable[Longs]) -> Self:
+        """Of these batches, of which headers are enough: an emptied control batch ends nothing, see `judge`, and one
+        that is no marker has no producer."""
+        ended: dict[int, bool] = {}
+        for table in tables:
+            control = table[:, ATTRIBUTES] & CONTROL != 0
+            counts = np.where(control, table[:, COUNT] > 0, table[:, ATTRIBUTES] & TRANSACTIONAL != 0)
+            # The last ones first: of each producer the first row that is found counts.
+            rows = table[counts][::-1]
+            producers, at = np.unique(rows[:, PRODUCER_ID], return_index=True)
+            are_markers = rows[at, ATTRIBUTES] & CONTROL != 0
+            ended.update(zip(producers.tolist(), are_markers.tolist(), strict=True))
+        return cls(
+            frozenset(producer for producer, has_ended in ended.items() if not has_ended),
+            frozenset(producer for producer, has_ended in ended.items() if has_ended),
+        )
+
+    def behind(self, pending: frozenset[int]) -> frozenset[int]:
+        """Whose transactions are pending behind the stretch, where those before it are known."""
+        return (pending - self.ended) | self.pending
+
+
 class Transactions:
     """The transactions of one pass over a log, in the order of offsets.
 
@@ -55,6 +90,17 @@ class Transactions:
         self._waiting = sorted(aborted, key=attrgetter("first_offset"), reverse=True)
         self._aborted: dict[int, _Aborted] = {}
         self._committed: set[int] = set()
+
+    @classmethod
+    def resumed(cls, aborted: Iterable[AbortedTransaction], offset: int, pending: Collection[int]) -> Self:
+        """Those of a pass that goes on at an offset. `aborted` are those that overlap what is passed from there on;
+        of the producers in `pending`, batches were passed by before, and the marker was not."""
+        listed = list(aborted)
+        begun = {entry for entry in listed if entry.first_offset < offset and entry.producer_id in pending}
+        found = cls(entry for entry in listed if entry not in begun)
+        found._aborted = {entry.producer_id: _Aborted(entry, seen=True) for entry in begun}
+        found._committed = set(pending) - found._aborted.keys()
+        return found
 
     def judge(
         self, buffer: Bytes, table: Longs, now: int, where: str

@@ -84,14 +84,37 @@ class Chain:
 
     def create(self, base_offset: int, suffix: str = "") -> Segment:
         """A new, empty segment, not yet in the list. Files left over with its names are removed."""
+        self._make_room(base_offset, suffix)
+        return Segment.create(
+            self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix
+        )
+
+    def adopt(self, directory: Path, base_offset: int, suffix: str) -> Segment:
+        """A finished segment that was made in another directory of the same file system. It is moved here, and not
+        yet in the list; its names are durable when this directory is synced. On an error nothing of it is here."""
+        self._make_room(base_offset, suffix)
+        segment = Segment.load(
+            self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix=suffix
+        )
+        try:
+            for name in (log_file, index_file, time_index_file):
+                (directory / (name(base_offset) + suffix)).rename(
+                    self.directory / (name(base_offset) + suffix)
+                )
+            transactions = transaction_index_file(base_offset) + suffix
+            if (directory / transactions).exists():
+                (directory / transactions).rename(self.directory / transactions)
+        except OSError:
+            segment.delete()
+            raise
+        return segment
+
+    def _make_room(self, base_offset: int, suffix: str) -> None:
         for name in (log_file, index_file, time_index_file, transaction_index_file):
             path = self.directory / (name(base_offset) + suffix)
             if path.exists():
                 log.warning(f"{path}: left over where a new segment begins, removed")
                 path.unlink()
-        return Segment.create(
-            self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix
-        )
 
     def add(self, segments: Iterable[Segment]) -> None:
         """Put segments into the list."""

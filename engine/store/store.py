@@ -6,7 +6,7 @@
     ├── logs/                        a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
     │   └── <topic>-<partition>/ …
-    ├── staging/                     what is on its way in: engine/inbox
+    ├── staging/                     what is on its way in: engine/inbox, and what jobs write anew
     └── views/                       not the engine's
 
 After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -65,6 +66,9 @@ log = logging.getLogger(__name__)
 
 LOGS: Final = "logs"
 STAGING: Final = "staging"
+COMPACTING: Final = "compact"
+"""In a topic's part of it: segments that a job is writing anew. Who holds the log may remove it."""
+
 _DIRECTORIES: Final = (LOGS, TOPICS, "views", STAGING)
 
 
@@ -167,6 +171,9 @@ class Store(KeptStore):
                 raise
             store.cleaning.follow_recovery()
         store.inboxes.recover()
+        for left in (backing / STAGING).glob(f"*/{COMPACTING}"):
+            log.info(f"{left}: left over from a compaction that was broken off, removed")
+            shutil.rmtree(left, ignore_errors=True)
         return store
 
     def __enter__(self) -> Self:

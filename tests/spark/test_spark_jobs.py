@@ -1,4 +1,4 @@
-"""The jobs on Spark: verify, import, export, compact."""
+"""The jobs on Spark: verify, import, export. Compaction is in test_spark_compaction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ sys.path.append(str(Path(__file__).parents[1] / "engine"))  # verify.py: a check
 from verify import verify_files
 
 from engine import Record, Store
-from engine.cleaner.clean import Cleaner
 from engine.errors import InvalidSettingError, PartitionExistsError, StoreLockedError
 from engine.partition.partition import Producer
-from engine.spark.jobs.compact import compact
 from engine.spark.jobs.exporting import export
 from engine.spark.jobs.importing import import_rows
 from engine.spark.jobs.sources import rows_of
@@ -226,69 +224,6 @@ def test_jsonl_is_imported_as_the_views_write_it(spark: SparkSession, empty: Pat
     assert first == Record(b"v", b"k", NOW, (("h", b"x"),), 0)
     assert second == Record(b"\xff\0", None, NOW + 1, (), 1)
     assert (third.key, third.value) == (b"k", None)
-
-
-# -- compact ------------------------------------------------------------------------------------------
-
-
-def furnish(log: Logs) -> None:
-    """A compacted topic with all that a cleaner looks at."""
-    partition = log.create(cleanup_policy="compact", segment_bytes=2000, compression_type="uncompressed")
-    for round_ in range(6):
-        for key in range(12):
-            partition.append(Record(b"%d:%d" % (round_, key) * 5, b"key-%d" % key, NOW + round_))
-        partition.append(Record(None, b"key-%d" % round_, NOW + round_))
-        for producer, commit in ((1, True), (2, False)):
-            rows = [Record(b"%d" % round_ * 9, b"of-%d" % producer, NOW), Record(b"y", b"key-11", NOW)]
-            partition.append(rows, Producer(producer, 0, 2 * round_, True))
-            if round_ == 3:
-                partition.append(Record(b"between", b"key-10", NOW))
-            partition.end_transaction(producer, 0, commit)
-    partition.append(Record(b"open", b"key-3", NOW), Producer(3, 0, 0, True))
-    partition.roll()
-    partition.append(Record(b"last", b"key-4", NOW))
-
-
-def files(backing: Path) -> dict[str, bytes]:
-    place = backing / "logs" / "t-0"
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(place.iterdir())
-        if path.suffix in (".log", ".index", ".timeindex", ".txnindex")
-    }
-
-
-def test_compaction_gives_what_the_cleaner_gives(spark: SparkSession, tmp_path: Path) -> None:
-    results = []
-    for way in ("cleaner", "spark"):
-        (tmp_path / way).mkdir()
-        with logs(spark, tmp_path / way) as log:
-            furnish(log)
-            last = log.store.partition("t", 0).log
-            if way == "cleaner":
-                end = last.chain.segments.floor(last.offsets.stable)
-                assert end is not None
-                cleaner = Cleaner.create(1 << 20, 0.75, 1 << 20, lambda _: None, bytes(16))
-                cleaned = cleaner.clean(last, 0, end.base_offset, log.clock(), lambda: None)
-            else:
-                log.store.close()
-                cleaned = compact(spark, log.place, ["t"], clock=log.clock)["t-0"]
-            log.reopen()
-            results.append((cleaned.records_kept, log.held(), files(log.place)))
-    (kept, held, written), (spark_kept, spark_held, spark_written) = results
-    assert (spark_kept, spark_held) == (kept, held)
-    assert spark_written == written
-    assert kept < 60
-
-
-def test_all_of_a_log_is_compacted_when_asked(spark: SparkSession, tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        partition = store.create("t", 0, {"cleanup.policy": "compact"})
-        for number in range(500):
-            partition.append(Record(b"%d" % number, b"%d" % (number % 7)))
-    assert compact(spark, tmp_path, ["t"])["t-0"].records_read == 0
-    assert compact(spark, tmp_path, ["t"], everything=True)["t-0"].records_kept == 7
-    assert [record.offset for record in records(tmp_path)[0]] == list(range(493, 500))
 
 
 # -- commands -----------------------------------------------------------------------------------------

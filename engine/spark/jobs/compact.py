@@ -1,62 +1,77 @@
-"""Compaction of logs with more keys than one machine's memory holds: Spark finds the last record of each key.
+"""Compaction of logs that are too large for one machine: Spark finds the last record of each key, and its tasks write
+the segments anew, by the cleaner's own code.
 
-The engine's own cleaner writes the segments anew, by its own rules for tombstones, markers and producers: only its
-offset map, 24 bytes for each key, is replaced by a bit for each offset. So the result is what a clean of the whole log
-with a map of any size would have given. Spark reads the segments beside it; the log is held by this process, so that no
-daemon opens it.
+    1. the driver     holds the log, so that no daemon opens it, and forms groups of segments as the cleaner does
+    2. a task a group which transactions the group leaves pending; for several groups only (see engine.cleaner.portion)
+    3. tasks          the offset of each key's last record, committed ones only; an offset goes to the group it lies in
+    4. a task a group the group's new segments, in BACKING/staging, from its old ones and those offsets
+    5. the driver     puts them in place, group by group, as the cleaner does
+
+Whatever a task does, the log stays as it is before the last step: an attempt writes into a directory of its own, and
+the driver takes what those attempts told that Spark says were good. One that failed, or was one of two, leaves what
+nobody looks at; so does a job that was killed. The result is what a clean of the whole log with a map of any size would
+have given. All new segments of a partition are there before the first one takes its place: so much space is needed.
+
+    staging/<topic>/compact/<job>/<attempt>/    removed at the job's end, by the next job, and at the next start
 """
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import shutil
+import uuid
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from engine.batch.table import Bytes
-from engine.cleaner.clean import Cleaned, Cleaner, Work
-from engine.cleaner.offset_map import OffsetMap
+from engine.batch.table import Longs
+from engine.cleaner.clean import Cleaned, Work
+from engine.cleaner.portion import (
+    Portion,
+    Rewritten,
+    Stretch,
+    passage,
+    portions,
+    rewritten,
+    stretches,
+    take,
+)
+from engine.cleaner.rewrite import Counts
+from engine.cleaner.transactions import Passage
 from engine.record import Clock, now_ms
-from engine.segment.segment import Segment
 from engine.spark import register
-from engine.spark.jobs.spread import map_in_arrow
-from engine.store.store import Store
+from engine.spark.jobs.spread import map_in_arrow, spread
+from engine.store.listing import PartitionKey
+from engine.store.store import COMPACTING, STAGING, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_STRETCH: Final = 1 << 20
-"""Offsets of one row of bits."""
+_GATHERED: Final = 1 << 18
+"""Offsets that a task gathers before it hands them on, sorted by groups."""
 
-_BITS: Final[pa.Schema] = pa.schema([("stretch", pa.int64()), ("bits", pa.binary())])
-_CHUNK: Final = 4 * 1024 * 1024
+_PASSAGES: Final[pa.Schema] = pa.schema(
+    [("group", pa.int32()), ("pending", pa.list_(pa.int64())), ("ended", pa.list_(pa.int64()))]
+)
+_OF_GROUPS: Final[pa.Schema] = pa.schema(
+    [("group", pa.int32()), ("last", pa.binary()), ("portion", pa.binary())]
+)
+"""What goes to the task of a group: in one row its portion, in the others offsets, uint32 from the group's start."""
 
-
-class LastOffsets(OffsetMap):
-    """What is known of each offset, in place of the map of keys: whether its record is its key's last.
-
-    Its table of keys stays empty: no record lies before the first offset of the bits."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, start: int, outdated: Bytes) -> LastOffsets:
-        """Of the offsets from `start` on, a bit each: 1 where a later record has the same key."""
-        found = cls(2, 1, np.zeros(2, np.int64))
-        found.base = start
-        found.outdated = outdated
-        return found
-
-
-class _BitsCleaner(Cleaner):
-    """A cleaner that is told what is outdated."""
-
-    __slots__ = ()
-
-    def _fill(self, work: Work, dirty: Sequence[Segment], start: int) -> None:
-        self.offsets.latest_offset = work.uncleanable - 1
+_REWRITTEN: Final[pa.Schema] = pa.schema(
+    [
+        ("group", pa.int32()),
+        ("directory", pa.string()),
+        ("bases", pa.list_(pa.int64())),
+        ("counts", pa.list_(pa.int64())),
+    ]
+)
 
 
 def compact(
@@ -76,33 +91,73 @@ def compact(
                 partition = store.partition(topic, number)
                 if everything:
                     partition.roll()
-                done[partition.name] = _compact(spark, store, topic, number)
+                done[partition.name] = _compact(spark, store, (topic, number))
     return done
 
 
-def _compact(spark: SparkSession, store: Store, topic: str, number: int) -> Cleaned:
-    partition, key = store.partition(topic, number), (topic, number)
-    log = partition.log
+def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
+    log = store.partition(*key).log
     start = log.chain.segments.first.base_offset
     # As the cleaner: whole segments, and none in which it is not decided yet what counts.
     last = log.chain.segments.floor(min(log.chain.active.base_offset, log.offsets.stable))
     end = start if last is None else last.base_offset
     if start >= end:
         return Cleaned(start)
-    with store.cleaning.paused(key):
-        outdated = _outdated(_last_offsets(spark, store.backing, topic, number, start, end), start, end)
-        cleaner = _BitsCleaner(LastOffsets.of(start, outdated), _CHUNK, lambda _: None)
-        cleaned = cleaner.clean(log, start, end, store.clock(), lambda: None)
-        store.cleaning.offsets.put(key, cleaned.end_offset)
-    return cleaned
+    with store.cleaning.paused(key), _workplace(store.backing / STAGING / key[0] / COMPACTING) as place:
+        # A task could not: it changes nothing in the log.
+        log.split_overflowing(log.chain.segments.non_active)
+        work = Work.take(log, end, lambda: None)
+        groups = work.groups(work.sources)
+        lie = stretches(work, groups)
+        shares = portions(work, lie, _passages(spark, lie[:-1]), store.clock())
+        offsets = _last_offsets(spark, store.backing, key, start, end)
+        made = _rewritten(spark, offsets, shares, place)
+        after = sum(take(work, group, each) for group, each in zip(groups, made, strict=True))
+        store.cleaning.offsets.put(key, end)
+    return Cleaned.of(sum((each.counts for each in made), Counts()), end, len(work.sources), after)
 
 
-def _last_offsets(
-    spark: SparkSession, backing: Path, topic: str, number: int, start: int, end: int
-) -> DataFrame:
-    """The last offset of each key, as rows of bits."""
+@contextlib.contextmanager
+def _workplace(directory: Path) -> Iterator[Path]:
+    """A directory for the attempts of one job. What other jobs have left is removed: who has the log is alone. What an
+    attempt of theirs still writes is not taken for this job's."""
+    shutil.rmtree(directory, ignore_errors=True)
+    place = directory / uuid.uuid4().hex
+    place.mkdir(parents=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+# -- transactions -------------------------------------------------------------------------------------
+
+
+def _passages(spark: SparkSession, lie: Sequence[Stretch]) -> list[Passage]:
+    """Of groups, in their order."""
+    if not lie:
+        return []
+
+    def work(numbered: tuple[int, Stretch]) -> Iterator[dict[str, Any]]:
+        number, stretch = numbered
+        found = passage(stretch)
+        yield {"group": number, "pending": sorted(found.pending), "ended": sorted(found.ended)}
+
+    rows = spread(spark, list(enumerate(lie)), work, _PASSAGES).collect()
+    return [
+        Passage(frozenset(row["pending"]), frozenset(row["ended"]))
+        for row in sorted(rows, key=lambda row: row["group"])
+    ]
+
+
+# -- keys ---------------------------------------------------------------------------------------------
+
+
+def _last_offsets(spark: SparkSession, backing: Path, key: PartitionKey, start: int, end: int) -> DataFrame:
+    """The last offset of each key."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - only here
 
+    topic, number = key
     log = (
         spark.read.format("topicfs")
         .option("path", str(backing))
@@ -114,35 +169,91 @@ def _last_offsets(
         .schema("offset bigint, key binary")
         .load()
     )
-    last = log.where(f.col("key").isNotNull()).groupBy("key").agg(f.max("offset").alias("offset"))
-    return map_in_arrow(last.select("offset"), _bits, _BITS)
+    return log.where(f.col("key").isNotNull()).groupBy("key").agg(f.max("offset").alias("offset"))
 
 
-def _bits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's offsets as bits, in rows of _STRETCH."""
-    stretches: dict[int, Bytes] = {}
-    for batch in batches:
-        offsets = batch.column(0).to_numpy(zero_copy_only=False)
-        for stretch in np.unique(offsets // _STRETCH).tolist():
-            bits = stretches.setdefault(stretch, np.zeros(_STRETCH // 8, np.uint8))
-            within = offsets[offsets // _STRETCH == stretch] - stretch * _STRETCH
-            np.bitwise_or.at(bits, within >> 3, (1 << (within & 7)).astype(np.uint8))
-    for stretch, bits in stretches.items():
-        yield pa.RecordBatch.from_pylist([{"stretch": stretch, "bits": bits.tobytes()}], _BITS)
+@dataclass(frozen=True, slots=True)
+class _ToGroups:
+    """Offsets on their way to the groups that they lie in.
+
+    starts  first offsets of the groups
+    """
+
+    starts: Longs
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        gathered: list[Longs] = []
+        for batch in batches:
+            gathered.append(batch.column(0).to_numpy(zero_copy_only=False))
+            if sum(map(len, gathered)) >= _GATHERED:
+                yield self._sorted(np.concatenate(gathered))
+                gathered = []
+        if gathered:
+            yield self._sorted(np.concatenate(gathered))
+
+    def _sorted(self, offsets: Longs) -> pa.RecordBatch:
+        offsets.sort()
+        places = np.searchsorted(offsets, self.starts)
+        rows = [
+            {"group": group, "last": (part - self.starts[group]).astype("<u4").tobytes(), "portion": None}
+            for group, part in enumerate(np.split(offsets, places[1:]))
+            if len(part)
+        ]
+        return pa.RecordBatch.from_pylist(rows, _OF_GROUPS)
 
 
-def _outdated(last: DataFrame, start: int, end: int) -> Bytes:
-    """A bit for each offset from `start` on, 1 for those that are no key's last."""
-    first = start // _STRETCH
-    bits = np.zeros(((end - 1) // _STRETCH - first + 1) * (_STRETCH // 8), np.uint8)
-    for stretch, found in last.toLocalIterator():
-        at = (stretch - first) * (_STRETCH // 8)
-        bits[at : at + _STRETCH // 8] |= np.frombuffer(found, np.uint8)
-    shift = start - first * _STRETCH
-    count = end - start
-    if shift % 8:
-        kept = np.unpackbits(bits, bitorder="little")[shift : shift + count]
-        bits = np.packbits(kept, bitorder="little")
-    else:
-        bits = bits[shift // 8 : shift // 8 + -(-count // 8)]
-    return np.invert(bits)
+# -- segments -----------------------------------------------------------------------------------------
+
+
+def _rewritten(
+    spark: SparkSession, last: DataFrame, shares: Sequence[Portion], place: Path
+) -> list[Rewritten]:
+    """What came of each group, in their order."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    starts = np.array([share.stretch.start for share in shares], np.int64)
+    offsets = map_in_arrow(last.select("offset"), _ToGroups(starts), _OF_GROUPS)
+    # Also a group of which nothing stays has its portion, and so its task.
+    told = spark.createDataFrame(
+        [(group, None, pickle.dumps(share)) for group, share in enumerate(shares)],
+        from_arrow_schema(_OF_GROUPS),
+    )
+    # By the group's number itself: hashed, several groups would meet in one task. And Spark joins no such tasks, small
+    # as what they are sent may be.
+    parts = offsets.union(told).repartitionById(len(shares), "group")
+    rows = map_in_arrow(parts, Rewriting(place), _REWRITTEN).collect()
+    return [
+        Rewritten(Path(row["directory"]), tuple(row["bases"]), Counts(*row["counts"]))
+        for row in sorted(rows, key=lambda row: row["group"])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """The work of the tasks that write groups anew. Each call is an attempt, in a directory of its own.
+
+    place  where these are made. It is not made: an attempt of a job that is over finds it gone
+    """
+
+    place: Path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        last: defaultdict[int, list[Longs]] = defaultdict(list)
+        shares: dict[int, Portion] = {}
+        for batch in batches:
+            for group, offsets, share in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if share is None:
+                    last[group].append(np.frombuffer(offsets, "<u4"))
+                else:
+                    shares[group] = pickle.loads(share)
+        for group, portion in shares.items():
+            directory = self.place / uuid.uuid4().hex
+            directory.mkdir()
+            made = rewritten(portion, last.pop(group, ()), directory)
+            row = {
+                "group": group,
+                "directory": str(directory),
+                "bases": list(made.bases),
+                "counts": list(astuple(made.counts)),
+            }
+            yield pa.RecordBatch.from_pylist([row], _REWRITTEN)
