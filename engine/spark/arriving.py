@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes, Ints, Longs
+from engine.errors import InvalidRecordError
 from engine.inbox.routing import NO_PARTITION
+from engine.record import MAX_INT32
+
+_BYTES: Final = pa.large_binary()
 
 
 def columns_of(rows: pa.RecordBatch, now: int) -> Columns:
     """The records of a batch whose columns are some of value, key, timestamp and headers. Records without a timestamp
     get `now`."""
+    if rows.nbytes > MAX_INT32:
+        raise InvalidRecordError(
+            f"expected less than 2 GB in a batch of rows, found {rows.nbytes} bytes: make "
+            "spark.sql.execution.arrow.maxRecordsPerBatch smaller"
+        )
     count = rows.num_rows
     # The first byte is the headers section of all records that have no headers.
     key_start, key_length, keys = _spans(_column(rows, "key"), count, 1)
@@ -71,28 +80,41 @@ def _timestamps(values: pa.Array | None, count: int, now: int) -> Longs:
 
 
 def _headers(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
-    """Start, length and bytes of the headers as a record has them; few records have any."""
+    """Start, length and bytes of the headers as a record has them, drawn in `engine.kernels.encode`."""
     start, length = np.zeros(count, np.int32), np.ones(count, np.int32)
-    sections = bytearray()
-    if values is not None and values.null_count < count:
-        for row, headers in enumerate(values.to_pylist()):
-            if headers:
-                start[row] = origin + len(sections)
-                section = _section(headers)
-                length[row] = len(section)
-                sections += section
-    return start, length, np.frombuffer(bytes(sections), np.uint8)
+    if values is None or values.null_count == count:
+        return start, length, np.empty(0, np.uint8)
+    counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    headers = values.flatten()
+    names = pc.struct_field(headers, 0).cast(_BYTES)
+    if names.null_count:
+        raise InvalidRecordError("expected a key in each header, found null")
+    held = pc.struct_field(headers, 1).cast(_BYTES)
+    each = _joined(_varints(_lengths(names)), names, _varints(_lengths(held)), held.fill_null(b""))
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    listed = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(ends), each), pa.scalar(b"", _BYTES))
+    some = counts > 0
+    sections = _joined(_varints(counts), listed).filter(pa.array(some))
+    _, places, data = sections.buffers()
+    every = np.frombuffer(places, np.int64)[sections.offset : sections.offset + len(sections) + 1]
+    start[some] = origin + every[:-1] - every[0]
+    length[some] = np.diff(every)
+    return start, length, np.frombuffer(data or b"", np.uint8)[every[0] : every[-1]]
 
 
-def _section(headers: Iterable[dict[str, Any]]) -> bytes:
-    """As it is drawn in `engine.kernels.encode`."""
-    listed = list(headers)
-    section = bytearray(_varint(len(listed)))
-    for header in listed:
-        name, value = header["key"].encode(), header["value"]
-        section += _varint(len(name)) + name
-        section += _varint(-1) if value is None else _varint(len(value)) + value
-    return bytes(section)
+def _joined(*parts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BYTES))
+
+
+def _lengths(values: pa.Array) -> Longs:
+    """-1 of null."""
+    return np.asarray(pc.binary_length(values).fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _varints(values: Longs) -> pa.Array:
+    """Each number as a varint; there are few different ones."""
+    different, places = np.unique(values, return_inverse=True)
+    return pa.array([_varint(value) for value in different.tolist()], _BYTES).take(pa.array(places))
 
 
 def _varint(value: int) -> bytes:

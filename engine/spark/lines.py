@@ -2,8 +2,8 @@
 
     {"value":"v1","key":"k1","partition":0,"timestamp":1700000000000,"headers":[{"key":"h","value":"x"}]}
 
-Whole columns are turned into text at once. Only a batch with bytes that are no UTF-8, or with control characters, is
-gone through row by row: the former are base64, in a member whose name says so.
+Whole columns are turned into text at once. Only values that are no UTF-8, or have control characters, are gone through
+one by one: the former are base64, in a member whose name says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,17 @@ import base64
 import json
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_CONTROL: Final = "[\\x00-\\x1f]"
+from engine.errors import InvalidRecordError
+
+_PLAIN: Final = r"\A[\x20-\x{d7ff}\x{e000}-\x{10ffff}]*\z"
+"""UTF-8 without control characters. Of bytes the pattern takes no others: it is matched by the bytes of the characters,
+and without the gap there would be a shorter way through that lets overlong ones pass."""
+
+_TEXT: Final = pa.large_string()
 
 
 def lines(rows: pa.RecordBatch) -> bytes:
@@ -26,32 +33,48 @@ def lines(rows: pa.RecordBatch) -> bytes:
     parts: list[Any] = ["{", _member("value", rows.column("value"))]
     if "key" in names:
         parts += [",", _member("key", rows.column("key"))]
-    for name in ("partition", "timestamp"):
-        if name in names:
-            parts.append(_number(name, rows.column(name)))
+    if "partition" in names:
+        parts.append(_number("partition", rows.column("partition")))
+    if "timestamp" in names:
+        parts.append(_number("timestamp", _milliseconds(rows.column("timestamp"))))
     if "headers" in names:
         parts.append(_headers(rows.column("headers")))
-    joined = pc.binary_join_element_wise(*parts, "}\n", "")
-    return b"".join(text.encode() for text in joined.to_pylist())
+    return _bytes(_joined(*parts, "}\n"))
+
+
+def _joined(*parts: pa.Array | str) -> pa.Array:
+    """The parts of each row as one text, null where one of them is. Texts' places have 64 bits here: together they may
+    be more than the 2 GB that the values of a batch are at most."""
+    texts = (pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts)
+    return pc.binary_join_element_wise(*texts, pa.scalar("", _TEXT))
+
+
+def _bytes(texts: pa.Array) -> bytes:
+    """All texts, one behind the other: as Arrow has them."""
+    _, places, data = texts.buffers()
+    first, end = np.frombuffer(places, np.int64)[[texts.offset, texts.offset + len(texts)]]
+    return bytes(memoryview(data)[first:end])
 
 
 def _member(name: str, values: pa.Array) -> pa.Array:
     """`"name":"text"` of each value, which is bytes or text."""
-    try:
-        text = values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return _one_by_one(name, values)
-    if pc.any(pc.match_substring_regex(text, _CONTROL)).as_py():
-        return _one_by_one(name, values)
+    trusting = pc.CastOptions(target_type=_TEXT, allow_invalid_utf8=True)
+    text = values.cast(options=trusting)
+    is_plain = pc.match_substring_regex(text, _PLAIN)
+    odd = np.flatnonzero(pc.invert(is_plain).fill_null(False).to_numpy(zero_copy_only=False))
+    if odd.size:
+        text = pc.if_else(is_plain, text, None)
     escaped = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
-    return pc.fill_null(pc.binary_join_element_wise(f'"{name}":"', escaped, '"', ""), f'"{name}":null')
+    members = pc.fill_null(_joined(f'"{name}":"', escaped, '"'), f'"{name}":null')
+    if not odd.size:
+        return members
+    mask = np.zeros(len(values), bool)
+    mask[odd] = True
+    tokens = [_token(name, value) for value in values.take(pa.array(odd)).to_pylist()]
+    return pc.replace_with_mask(members, pa.array(mask), pa.array(tokens, _TEXT))
 
 
-def _one_by_one(name: str, values: pa.Array) -> pa.Array:
-    return pa.array([_token(name, value) for value in values.to_pylist()], pa.string())
-
-
-def _token(name: str, value: bytes | str | None) -> str:
+def _token(name: str, value: bytes | str) -> str:
     text = value
     if isinstance(value, bytes):
         try:
@@ -61,25 +84,26 @@ def _token(name: str, value: bytes | str | None) -> str:
     return f'"{name}":{json.dumps(text, ensure_ascii=False)}'
 
 
+def _milliseconds(values: pa.Array) -> pa.Array:
+    micros = values.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    whole = micros.fill_null(0).to_numpy(zero_copy_only=False) // 1000
+    return pc.if_else(micros.is_valid(), pa.array(whole), None)
+
+
 def _number(name: str, values: pa.Array) -> pa.Array:
     """`,"name":5` of each value, nothing where it is null."""
-    if name == "timestamp":
-        values = pc.floor(
-            pc.divide(values.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).cast(pa.float64()), 1000.0)
-        )
-        values = values.cast(pa.int64())
-    return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', values.cast(pa.string()), ""), "")
+    return pc.fill_null(_joined(f',"{name}":', values.cast(_TEXT)), "")
 
 
 def _headers(values: pa.Array) -> pa.Array:
-    return pa.array(
-        [
-            ',"headers":[' + ",".join(_header(**each) for each in headers) + "]" if headers else ""
-            for headers in values.to_pylist()
-        ],
-        pa.string(),
-    )
-
-
-def _header(key: str, value: bytes | None) -> str:
-    return f"{{{_token('key', key)},{_token('value', value)}}}"
+    """`,"headers":[…]` of each list, nothing where it is null or empty."""
+    headers = values.flatten()
+    names = pc.struct_field(headers, 0)
+    if names.null_count:
+        raise InvalidRecordError("expected a key in each header, found null")
+    listed = _joined("{", _member("key", names), ",", _member("value", pc.struct_field(headers, 1)), "}")
+    counts = pc.fill_null(pc.list_value_length(values), 0)
+    ends = np.cumsum(counts.to_numpy(zero_copy_only=False), dtype=np.int64)
+    lists = pa.LargeListArray.from_arrays(pa.array(np.concatenate([np.zeros(1, np.int64), ends])), listed)
+    joined = _joined(',"headers":[', pc.binary_join(lists, pa.scalar(",", _TEXT)), "]")
+    return pc.if_else(pc.greater(counts, 0), joined, pa.scalar("", _TEXT))
