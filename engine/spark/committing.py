@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from engine.errors import StoreLockedError
 from engine.inbox.inbox import Chunk, batch_name
 from engine.inbox.routing import choose
 from engine.spark.arriving import columns_of, partitions_of
 from engine.store.store import Store
 
+_PATIENCE_S: Final = 5.0
+"""Another query that commits to this log has it open for a moment; who has it for longer is a daemon."""
+
+_PAUSE_S: Final = 0.02
+
 
 def commit(backing: Path, topic: str, name: str, files: Sequence[Path]) -> None:
     """Append the rows of Arrow files to a topic, unless the batch of that name was. StoreLockedError where somebody has
-    the log open."""
-    with Store.open(backing) as store:
+    the log open, and keeps it."""
+    with _opened(backing) as store:
         inbox = store.inboxes.of(topic)
         known = inbox.knows(batch_name(name))
         numbers = store.topics()[topic]
         inbox.commit(batch_name(name), () if known else _chunks(files, numbers, store.clock()), [(name,)])
         inbox.staging.destroy((name,))
+
+
+def _opened(backing: Path) -> Store:
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return Store.open(backing)
+        except StoreLockedError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def _chunks(files: Sequence[Path], numbers: Sequence[int], now: int) -> Iterator[Chunk]:

@@ -18,11 +18,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from engine.errors import InvalidSettingError, OffsetOutOfRangeError
+from engine.errors import InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
 from engine.spark.bounds import Tail
 from engine.spark.filters import EVERYTHING
 from engine.spark.options import Key, Options
-from engine.spark.place import place_of
+from engine.spark.place import Place, place_of
 from engine.spark.ranges import Partition, checked, chosen, found, resolved, tasks
 from engine.spark.reader import Task, read
 
@@ -41,6 +41,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     _tails    what is known of each partition's end
     _first    where a new query begins, once it was asked
     _target   where a query that reads what is available now ends
+    _place    of the log, as it was found last
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -49,9 +50,21 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails: dict[Key, Tail] = {}
         self._first: dict[Key, int] | None = None
         self._target: dict[Key, int] | None = None
+        self._place: Place | None = None
+
+    def _log(self) -> Place:
+        """Where the log is. While a daemon is started again its mount point is an empty directory for a moment: the
+        files are where they were."""
+        try:
+            self._place = place_of(self.options.path)
+        except InvalidNameError:
+            if self._place is None:
+                raise
+            return Place(self._place.backing, None)
+        return self._place
 
     def _found(self) -> dict[Key, Partition]:
-        place = place_of(self.options.path)
+        place = self._log()
         keys = chosen(place, self.options, missing_ok=not self.options.fail_on_data_loss)
         return found(place, keys, self._tails)
 
@@ -98,7 +111,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = {key for key in latest if key not in begun}
         if not new:
             return {}
-        partitions = found(place_of(self.options.path), new, self._tails)
+        partitions = found(self._log(), new, self._tails)
         return {key: partition.bounds.start for key, partition in partitions.items()}
 
     def _refuse_lost(self, begun: dict[Key, int]) -> None:
@@ -119,7 +132,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """The tasks of a micro-batch."""
         begun, ended = _keys(start), _keys(end)
-        partitions = found(place_of(self.options.path), ended, self._tails)
+        partitions = found(self._log(), ended, self._tails)
         missing = sorted(
             key for key, offset in ended.items() if key not in partitions and offset > begun.get(key, 0)
         )

@@ -16,6 +16,7 @@ opens it for the moment of the commit.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -32,7 +33,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.taskcontext import TaskContext
 
-from engine.errors import InvalidRecordError, InvalidSettingError, StoreLockedError, UnknownPartitionError
+from engine.errors import (
+    ClosedError,
+    InvalidRecordError,
+    InvalidSettingError,
+    StoreLockedError,
+    UnknownPartitionError,
+)
 from engine.files.names import validate_topic
 from engine.spark.place import Place, place_of
 
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
 _OPTIONS: Final = ("path", "topic", "batch")
+_ENDED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 _TYPES: Final = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -233,18 +241,34 @@ class Inboxes(Protocol):
 
 
 class _LineSink:
-    """Rows as lines."""
+    """Rows as lines, into a file of a mount."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, mount: Path, file: BinaryIO) -> None:
+        self.mount = mount
         self.file = file
 
     def add(self, rows: pa.RecordBatch) -> None:
         from engine.spark.lines import lines  # noqa: PLC0415 - in tasks only
 
-        self.file.write(lines(rows))
+        with _served(self.mount):
+            self.file.write(lines(rows))
 
     def close(self) -> None:
-        self.file.close()
+        with _served(self.mount):
+            self.file.close()
+
+
+@contextlib.contextmanager
+def _served(mount: Path, then: str = "") -> Iterator[None]:
+    """What is done inside needs the daemon. ClosedError where there is none any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ENDED:
+            raise
+        raise ClosedError(
+            f"{mount}: the daemon of this mount has ended ({error.strerror}): mount it, and write again{then}"
+        ) from error
 
 
 class MountedInboxes:
@@ -259,7 +283,8 @@ class MountedInboxes:
         """See Inboxes."""
         made = self.mount / "topics" / topic / "inbox" / name
         try:
-            made.mkdir(exist_ok=True)
+            with _served(self.mount):
+                made.mkdir(exist_ok=True)
         except FileNotFoundError:
             raise UnknownPartitionError(
                 f"{self.mount}: expected a topic {topic} with an inbox, found none; tasks on other machines need the "
@@ -269,28 +294,36 @@ class MountedInboxes:
 
     def sink(self, path: Path, schema: pa.Schema) -> Sink:
         """See Inboxes."""
-        return _LineSink(path.open("xb", buffering=1 << 20))
+        with _served(self.mount):
+            return _LineSink(self.mount, path.open("xb", buffering=1 << 20))
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See Inboxes."""
         for topic, staged in files.items():
-            directory = self.directory(topic, name)
-            # Of a commit that was broken off before it was decided: its tasks do not count.
-            for left in os.listdir(directory):
-                if left.startswith("part-"):
-                    (directory / left).unlink()
-            for number, file in enumerate(staged):
-                (directory / file).rename(directory / f"part-{number:05d}{self.suffix}")
-            try:
-                (directory / "_SUCCESS").touch()
-            except OSError as error:
-                raise InvalidRecordError(
-                    f"{directory}: nothing is appended: {self._reason(topic, error)}"
-                ) from error
+            with _served(self.mount, f"; whether {name} is appended to {topic} is not known before that"):
+                self._commit(self.directory(topic, name), topic, staged)
+
+    def _commit(self, directory: Path, topic: str, staged: Sequence[str]) -> None:
+        # Of a commit that was broken off before it was decided: its tasks do not count.
+        for left in os.listdir(directory):
+            if left.startswith("part-"):
+                (directory / left).unlink()
+        for number, file in enumerate(staged):
+            (directory / file).rename(directory / f"part-{number:05d}{self.suffix}")
+        try:
+            (directory / "_SUCCESS").touch()
+        except OSError as error:
+            if error.errno in _ENDED:
+                raise
+            raise InvalidRecordError(
+                f"{directory}: nothing is appended: {self._reason(topic, error)}"
+            ) from error
 
     def _reason(self, topic: str, error: OSError) -> str:
         """In words, as the topic's partitions tell it."""
         for status in sorted(self.mount.glob(f"{topic}-*/status.json")):
+            if status.parent.name.rpartition("-")[0] != topic:
+                continue  # "t-2-0" is of the topic "t-2"
             with contextlib.suppress(OSError):
                 refusal = json.loads(status.read_bytes())["last_refusal"]
                 if refusal is not None:

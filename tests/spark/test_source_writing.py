@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from opening import NOW
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from served import Served
+from served import Served, eventually
 
 from engine import Record, Store
 from engine.errors import EngineError
@@ -250,3 +252,21 @@ def test_a_log_that_somebody_has_open_is_not_written_behind_his_back(
         with pytest.raises(PySparkException, match="give the mount as path"):
             door.write(door.frame([("a",)], "value string"))
     assert door.values() == []
+
+
+def test_a_log_that_somebody_has_open_for_a_moment_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+    door = Door(spark, tmp_path, tmp_path)
+    store = Store.open(tmp_path)  # as another query does that commits
+    store.create("t", 0)
+
+    def close() -> None:
+        eventually(door.staged, "the task has written", 60)
+        time.sleep(0.5)  # the driver comes to its commit, most of the time
+        store.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(close)
+        door.write(door.frame([("a",)], "value string"))
+        closed.result()
+    assert door.values() == [b"a"]
+    assert door.staged() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -228,6 +229,50 @@ def test_of_two_jobs_in_one_directory_none_is_mixed(spark: SparkSession, topic: 
     assert errors, "they did not meet"
     assert "write into one directory" in topic.mount.said()
     assert place or len(found) == 20 * (2 - len(errors))
+
+
+def test_overwriting_the_inbox_itself_is_refused_and_loses_no_record(
+    spark: SparkSession, topic: Topic
+) -> None:
+    numbers(spark, 10).write.text(str(topic.inbox / "a"))
+    pending = topic.inbox / "b"
+    pending.mkdir()
+    (pending / "part-00000.txt").write_text("pending\n")
+    for _ in range(2):
+        with pytest.raises(Py4JJavaError, match=r"Unable to clear output directory .*/inbox"):
+            numbers(spark, 10, 10).write.mode("overwrite").text(str(topic.inbox))
+    assert topic.values() == expected(10)
+    numbers(spark, 10, 10).write.mode("overwrite").text(str(topic.inbox / "c"))
+    assert topic.values() == expected(20)
+
+
+def test_a_topic_that_is_made_anew_has_nothing_of_what_was_on_its_way_in(
+    spark: SparkSession, topic: Topic
+) -> None:
+    numbers(spark, 10).write.text(str(topic.inbox / "done"))
+    pending = topic.inbox / "b"
+    (pending / "_temporary" / "0").mkdir(parents=True)
+    (pending / "part-00000.txt").write_text("pending\n")
+    (topic.inbox / ".x.jsonl").write_text('{"value":"x"}\n')
+    above = topic.inbox.parent
+    with (pending / "_temporary" / "0" / "open.txt").open("w") as file:
+        file.write("open\n")
+        file.flush()
+        done = subprocess.run(["rm", "-r", above], check=False, capture_output=True)
+        assert b"inbox': Operation not permitted" in done.stderr
+        assert os.listdir(topic.inbox) == []
+        assert topic.values() == expected(10), "rm -r takes what is on its way in, and no record"
+        (pending / "_temporary" / "0").mkdir(parents=True)
+        (pending / "part-00000.txt").write_text("pending again\n")
+        above.rmdir()
+        for number in (0, 1):
+            (topic.mount / f"{topic.name}-{number}").mkdir()
+    assert os.listdir(topic.inbox) == []
+    assert topic.values() == []
+    # Names of what the old topic had committed are forgotten with it.
+    for name in ("b", "done"):
+        numbers(spark, 10).write.text(str(topic.inbox / name))
+    assert topic.values() == sorted(2 * expected(10))
 
 
 def test_the_sink_of_a_stream_is_refused_at_its_start(
