@@ -4,9 +4,10 @@
     >>> register(spark)
     >>> spark.read.format("topicfs").option("path", "/data").option("topic", "orders").load()
 
-Filters on topic, partition, offset and timestamp skip what they do not touch once Spark hands them over:
-`spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")`. A schema of fewer columns, as `.schema("value
-binary")`, spares making the others.
+Filters on topic, partition, offset and timestamp skip what they do not touch where Spark hands them over, by
+`spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")`, and the option `pushFilters` is true: the DataFrame
+must serve one query then, see `filters`. A schema of fewer columns, as `.schema("value binary")`, spares making the
+others.
 
 The only room that imports pyspark. What plans a query imports neither numpy nor the kernels: loading them takes longer
 than finding one record in a hundred does. They are loaded by the tasks, once in each worker.

@@ -3,6 +3,10 @@
 Spark hands them over where `spark.sql.python.filterPushdown.enabled` is set: conditions that must all hold. Those on
 topic, partition, offset and timestamp are taken as bounds, and are then met exactly; the others stay with Spark.
 
+Only where the option `pushFilters` says so. Spark 4.3 goes on with the filters that it pushed last wherever the same
+DataFrame is used without any: `df.where("offset >= 40").count()`, and then `df.count()` counts the same few. Nothing
+tells a source of that. So a DataFrame whose filters are pushed must serve one query, and only its author knows.
+
 Nothing here imports pyspark: a filter is known by its class's name and its two fields.
 """
 

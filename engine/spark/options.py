@@ -9,6 +9,7 @@
                                      partition: {"orders":{"0":1000}}. They go before offsets
     startingOffsetsByTimestampStrategy   error or latest, where no record is that late
     failOnDataLoss, includeHeaders, minPartitions, maxOffsetsPerTrigger
+    pushFilters                      true: filters skip what they do not touch, see `filters`; topicfs's own
 
 What only tells how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) has no meaning here and is
 passed over. What would change what is read, and is not known here, is refused. So is `kafka.isolation.level`, unless it
@@ -48,6 +49,7 @@ _NAMES: Final = (
     "includeHeaders",
     "minPartitions",
     "maxOffsetsPerTrigger",
+    "pushFilters",
 )
 _OF_A_BROKER: Final = frozenset(
     {
@@ -98,6 +100,7 @@ class Options:
     include_headers: bool
     min_partitions: int | None
     max_offsets: int | None
+    push_filters: bool
 
     def wants(self, key: Key) -> bool:
         """Whether the query reads a partition."""
@@ -143,6 +146,7 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
         _word(lower, "includeHeaders", "false", ("true", "false")) == "true",
         _number(lower, "minPartitions"),
         _number(lower, "maxOffsetsPerTrigger"),
+        _word(lower, "pushFilters", "false", ("true", "false")) == "true",
     )
 
 

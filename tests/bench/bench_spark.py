@@ -41,6 +41,11 @@ def session() -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.python.filterPushdown.enabled": "true",
+        # As README advises.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.driver.extraJavaOptions": (
+            "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+        ),
     }
     made = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
@@ -72,7 +77,13 @@ def scans(place: Path) -> list[Row]:
         copy(root / "bench-0/sealed/txt", plain_text)
         copy(table / "partition=0", plain_parquet)
         spark = session()
-        source = spark.read.format("topicfs").option("path", str(root)).option("subscribe", "bench").load
+        source = (
+            spark.read.format("topicfs")
+            .option("path", str(root))
+            .option("subscribe", "bench")
+            .option("pushFilters", "true")
+            .load
+        )
         value_only = (
             spark.read.format("topicfs")
             .schema("value binary")

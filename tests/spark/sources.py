@@ -65,7 +65,8 @@ class Logs:
 
     def planned(self, *filters: Filter, **options: object) -> TopicReader:
         """A query as Spark plans it, in this process: a tenth of the time that Spark takes."""
-        reader = TopicReader(parse(self.options(**options), streaming=False), columns(include_headers=True))
+        given = self.options(pushFilters="true", **options)
+        reader = TopicReader(parse(given, streaming=False), columns(include_headers=True))
         assert not list(reader.pushFilters(list(filters)))
         return reader
 

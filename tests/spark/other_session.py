@@ -1,0 +1,103 @@
+"""The data source in a session of another kind, in a process of its own: a process has one kind only.
+
+    python other_session.py connect|executors PLACE
+
+It reads the topic `t` of PLACE/closed, a log that nobody has open, and writes it into `u`, as a batch; and by a stream
+what has a key from k3 on of `t` of the mount PLACE/mnt into `u` there. What it has read it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.spark import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EXECUTORS = 2
+
+
+def main(kind: str, place: Path) -> None:
+    """All of it."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # quick to start
+    spark = connected() if kind == "connect" else with_executors(place)
+    register(spark)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    read = (
+        rows_of(spark, place)
+        .where("offset >= 5")
+        .selectExpr("partition", "offset", "cast(key as string) as key", "value")
+    )
+    found = [[row.partition, row.offset, row.key, bytes(row.value).decode()] for row in read.collect()]
+    # Loaded anew: Spark 4.3 gives another query of the same DataFrame what it has pushed into the first.
+    write(rows_of(spark, place), place / "closed")
+    stream(spark, place)
+    workers = 1 if kind == "connect" else count_workers(spark)
+    spark.stop()
+    sys.stdout.write(json.dumps({"read": sorted(found), "executors": workers}))
+
+
+def connected() -> SparkSession:
+    """A client of a server of its own."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    return SparkSession.builder.remote("local[1]").getOrCreate()
+
+
+def with_executors(place: Path) -> SparkSession:
+    """A master and two workers, each with an executor: JVMs of their own."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    settings: dict[str, bool | float | int | str] = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+        "spark.local.dir": str(place / "local"),
+        "spark.sql.warehouse.dir": str(place / "warehouse"),
+    }
+    return SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]").config(map=settings).getOrCreate()
+
+
+def rows_of(spark: SparkSession, place: Path) -> DataFrame:
+    """All of the log that nobody has open."""
+    return (
+        spark.read.format("topicfs").options(path=str(place / "closed"), topic="t", pushFilters="true").load()
+    )
+
+
+def count_workers(spark: SparkSession) -> int:
+    """How many executors there are: each has a process from which its workers are forked."""
+    return len(set(spark.sparkContext.parallelize(range(8), 8).map(lambda _: os.getppid()).collect()))
+
+
+def write(rows: DataFrame, path: Path) -> None:
+    """A batch with a name, twice."""
+    for _ in range(2):
+        sink = rows.select("key", "value").write.format("topicfs").option("path", str(path))
+        sink.option("topic", "u").option("batch", "once").mode("append").save()
+
+
+def stream(spark: SparkSession, place: Path) -> None:
+    """Through the mount."""
+    rows = spark.readStream.format("topicfs").option("path", str(place / "mnt")).option("topic", "t")
+    rows = rows.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 30).load()
+    sink = rows.where("key >= cast('k3' as binary)").select("key", "value").writeStream.format("topicfs")
+    sink = sink.option("path", str(place / "mnt")).option("topic", "u")
+    sink = sink.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True)
+    assert sink.start().awaitTermination(120)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,87 @@
+"""The data source through Spark Connect, and with more than one executor: what it reads and writes is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_session import EXECUTORS
+from served import Served, append
+
+from engine import Record, Store
+
+SCRIPT = str(Path(__file__).with_name("other_session.py"))
+ROOT = Path(__file__).parents[2]
+COUNT = 50
+LIMIT_S = 180
+
+
+def key(number: int) -> str:
+    return f"k{number % 7}"
+
+
+def value(number: int) -> str:
+    return f"v{number:03d}"
+
+
+def run(kind: str, place: Path) -> dict[str, Any]:
+    """What such a session prints."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, kind, str(place)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    try:
+        served.start()
+        with served.watched(LIMIT_S):
+            yield served
+        assert served.stop() == 0
+        assert served.alarms() == []
+    finally:
+        served.clear()
+
+
+@pytest.mark.parametrize(("kind", "executors"), [("connect", 1), ("executors", EXECUTORS)])
+def test_a_session_of_another_kind_reads_and_writes_the_same(
+    tmp_path: Path, mount: Served, kind: str, executors: int
+) -> None:
+    with Store.open(tmp_path / "closed") as store:
+        store.create_topic("t", 2)
+        store.create_topic("u", 2)
+        for n in range(2 * COUNT):
+            store.partition("t", n % 2).append(Record(value(n).encode(), key(n).encode()))
+    for name in ("t-0", "t-1", "u-0"):
+        (mount / name).mkdir()
+    for number in (0, 1):
+        lines = "".join(f"{key(n)}\t{value(n)}\n" for n in range(number, 2 * COUNT, 2))
+        append(mount / f"t-{number}" / "log.tsv", lines.encode())
+    found = run(kind, tmp_path)
+    assert found["executors"] == executors
+    assert found["read"] == sorted([n % 2, n // 2, key(n), value(n)] for n in range(10, 2 * COUNT))
+    streamed = [json.loads(line) for line in (mount / "u-0" / "log.jsonl").read_text().splitlines()]
+    assert sorted((each["key"], each["value"]) for each in streamed) == sorted(
+        (key(n), value(n)) for n in range(2 * COUNT) if n % 7 >= 3
+    )
+    with Store.open(tmp_path / "closed") as store:
+        written = [record for number in (0, 1) for record in store.partition("u", number).records()]
+    assert sorted((record.key, record.value) for record in written) == sorted(
+        (key(n).encode(), value(n).encode()) for n in range(2 * COUNT)
+    )
