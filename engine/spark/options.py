@@ -8,7 +8,9 @@
     startingTimestamp, endingTimestamp, startingOffsetsByTimestamp, endingOffsetsByTimestamp    in ms; the latter by
                                      partition: {"orders":{"0":1000}}. They go before offsets
     startingOffsetsByTimestampStrategy   error or latest, where no record is that late
-    failOnDataLoss, includeHeaders, minPartitions, maxOffsetsPerTrigger
+    failOnDataLoss, includeHeaders, minPartitions
+    maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay    of streams; what is less than the minimum waits, but
+                                     no longer than the delay: 15m, 30s, 500ms
     pushFilters                      true: filters skip what they do not touch, see `filters`; topicfs's own
 
 What only tells how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) has no meaning here and is
@@ -49,6 +51,8 @@ _NAMES: Final = (
     "includeHeaders",
     "minPartitions",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "pushFilters",
 )
 _OF_A_BROKER: Final = frozenset(
@@ -61,6 +65,8 @@ _OF_A_BROKER: Final = frozenset(
     }
 )
 _ISOLATION: Final = "kafka.isolation.level"
+_OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Options:
     pattern            of topic names
     assigned           partitions
     late_is_latest     a timestamp that no record reaches means the end, else it is an error
+    max_offsets, min_offsets, max_delay_ms     of a micro-batch, or None; the delay counts where there is a minimum
     """
 
     path: str
@@ -100,6 +107,8 @@ class Options:
     include_headers: bool
     min_partitions: int | None
     max_offsets: int | None
+    min_offsets: int | None
+    max_delay_ms: int
     push_filters: bool
 
     def wants(self, key: Key) -> bool:
@@ -131,9 +140,13 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
                 )
     else:
         _refuse_word(starting, LATEST, "startingOffsets", "latest")
-        if "maxoffsetspertrigger" in lower:
-            raise InvalidSettingError("option maxOffsetsPerTrigger: expected in streams only")
+        for name in _OF_STREAMS:
+            if name.lower() in lower:
+                raise InvalidSettingError(f"option {name}: expected in streams only")
     _refuse_word(ending, EARLIEST, "endingOffsets", "earliest")
+    most, least = _number(lower, "maxOffsetsPerTrigger"), _number(lower, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise InvalidSettingError(f"option minOffsetsPerTrigger: expected at most {most}, found {least}")
     return Options(
         path,
         topics,
@@ -145,7 +158,9 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
         _word(lower, "failOnDataLoss", "true", ("true", "false")) == "true",
         _word(lower, "includeHeaders", "false", ("true", "false")) == "true",
         _number(lower, "minPartitions"),
-        _number(lower, "maxOffsetsPerTrigger"),
+        most,
+        least,
+        _duration_ms(lower, "maxTriggerDelay", "15m"),
         _word(lower, "pushFilters", "false", ("true", "false")) == "true",
     )
 
@@ -250,3 +265,12 @@ def _number(lower: Mapping[str, str], name: str, least: int = 1) -> int | None:
     if not text.strip().isdecimal() or int(text) < least:
         raise InvalidSettingError(f"option {name}: expected a number from {least} on, found {text!r}")
     return int(text)
+
+
+def _duration_ms(lower: Mapping[str, str], name: str, default: str) -> int:
+    text = lower.get(name.lower(), default)
+    found = re.fullmatch(r"\s*([0-9]{1,15})\s*([a-z]*)\s*", text.lower())
+    unit = None if found is None else _UNITS_MS.get(found[2])
+    if found is None or unit is None:
+        raise InvalidSettingError(f"option {name}: expected a time as 15m, 30s or 500ms, found {text!r}")
+    return int(found[1]) * unit

@@ -7,6 +7,7 @@ may have removed outdated records by then, as it may have before the first time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     _first    where a new query begins, once it was asked
     _target   where a query that reads what is available now ends
     _place    of the log, as it was found last
+    _begun_s  when a micro-batch last had enough to begin, or had waited enough; None before the first
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -51,6 +53,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: dict[Key, int] | None = None
         self._target: dict[Key, int] | None = None
         self._place: Place | None = None
+        self._begun_s: float | None = None
 
     def _log(self) -> Place:
         """Where the log is. While a daemon is started again its mount point is an empty directory for a moment: the
@@ -100,11 +103,26 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refuse_lost(begun)
         # Offsets of partitions that are gone are dropped; those that the target does not know wait.
         latest = {key: max(end, begun.get(key, 0)) for key, end in ends.items()}
+        if self._waits(begun, latest):
+            return start
         if isinstance(limit, ReadMaxRows):
             latest = _limited(begun, latest, self._starts(latest, begun), limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise InvalidSettingError(f"limit of a micro-batch: expected one in offsets, found {limit}")
         return _json(latest)
+
+    def _waits(self, begun: dict[Key, int], latest: dict[Key, int]) -> bool:
+        """Whether there is too little for a micro-batch, for now. Never for the first, or for what is there now."""
+        least, now = self.options.min_offsets, time.monotonic()
+        if least is None or self._target is not None:
+            return False
+        starts = self._starts(latest, begun)
+        waiting = sum(end - begun.get(key, starts.get(key, 0)) for key, end in latest.items())
+        too_soon = self._begun_s is not None and (now - self._begun_s) * 1000 < self.options.max_delay_ms
+        if waiting < least and too_soon:
+            return True
+        self._begun_s = now
+        return False
 
     def _starts(self, latest: dict[Key, int], begun: dict[Key, int]) -> dict[Key, int]:
         """Where partitions begin that the stream has not begun with."""

@@ -186,6 +186,7 @@ def test_start_offsets_are_followed(two: Logs) -> None:
         ({"startingOffsets": '{"t":{"0":1,"1":-3}}'}, "found -3"),
         ({"startingTimestamp": NOW + 1000}, "expected a record from timestamp"),
         ({"maxOffsetsPerTrigger": 5}, "expected in streams only"),
+        ({"minOffsetsPerTrigger": 5}, "expected in streams only"),
         ({"minPartitions": 0}, "option minPartitions: expected a number from 1"),
         ({"failOnDataLoss": "maybe"}, "expected true or false"),
         ({"kafka.isolation.level": "read_uncommitted"}, "only committed records are read"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from sources import Logs, Row, in_order, logs, numbered
 
 from engine import Record
+from engine.errors import InvalidSettingError
 from engine.partition.partition import Producer
+from engine.spark.columns import columns
+from engine.spark.options import parse
+from engine.spark.stream import TopicStreamReader
 
 
 @pytest.fixture
@@ -92,6 +97,32 @@ def test_a_limit_is_kept_and_shared_among_partitions(log: Logs, tmp_path: Path) 
     assert query.run() == log.held()
     assert query.sizes == [12, 12, 12, 4]
     assert [sum(row[3] for row in query.batches[number]) for number in range(3)] == [3, 3, 3]
+
+
+def test_little_waits_for_more_but_not_for_ever(log: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = log.create()
+    numbered(partition, 2)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    options = log.options(startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="90s")
+    reader = TopicStreamReader(parse(options, streaming=True), columns(include_headers=False))
+
+    def reached(start: int) -> int:
+        return reader.latestOffset({"t": {"0": start}}, reader.getDefaultReadLimit())["t"]["0"]
+
+    assert reached(0) == 2, "the first is not kept waiting"
+    numbered(partition, 9, first=2)
+    assert reached(2) == 2
+    numbered(partition, 1, first=11)
+    assert reached(2) == 12, "there is enough"
+    numbered(partition, 1, first=12)
+    now[0] += 89
+    assert reached(12) == 12
+    now[0] += 1
+    assert reached(12) == 13, "it has waited enough"
+    numbered(partition, 1, first=13)
+    reader.prepareForTriggerAvailableNow()
+    assert reached(13) == 14, "what is available now does not wait"
 
 
 def test_a_batch_that_failed_is_the_same_when_it_comes_again(log: Logs, tmp_path: Path) -> None:
@@ -175,3 +206,15 @@ def test_a_running_stream_follows_the_log(log: Logs, tmp_path: Path) -> None:
             assert query.rows == log.held()
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"maxTriggerDelay": "soon"}, "expected a time as 15m, 30s or 500ms, found 'soon'"),
+        ({"minOffsetsPerTrigger": 9, "maxOffsetsPerTrigger": 8}, "expected at most 8, found 9"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(log: Logs, options: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSettingError, match=words):
+        parse(log.options(**options), streaming=True)
