@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine import Store
-from engine.parquet.table import VIEWS, Tables
+from engine.files.views import VIEWS
+from engine.parquet.table import Tables
 from fs.ahead import ReadAhead
 from fs.append import Writers
 from fs.entrance import Entrance

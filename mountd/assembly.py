@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from engine.batch.table import Bytes
-from engine.parquet.table import VIEWS
+from engine.files.views import VIEWS
 from engine.store.store import Store
 from fs import adapter
 from fs.operations import FileSystem
 from mountd.daemon import Assembly
+from mountd.earliest import EarliestTimes
 from mountd.metrics import Counts, Metrics
 from mountd.parquet import ParquetUpkeep
 from mountd.shelf import DirectoryShelf
@@ -18,13 +19,15 @@ from mountd.shelf import DirectoryShelf
 class CountedFileSystem(FileSystem):
     """The file system, as the daemon wants it: counted, and with an end.
 
-    counts  goes into the metrics
-    shelf   where size maps are kept
-    parquet makes the Parquet files
+    counts    goes into the metrics
+    shelf     where size maps are kept
+    earliest  makes the files that say how early records are
+    parquet   makes the Parquet files
     """
 
     counts: Counts
     shelf: DirectoryShelf
+    earliest: EarliestTimes
     parquet: ParquetUpkeep
 
     @classmethod
@@ -34,6 +37,7 @@ class CountedFileSystem(FileSystem):
         made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
         made.counts = metrics.counts
         made.shelf = shelf
+        made.earliest = EarliestTimes(store, shelf.directory, lambda: made.closing)
         made.parquet = ParquetUpkeep(store, made.house.tables, lambda: made.closing)
         metrics.tell_of(made.house.tables)
         return made
@@ -52,6 +56,10 @@ class CountedFileSystem(FileSystem):
         """Forget the size maps of partitions and segments that are gone."""
         self.shelf.sweep(self.house.store.logs)
         self.house.store.inboxes.sweep(self.house.store.clock())
+
+    def keep_earliest(self) -> None:
+        """Find out how early the records of sealed segments are."""
+        self.earliest.run()
 
     def keep_tables(self) -> None:
         """Make the Parquet files that are missing, and remove those that are not needed."""

@@ -6,7 +6,7 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, linger, scheduler, flush, views, parquet, cleaner-0 and on.
+libfuse's pool, linger, scheduler, flush, views, sealed, cleaner-0 and on.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ class Operations(Protocol):
     def sweep_maps(self) -> None:
         """Remove what was made of segments that are gone; called every minute, by the same thread."""
 
+    def keep_earliest(self) -> None:
+        """Find out how early the records of sealed segments are; called every second, by a thread of its own."""
+
     def keep_tables(self) -> None:
-        """Make the Parquet files of sealed segments; called every second, by a thread of its own."""
+        """Make the Parquet files of sealed segments; called every second, by the same thread."""
 
     def close(self) -> None:
         """No call comes any more: append what open handles still hold, and let the two above return."""
@@ -181,8 +184,11 @@ class Daemon:
                 Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
             ]
             schedulers.append(Scheduler(views, name="views"))
-            tables = [Job("Parquet files", 1000, operations.keep_tables, 1000)]
-            schedulers.append(Scheduler(tables, name="parquet"))
+            sealed = [
+                Job("earliest timestamps", 1000, operations.keep_earliest, 1000),
+                Job("Parquet files", 1000, operations.keep_tables, 1000),
+            ]
+            schedulers.append(Scheduler(sealed, name="sealed"))
             workers = [
                 threading.Thread(target=_keep_at, args=(work, name), name=name)
                 for work, name in ((operations.flush_lingering, "linger"), (operations.read_ahead, "ahead"))

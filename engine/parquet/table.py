@@ -1,6 +1,7 @@
 """Which Parquet files make up a partition's table, and where they are on disk. Needs no pyarrow.
 
-    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   what is visible of one sealed segment
+    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   what is visible of one sealed segment, see
+                                                                      engine.files.views
     BACKING/views/<partition>/parquet.list                            JSON: the files of the table
 
 A file is named for the very `.log` file that it was made of, so a segment that compaction rewrote gets another one.
@@ -24,10 +25,10 @@ from typing import Final
 from engine.batch.table import Bytes
 from engine.errors import CorruptError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from engine.files.views import made_of
 from engine.partition.partition import Partition
 from engine.segment.segment import Segment
 
-VIEWS: Final = "views"
 SUFFIX: Final = ".parquet"
 LIST: Final = "parquet.list"
 
@@ -246,5 +247,4 @@ class Tables:
 def file_name(segment: Segment) -> tuple[str, int]:
     """The name of a segment's file, and the modification time of its `.log`; FileNotFoundError where it is gone."""
     status = os.stat(segment.path)
-    identity = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
-    return f"{segment.base_offset:020d}.{identity}{SUFFIX}", status.st_mtime_ns
+    return made_of(segment.base_offset, status, SUFFIX), status.st_mtime_ns

@@ -8,9 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from engine.earliest.file import load
 from engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
+from engine.files.names import log_file
+from engine.record import MAX_INT64
 from engine.spark.bounds import Bounds, Tail, seen, told
 from engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
+from engine.spark.filters import Times
 from engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from engine.spark.place import Place
 from engine.store.listing import Listing
@@ -226,25 +230,55 @@ def tasks(
     return [_with_aborted(partitions[part.topic, part.number], part) for part in parts]
 
 
-def within_times(partition: Partition, start: int, end: int, first: int) -> Iterator[tuple[int, int]]:
-    """What is left of a span where records are wanted from a timestamp on, by the time indexes.
-
-    An entry says that up to its offset nothing is later than its timestamp: so what is surely too early is passed over,
-    in each segment. Of how early a record may still come, no index tells."""
+def within_times(
+    partition: Partition, views: Path, start: int, end: int, times: Times
+) -> Iterator[tuple[int, int]]:
+    """What is left of a span where records of some time are wanted: in each segment what is neither surely too early
+    nor surely too late. What is left of neighbours is one span. `views` is of all partitions."""
     files = partition.files
+    waiting: tuple[int, int] | None = None
     for place in range(max(files.floor(start), 0), len(files.bases)):
-        base = files.bases[place]
-        if base >= end:
+        if files.bases[place] >= end:
             break
-        begin, stop = max(start, base), min(end, files.end_of(place, end))
-        index = time_index(files.directory, base)
-        early = index.count_up_to(0, first - 1)
-        if early == index.entries and early and place < len(files.bases) - 1:
+        begin, stop = start, min(end, files.end_of(place, end))
+        start = stop
+        if times.last is not None:
+            stop = min(stop, _late_from(files, views / partition.name, place, times.last))
+        if times.first is not None and begin < stop:
+            begin = max(begin, _early_up_to(files, place, times.first))
+        if begin >= stop:
             continue
-        if early:
-            begin = max(begin, base + index.at(early - 1)[1] + 1)
-        if begin < stop:
-            yield begin, stop
+        if waiting is not None and waiting[1] == begin:
+            begin = waiting[0]
+        elif waiting is not None:
+            yield waiting
+        waiting = begin, stop
+    if waiting is not None:
+        yield waiting
+
+
+def _early_up_to(files: Files, place: int, first: int) -> int:
+    """Below this offset all records of a segment are earlier, by its time index: an entry says that up to its offset
+    nothing is later than its timestamp."""
+    index = time_index(files.directory, files.bases[place])
+    early = index.count_up_to(0, first - 1)
+    if early == index.entries and early and place < len(files.bases) - 1:
+        return files.bases[place + 1]
+    return index.base + index.at(early - 1)[1] + 1 if early else index.base
+
+
+def _late_from(files: Files, views: Path, place: int, last: int) -> int:
+    """From this offset on all records of a segment are later, as far as a file says so; behind it where none does.
+
+    One that does not tell of all that was listed under this base is of a segment that was made of it since."""
+    if place == len(files.bases) - 1:
+        return MAX_INT64
+    base, following = files.bases[place], files.bases[place + 1]
+    known = load(views, files.directory / log_file(base), base)
+    if known is None or known.end_offset < following:
+        return following
+    late = known.all_later_from(last)
+    return following if late is None else late
 
 
 def _with_aborted(partition: Partition, part: OffsetRange) -> OffsetRange:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from engine.files.views import VIEWS
 from engine.spark.columns import arrow_schema
-from engine.spark.filters import Filters, Times
+from engine.spark.filters import EVERYTHING, Filters, Times
 from engine.spark.options import Options
 from engine.spark.place import place_of
 from engine.spark.ranges import OffsetRange, Partition, checked, chosen, found, resolved, tasks, within_times
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
@@ -70,18 +73,20 @@ class TopicReader(DataSourceReader):
             (key, *span)
             for key, partition in partitions.items()
             if filters.takes(*key)
-            for span in self._spans(partition, *checked(partition, starts[key], ends[key], options))
+            for span in self._spans(
+                partition, place.backing / VIEWS, *checked(partition, starts[key], ends[key], options)
+            )
         ]
         planned = tasks(partitions, spans, options)
         return [Task(part) for part in planned] or [Task(None)]
 
-    def _spans(self, partition: Partition, start: int, end: int) -> Iterator[tuple[int, int]]:
-        offsets, first = self.filters.offsets, self.filters.of_records.first
+    def _spans(self, partition: Partition, views: Path, start: int, end: int) -> Iterator[tuple[int, int]]:
+        offsets, times = self.filters.offsets, self.filters.of_records
         start, end = max(start, offsets.first), min(end, offsets.last + 1)
-        if first is None:
+        if times == EVERYTHING:
             yield start, end
         elif start < end:
-            yield from within_times(partition, start, end, first)
+            yield from within_times(partition, views, start, end, times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a task."""

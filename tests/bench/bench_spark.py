@@ -12,17 +12,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from bench_mount import mount
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from report import Row, seconds, show
 from workplace import folder
 
 from engine import Store
+from engine.record import now_ms
 from engine.spark import register
 
 RECORDS = 10_000_000
 PER_SEGMENT = 1_000_000
-ROUNDS = 3
+AT_ONCE = 10_000
+FIRST_MS = now_ms() - 3_600_000
+SEGMENTS = RECORDS // PER_SEGMENT
+ROUNDS = 5
 JSONL = "offset LONG, timestamp LONG, key STRING, value STRING"
 
 
@@ -54,14 +58,17 @@ def session() -> SparkSession:
 
 
 def fill(backing: Path) -> None:
-    """The log, sealed, of values that no codec makes much smaller."""
+    """The log, sealed, of values that no codec makes much smaller, ten thousand in each millisecond."""
     random = np.random.default_rng(1)
-    with Store.open(backing) as store:
+    times = iter(range(FIRST_MS, FIRST_MS + RECORDS // AT_ONCE))
+    now = FIRST_MS
+    with Store.open(backing, clock=lambda: now) as store:
         store.create_topic("bench", overrides={"parquet.enable": "true", "segment.bytes": str(1 << 30)})
         partition = store.partition("bench-0")
         for _ in range(RECORDS // PER_SEGMENT):
-            for _ in range(PER_SEGMENT // 10_000):
-                lines = random.integers(33, 127, (10_000, 100), np.uint8)
+            for _ in range(PER_SEGMENT // AT_ONCE):
+                now = next(times)
+                lines = random.integers(33, 127, (AT_ONCE, 100), np.uint8)
                 lines[:, -1] = ord("\n")
                 partition.append_lines(lines.reshape(-1))
             partition.roll()
@@ -71,7 +78,8 @@ def scans(place: Path) -> list[Row]:
     fill(place / "backing")
     with mount(place / "backing", place / "mnt") as root:
         table = root / "topics/bench/table"
-        while len(list(table.glob("*/*.parquet"))) < RECORDS // PER_SEGMENT:
+        views = place / "backing/views/bench-0"
+        while min(len(list(views.glob(f"*.{kind}"))) for kind in ("parquet", "earliest")) < SEGMENTS:
             time.sleep(0.5)
         plain_text, plain_parquet = place / "text", place / "parquet"
         copy(root / "bench-0/sealed/txt", plain_text)
@@ -92,32 +100,31 @@ def scans(place: Path) -> list[Row]:
             .load
         )
         length = f.sum(f.length("value"))
-        ways: dict[str, Callable[[], DataFrame]] = {
-            "plain text": lambda: spark.read.text(str(plain_text)).agg(length),
-            "plain parquet": lambda: spark.read.parquet(str(plain_parquet)).agg(length),
-            "sealed/txt": lambda: spark.read.text(str(root / "bench-0/sealed/txt")).agg(length),
+        first, behind = RECORDS // 2, RECORDS // 2 + RECORDS // 100
+        by_offset = (f.col("offset") >= first) & (f.col("offset") < behind)
+        by_time = (f.col("timestamp") >= moment(first)) & (f.col("timestamp") < moment(behind))
+        ways: dict[str, Callable[[], object]] = {
+            "plain text": lambda: spark.read.text(str(plain_text)).agg(length).collect(),
+            "plain parquet": lambda: spark.read.parquet(str(plain_parquet)).agg(length).collect(),
+            "sealed/txt": lambda: spark.read.text(str(root / "bench-0/sealed/txt")).agg(length).collect(),
             "sealed/jsonl": lambda: (
-                spark.read.schema(JSONL).json(str(root / "bench-0/sealed/jsonl")).agg(length)
+                spark.read.schema(JSONL).json(str(root / "bench-0/sealed/jsonl")).agg(length).collect()
             ),
-            "table": lambda: spark.read.parquet(str(table)).agg(length),
-            "data source": lambda: source().agg(length),
+            "table": lambda: spark.read.parquet(str(table)).agg(length).collect(),
+            "data source": lambda: source().agg(length).collect(),
             # Parquet leaves out columns by itself; a Python data source is told by the schema.
-            "data source, value only": lambda: value_only().agg(length),
-            "1 % by offset": lambda: (
-                source()
-                .where((f.col("offset") >= RECORDS // 2) & (f.col("offset") < RECORDS // 2 + RECORDS // 100))
-                .agg(length)
-            ),
-            "1 % of the table": lambda: (
-                spark.read.parquet(str(table))
-                .where((f.col("offset") >= RECORDS // 2) & (f.col("offset") < RECORDS // 2 + RECORDS // 100))
-                .agg(length)
-            ),
+            "data source, value only": lambda: value_only().agg(length).collect(),
+            "plain parquet, all of each row": lambda: every_row(spark.read.parquet(str(plain_parquet))),
+            "data source, all of each row": lambda: every_row(source()),
+            "1 % by offset": lambda: source().where(by_offset).agg(length).collect(),
+            "1 % by time": lambda: source().where(by_time).agg(length).collect(),
+            "1 % of the table": lambda: spark.read.parquet(str(table)).where(by_offset).agg(length).collect(),
+            "a single row": lambda: spark.range(1).agg(f.sum("id")).collect(),
         }
         took = {name: [] for name in ways}  # type: dict[str, list[float]]
         for _ in range(ROUNDS + 1):
             for name, way in ways.items():
-                took[name].append(seconds(lambda way=way: way().collect()))
+                took[name].append(seconds(way))
         spark.stop()
     median = {name: statistics.median(times[1:]) for name, times in took.items()}
     return [
@@ -126,9 +133,21 @@ def scans(place: Path) -> list[Row]:
         row("table", median, "plain parquet", None),
         row("data source", median, "plain parquet", 0.8),
         row("data source, value only", median, "plain parquet", 0.8),
+        row("data source, all of each row", median, "plain parquet, all of each row", 0.8),
         part("1 % by offset", median, "data source"),
+        part("1 % by time", median, "data source"),
         part("1 % of the table", median, "table"),
+        # What any query costs, be there nothing to read.
+        row("a single row", median, "data source", None),
     ]
+
+
+def moment(offset: int) -> Column:
+    return f.timestamp_millis(f.lit(FIRST_MS + offset // AT_ONCE))
+
+
+def every_row(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
 
 
 def copy(source: Path, target: Path) -> None:

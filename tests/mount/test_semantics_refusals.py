@@ -291,6 +291,7 @@ def test_damage(mount: Served) -> None:
     daemon.
     """
     mount.expect("EIO: ")
+    mount.expect("filters on time do not skip segment 15: ")
     partition = fives(mount)
     whole = read(partition)
     damage(mount, partition, 15, 1, 100)
@@ -322,6 +323,7 @@ def test_damage_that_was_not_measured(mount: Served) -> None:
     it unawares; where its length is damaged, that is so up to its segment's end.
     """
     mount.expect("EIO: ")
+    mount.expect("filters on time do not skip segment 15: ")
     partition = fives(mount)
     damage(mount, partition, 15, 1, 100)
     tsv = (partition / "offset/0-19.tsv").read_bytes() + b"!" + (partition / "offset/25-44.tsv").read_bytes()

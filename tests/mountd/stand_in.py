@@ -50,6 +50,9 @@ class StandIn:
     def sweep_maps(self) -> None:
         """There are none."""
 
+    def keep_earliest(self) -> None:
+        """There are none."""
+
     def keep_tables(self) -> None:
         """There are none."""
 

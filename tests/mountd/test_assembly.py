@@ -131,6 +131,24 @@ def test_topics_keep_in_shape_by_themselves(real_place: Place) -> None:
     assert alarms == []
 
 
+def test_it_is_found_out_how_early_records_are(real_place: Place) -> None:
+    with Store.open(real_place.backing) as store:
+        partition = store.create("t", overrides={"internal.segment.bytes": "1000"})
+        for _ in range(5):
+            partition.append_lines(b"a line\n" * 50)
+        sealed = len(partition.log.chain.segments) - 1
+    real_place.up()
+    shown(real_place)
+    views = real_place.backing / "views" / "t-0"
+    eventually(lambda: len([*views.glob("*.earliest")]) == sealed > 2, "the files")
+    metrics = (real_place.mount / "metrics").read_text()
+    assert 'topicfs_job_healthy{job="earliest timestamps"} 1.0' in metrics
+    (real_place.mount / "t-0").rmdir()
+    real_place.down()
+    alarms = [line for line in real_place.log.splitlines() if " INFO " not in line]
+    assert alarms == []
+
+
 def test_metrics_count_calls_that_failed(real_place: Place) -> None:
     real_place.up()
     (real_place.mount / "t-0").mkdir()

@@ -1,0 +1,52 @@
+"""Finding out how early the records of sealed segments are, for queries that end at a time: see `engine.earliest`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.earliest.upkeep import EarliestUpkeep
+from engine.errors import EngineError
+from engine.store.store import Store
+from mountd.cleaners import give_way
+
+log = logging.getLogger(__name__)
+
+
+class EarliestTimes:
+    """What is known of a store's partitions. One thread calls `run`, again and again.
+
+    _stop      whether the work is to be broken off
+    _upkeep    does it
+    _failures  what went wrong, by partition
+    _nice      whether the thread gives way to others by now
+    """
+
+    def __init__(self, store: Store, views: Path, stop: Callable[[], bool]) -> None:
+        self._store = store
+        self._stop = stop
+        self._upkeep = EarliestUpkeep(views, store.clock)
+        self._failures: dict[str, str] = {}
+        self._nice = False
+
+    def run(self) -> None:
+        """See to each partition that is in use: the others are not loaded for this."""
+        if not self._nice:
+            give_way()
+            self._nice = True
+        slots = self._store.slots()
+        self._upkeep.forget_others({slot.name for slot in slots})
+        for slot in slots:
+            partition = slot.partition
+            if self._stop():
+                return
+            if partition is None or slot.gone or partition.log.failure is not None:
+                continue
+            try:
+                self._upkeep.bring_up_to_date(partition, self._stop)
+                self._failures.pop(slot.name, None)
+            except (EngineError, OSError) as error:
+                if self._failures.get(slot.name) != str(error):
+                    log.error(f"{slot.name}: filters on time skip less: {error}")
+                self._failures[slot.name] = str(error)
