@@ -1,4 +1,4 @@
-"""Spark over a gigabyte of records: each way that topicfs offers, beside plain files of the same bytes, in one run."""
+"""Spark over gigabytes of records: each way that topicfs offers, beside plain files of the same bytes, in one run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,10 @@ from engine.record import now_ms
 from engine.spark import register
 
 RECORDS = 10_000_000
+MANY = 40_000_000
 PER_SEGMENT = 1_000_000
 AT_ONCE = 10_000
 FIRST_MS = now_ms() - 3_600_000
-SEGMENTS = RECORDS // PER_SEGMENT
 ROUNDS = 5
 JSONL = "offset LONG, timestamp LONG, key STRING, value STRING"
 
@@ -33,6 +34,8 @@ JSONL = "offset LONG, timestamp LONG, key STRING, value STRING"
 def run() -> None:
     with folder() as place:
         show("Spark: sum of the values' lengths over 10 M records of 100 bytes", scans(place))
+    with folder() as place:
+        show("Spark: one record in a hundred, of 40 M", few_of_many(place))
 
 
 def session() -> SparkSession:
@@ -57,52 +60,42 @@ def session() -> SparkSession:
     return made
 
 
-def fill(backing: Path) -> None:
+def fill(backing: Path, records: int, parquet: bool) -> None:
     """The log, sealed, of values that no codec makes much smaller, ten thousand in each millisecond."""
     random = np.random.default_rng(1)
-    times = iter(range(FIRST_MS, FIRST_MS + RECORDS // AT_ONCE))
     now = FIRST_MS
     with Store.open(backing, clock=lambda: now) as store:
-        store.create_topic("bench", overrides={"parquet.enable": "true", "segment.bytes": str(1 << 30)})
+        overrides = {"parquet.enable": str(parquet).lower(), "segment.bytes": str(1 << 30)}
+        store.create_topic("bench", overrides=overrides)
         partition = store.partition("bench-0")
-        for _ in range(RECORDS // PER_SEGMENT):
-            for _ in range(PER_SEGMENT // AT_ONCE):
-                now = next(times)
-                lines = random.integers(33, 127, (AT_ONCE, 100), np.uint8)
-                lines[:, -1] = ord("\n")
-                partition.append_lines(lines.reshape(-1))
-            partition.roll()
+        for first in range(0, records, AT_ONCE):
+            now = FIRST_MS + first // AT_ONCE
+            lines = random.integers(33, 127, (AT_ONCE, 100), np.uint8)
+            lines[:, -1] = ord("\n")
+            partition.append_lines(lines.reshape(-1))
+            if (first + AT_ONCE) % PER_SEGMENT == 0:
+                partition.roll()
+
+
+def wait_for(views: Path, kind: str, records: int) -> None:
+    """Until the daemon has made all files of a kind."""
+    while len(list(views.glob(f"*.{kind}"))) < records // PER_SEGMENT:
+        time.sleep(0.5)
 
 
 def scans(place: Path) -> list[Row]:
-    fill(place / "backing")
+    fill(place / "backing", RECORDS, parquet=True)
     with mount(place / "backing", place / "mnt") as root:
         table = root / "topics/bench/table"
-        views = place / "backing/views/bench-0"
-        while min(len(list(views.glob(f"*.{kind}"))) for kind in ("parquet", "earliest")) < SEGMENTS:
-            time.sleep(0.5)
+        wait_for(place / "backing/views/bench-0", "parquet", RECORDS)
         plain_text, plain_parquet = place / "text", place / "parquet"
         copy(root / "bench-0/sealed/txt", plain_text)
         copy(table / "partition=0", plain_parquet)
         spark = session()
-        source = (
-            spark.read.format("topicfs")
-            .option("path", str(root))
-            .option("subscribe", "bench")
-            .option("pushFilters", "true")
-            .load
-        )
-        value_only = (
-            spark.read.format("topicfs")
-            .schema("value binary")
-            .option("path", str(root))
-            .option("subscribe", "bench")
-            .load
-        )
+        source = partial(whole_log, spark, root)
+        value_only = partial(whole_log, spark, root, schema="value binary")
         length = f.sum(f.length("value"))
-        first, behind = RECORDS // 2, RECORDS // 2 + RECORDS // 100
-        by_offset = (f.col("offset") >= first) & (f.col("offset") < behind)
-        by_time = (f.col("timestamp") >= moment(first)) & (f.col("timestamp") < moment(behind))
+        by_offset, by_time = one_in_a_hundred(RECORDS)
         ways: dict[str, Callable[[], object]] = {
             "plain text": lambda: spark.read.text(str(plain_text)).agg(length).collect(),
             "plain parquet": lambda: spark.read.parquet(str(plain_parquet)).agg(length).collect(),
@@ -121,12 +114,8 @@ def scans(place: Path) -> list[Row]:
             "1 % of the table": lambda: spark.read.parquet(str(table)).where(by_offset).agg(length).collect(),
             "a single row": lambda: spark.range(1).agg(f.sum("id")).collect(),
         }
-        took = {name: [] for name in ways}  # type: dict[str, list[float]]
-        for _ in range(ROUNDS + 1):
-            for name, way in ways.items():
-                took[name].append(seconds(way))
+        median = medians(ways)
         spark.stop()
-    median = {name: statistics.median(times[1:]) for name, times in took.items()}
     return [
         row("sealed/txt", median, "plain text", 0.8),
         row("sealed/jsonl", median, "plain text", None),
@@ -140,6 +129,46 @@ def scans(place: Path) -> list[Row]:
         # What any query costs, be there nothing to read.
         row("a single row", median, "data source", None),
     ]
+
+
+def few_of_many(place: Path) -> list[Row]:
+    fill(place / "backing", MANY, parquet=False)
+    with mount(place / "backing", place / "mnt") as root:
+        (root / "bench-0/status.json").read_bytes()
+        wait_for(place / "backing/views/bench-0", "earliest", MANY)
+        spark = session()
+        length = f.sum(f.length("value"))
+        by_offset, by_time = one_in_a_hundred(MANY)
+        ways: dict[str, Callable[[], object]] = {
+            "data source": lambda: whole_log(spark, root).agg(length).collect(),
+            "1 % by offset": lambda: whole_log(spark, root).where(by_offset).agg(length).collect(),
+            "1 % by time": lambda: whole_log(spark, root).where(by_time).agg(length).collect(),
+        }
+        median = medians(ways)
+        spark.stop()
+    return [part(name, median, "data source") for name in ways if name != "data source"]
+
+
+def whole_log(spark: SparkSession, root: Path, schema: str | None = None) -> DataFrame:
+    reader = spark.read if schema is None else spark.read.schema(schema)
+    options = {"path": str(root), "subscribe": "bench", "pushFilters": "true"}
+    return reader.format("topicfs").options(**options).load()
+
+
+def one_in_a_hundred(records: int) -> tuple[Column, Column]:
+    """Conditions on offsets, and on timestamps, that leave the same records: some in the middle."""
+    first, behind = records // 2, records // 2 + records // 100
+    offset, timestamp = f.col("offset"), f.col("timestamp")
+    return (offset >= first) & (offset < behind), (timestamp >= moment(first)) & (timestamp < moment(behind))
+
+
+def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each, done in turn."""
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS + 1):
+        for name, way in ways.items():
+            took[name].append(seconds(way))
+    return {name: statistics.median(times[1:]) for name, times in took.items()}
 
 
 def moment(offset: int) -> Column:
