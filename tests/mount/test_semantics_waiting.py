@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,15 @@ def letters(mount: Served) -> Path:
     return partition
 
 
+def holds_open(process: int, name: str) -> bool:
+    """Whether a process has a file of this name open. While it starts, it closes others."""
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if os.readlink(descriptor).endswith(name):
+                return True
+    return False
+
+
 @contextmanager
 def following(partition: Path, command: str = "cat") -> Iterator[subprocess.Popen[bytes]]:
     """A program that has read one record of `follow.txt`, and waits for the next."""
@@ -41,11 +50,7 @@ def following(partition: Path, command: str = "cat") -> Iterator[subprocess.Pope
         [command, partition / "follow.txt"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        file = f"/proc/{process.pid}/fd"
-        eventually(
-            lambda: any(os.readlink(f"{file}/{fd}").endswith("follow.txt") for fd in os.listdir(file)),
-            "the open file",
-        )
+        eventually(lambda: holds_open(process.pid, "follow.txt"), "the open file")
         append(partition / "log.txt", b"first\n")
         assert process.stdout is not None
         assert process.stdout.readline() == b"first\n"
