@@ -33,6 +33,7 @@ from engine.cleaner.transactions import Passage, Transactions
 from engine.files.atomic import sync_directory
 from engine.files.names import CLEANED_SUFFIX
 from engine.partition.chain import Chain
+from engine.record import MAX_INT32
 from engine.segment.descriptors import Descriptors
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
@@ -104,11 +105,13 @@ class LastOffsets(OffsetMap):
 
     @classmethod
     def of(cls, start: int, end: int, last: Sequence[Longs]) -> LastOffsets:
-        """Of the offsets [start, end). `last` are those at which a key has its last record, counted from `start`."""
+        """Of the offsets [start, end). `last` are those at which a key has its last record, counted from `start`.
+
+        Before the end there may be a gap as wide as offsets go: a group's records are as near as an index holds."""
         found = cls(2, 1, np.zeros(2, np.int64))
         found.base = start
         found.latest_offset = end - 1
-        found.outdated = np.full(-(-(end - start) // 8), 0xFF, np.uint8)
+        found.outdated = np.full(-(-min(end - start, MAX_INT32 + 1) // 8), 0xFF, np.uint8)
         for offsets in last:
             np.bitwise_and.at(found.outdated, offsets >> 3, ~(1 << (offsets & 7)).astype(np.uint8))
         return found

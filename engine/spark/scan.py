@@ -104,6 +104,8 @@ def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int
         try:
             bases = listed(part.directory).bases
         except FileNotFoundError:
+            if not part.directory.parent.is_dir():
+                raise  # nothing was removed: this machine does not see the log
             bases = ()
         place = bisect_right(bases, at) - 1
         if place < 0:

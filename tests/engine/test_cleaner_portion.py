@@ -15,7 +15,16 @@ from compacted import DAY, Cleaning, cleaner, nothing
 from opening import without_fsync
 
 from engine.cleaner.clean import Cleaned, Work
-from engine.cleaner.portion import Portion, Rewritten, passage, portions, rewritten, stretches, take
+from engine.cleaner.portion import (
+    LastOffsets,
+    Portion,
+    Rewritten,
+    passage,
+    portions,
+    rewritten,
+    stretches,
+    take,
+)
 from engine.cleaner.rewrite import Counts
 from engine.errors import ClosedError, CorruptError
 from engine.segment.segment import Segment
@@ -360,3 +369,9 @@ def test_an_attempt_that_fails_leaves_nothing_of_its_group(both: Both) -> None:
     path.write_bytes(good)
     date(both.two)
     take(apart.work, apart.groups[0], apart.rewritten(share, "second"))
+
+
+def test_a_gap_behind_a_group_takes_no_memory() -> None:
+    last = LastOffsets.of(5, 10**15, [np.array([0, 9], np.int64)])
+    assert last.outdated.size == 2**31 // 8
+    assert [int(last.outdated[at >> 3]) >> (at & 7) & 1 for at in range(10)] == [0, *[1] * 8, 0]

@@ -25,9 +25,10 @@ from verify import verify_files
 from engine import Record, Store
 from engine.cleaner.clean import Cleaned, Cleaner, Work
 from engine.cleaner.portion import portions, stretches
+from engine.errors import EngineError
 from engine.partition.partition import Producer
 from engine.spark.jobs import compact as module
-from engine.spark.jobs.compact import Rewriting, compact
+from engine.spark.jobs.compact import Rewriting, _last_offsets, compact
 
 SETTINGS = {"cleanup_policy": "compact", "segment_bytes": 2000, "index_interval_bytes": 300}
 
@@ -158,6 +159,36 @@ def test_a_log_of_which_nothing_counts_is_compacted(spark: SparkSession, tmp_pat
         log.reopen()
         assert log.held() == []
         assert log.store.partition("t", 0).end_offset == 60
+
+
+def test_only_topics_that_are_compacted_are(spark: SparkSession, tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        for topic, policy in (("compacted", "compact"), ("kept", "delete")):
+            store.create(topic, 0, {"cleanup.policy": policy})
+            for _ in range(3):
+                store.partition(topic, 0).append(Record(b"v", b"k"))
+    for topic, words in (
+        ("kept", "expected a cleanup.policy with compact"),
+        ("none", "expected a topic none"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            compact(spark, tmp_path, ["compacted", topic], everything=True)
+    with Store.open(tmp_path) as store:
+        assert [len(list(store.partition(topic, 0).records())) for topic in ("compacted", "kept")] == [3, 3]
+
+
+def test_what_a_task_does_not_see_is_not_taken_for_outdated(spark: SparkSession, furnished: Logs) -> None:
+    furnished.reopen()
+    log = furnished.store.partition("t", 0).log
+    start, end = log.offsets.start, min(log.offsets.stable, log.chain.active.base_offset)
+    last = _last_offsets(spark, furnished.place, ("t", 0), start, end)
+    assert last.count() > 12
+    (furnished.place / "logs" / "t-0").rename(furnished.place / "away")
+    try:
+        with pytest.raises(PySparkException, match="were removed, by retention or with the topic"):
+            last.collect()
+    finally:
+        (furnished.place / "away").rename(furnished.place / "logs" / "t-0")
 
 
 # -- attempts and jobs that come to nothing -----------------------------------------------------------

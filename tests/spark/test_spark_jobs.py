@@ -24,7 +24,8 @@ from engine.partition.partition import Producer
 from engine.spark.jobs.exporting import export
 from engine.spark.jobs.importing import import_rows
 from engine.spark.jobs.sources import rows_of
-from engine.spark.jobs.verify import verify
+from engine.spark.jobs.verify import Piece, verify
+from engine.spark.jobs.verify import rows_of as report_of
 from engine.spark.place import place_of
 from mountd.cli import main
 
@@ -43,6 +44,15 @@ def problems(log: Logs) -> dict[tuple[int, int], list[str]]:
     """What is wrong, by partition and segment."""
     rows = verify(log.spark, place_of(str(log.place))).collect()
     return {(row["partition"], row["segment"]): row["problems"] for row in rows if row["problems"]}
+
+
+def test_a_segment_that_went_is_passed_over_and_a_log_that_a_machine_does_not_see_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "logs").mkdir()
+    assert list(report_of(Piece("t", 0, tmp_path / "logs" / "t-0", 0, None))) == []
+    with pytest.raises(FileNotFoundError):
+        list(report_of(Piece("t", 0, tmp_path / "away" / "t-0", 0, None)))
 
 
 def test_a_good_log_has_no_problems_also_while_it_is_open(log: Logs) -> None:
@@ -259,7 +269,15 @@ def test_the_commands_do_the_jobs(run: Callable[..., tuple[int, str]], empty: Pa
     code, said = run("export", empty, tmp_path / "other", "--topic", "none")
     assert code == 1
     assert "expected a topic none" in said
-    assert run("compact", empty, "--topic", "t")[0] == 0
+    code, said = run("compact", empty, "--topic", "t")
+    assert code == 1
+    assert "expected a cleanup.policy with compact" in said
+    keyed = tmp_path / "keyed.json"
+    keyed.write_text('{"key":"k","value":"1"}\n{"key":"k","value":"2"}\n')
+    assert run("import", empty, "c", keyed, "--format", "json", "-o", "cleanup.policy=compact")[0] == 0
+    assert run("compact", empty, "--topic", "c", "--all")[0] == 0
+    with Store.open(empty) as store:
+        assert [record.value for record in store.partition("c", 0).records()] == [b"2"]
     damage(empty / "logs" / "t-0" / f"{0:020d}.log", 70, b"\xff")
     code, said = run("verify", empty)
     assert code == 1

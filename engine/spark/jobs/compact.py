@@ -44,6 +44,7 @@ from engine.cleaner.portion import (
 )
 from engine.cleaner.rewrite import Counts
 from engine.cleaner.transactions import Passage
+from engine.errors import InvalidSettingError, UnknownPartitionError
 from engine.record import Clock, now_ms
 from engine.spark import register
 from engine.spark.jobs.spread import map_in_arrow, spread
@@ -87,12 +88,23 @@ def compact(
     done = {}
     with Store.open(backing, clock=clock) as store:
         for topic in topics:
-            for number in store.topics().get(topic, ()):
+            _refuse_unless_compacted(store, topic)
+        for topic in topics:
+            for number in store.topics()[topic]:
                 partition = store.partition(topic, number)
                 if everything:
                     partition.roll()
                 done[partition.name] = _compact(spark, store, (topic, number))
     return done
+
+
+def _refuse_unless_compacted(store: Store, topic: str) -> None:
+    if topic not in store.topics():
+        raise UnknownPartitionError(f"{store.logs}: expected a topic {topic}, found no partition of it")
+    if not store.topic_settings(topic).compact:
+        raise InvalidSettingError(
+            f"topic {topic}: expected a cleanup.policy with compact, found none: its records without a key would go"
+        )
 
 
 def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
@@ -110,7 +122,8 @@ def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
         groups = work.groups(work.sources)
         lie = stretches(work, groups)
         shares = portions(work, lie, _passages(spark, lie[:-1]), store.clock())
-        offsets = _last_offsets(spark, store.backing, key, start, end)
+        # What lies below the start offset counts no more than what is not there.
+        offsets = _last_offsets(spark, store.backing, key, min(max(start, log.offsets.start), end), end)
         made = _rewritten(spark, offsets, shares, place)
         after = sum(take(work, group, each) for group, each in zip(groups, made, strict=True))
         store.cleaning.offsets.put(key, end)
@@ -164,8 +177,7 @@ def _last_offsets(spark: SparkSession, backing: Path, key: PartitionKey, start: 
         .option("assign", f'{{"{topic}":[{number}]}}')
         .option("startingOffsets", f'{{"{topic}":{{"{number}":{start}}}}}')
         .option("endingOffsets", f'{{"{topic}":{{"{number}":{end}}}}}')
-        # What lies below the start offset counts no more than what is not there.
-        .option("failOnDataLoss", "false")
+        # It stays an error if data is lost: what a task does not see would count as outdated.
         .schema("offset bigint, key binary")
         .load()
     )

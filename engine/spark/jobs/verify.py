@@ -91,6 +91,8 @@ def rows_of(piece: Piece) -> Iterator[dict[str, Any]]:
             # What replaced it is checked when it is listed: its indexes are not those that were read.
             return
     except FileNotFoundError:
+        if not piece.directory.parent.is_dir():
+            raise  # nothing was removed: this machine does not see the log
         return
     yield {
         "topic": piece.topic,
