@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from engine.earliest.upkeep import EarliestUpkeep
 from engine.errors import EngineError
@@ -13,11 +15,15 @@ from mountd.cleaners import give_way
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE_S: Final = 5.0
+"""One run takes so long, and then until it is through with a segment. The next one goes on."""
+
 
 class EarliestTimes:
     """What is known of a store's partitions. One thread calls `run`, again and again.
 
     _stop      whether the work is to be broken off
+    _last      name of the partition that was seen to last
     _upkeep    does it
     _failures  what went wrong, by partition
     _nice      whether the thread gives way to others by now
@@ -27,24 +33,32 @@ class EarliestTimes:
         self._store = store
         self._stop = stop
         self._upkeep = EarliestUpkeep(views, store.clock)
+        self._last = ""
         self._failures: dict[str, str] = {}
         self._nice = False
 
     def run(self) -> None:
-        """See to each partition that is in use: the others are not loaded for this."""
+        """See to the partitions that are in use, one after the other for a while: the thread has other work. The others
+        are not loaded for this."""
         if not self._nice:
             give_way()
             self._nice = True
-        slots = self._store.slots()
+        slots = sorted(self._store.slots(), key=lambda slot: (slot.name <= self._last, slot.name))
+        end = time.monotonic() + _AT_ONCE_S
+
+        def enough() -> bool:
+            return time.monotonic() > end
+
         self._upkeep.forget_others({slot.name for slot in slots})
         for slot in slots:
             partition = slot.partition
-            if self._stop():
+            if self._stop() or enough():
                 return
+            self._last = slot.name
             if partition is None or slot.gone or partition.log.failure is not None:
                 continue
             try:
-                self._upkeep.bring_up_to_date(partition, self._stop)
+                self._upkeep.bring_up_to_date(partition, self._stop, enough)
                 self._failures.pop(slot.name, None)
             except (EngineError, OSError) as error:
                 if self._failures.get(slot.name) != str(error):

@@ -71,9 +71,11 @@ class EarliestUpkeep:
     clock: Clock
     _known: dict[str, _Known] = field(default_factory=dict)
 
-    def bring_up_to_date(self, partition: Partition, stop: Callable[[], bool]) -> None:
-        """Make what is missing, remove what is left over; until told to stop. A segment that cannot be read is logged,
-        and does not stop the others."""
+    def bring_up_to_date(
+        self, partition: Partition, stop: Callable[[], bool], enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Make what is missing, remove what is left over; until told to stop, or that with a segment it is enough. A
+        segment that cannot be read is logged, and does not stop the others."""
         segments = partition.log.chain.segments
         known = self._known.get(partition.name)
         if known is not None and known.segments is segments:
@@ -87,7 +89,7 @@ class EarliestUpkeep:
         for name, each in sealed.items():
             if name in known.settled or self.clock() < known.retry_ms.get(name, 0):
                 continue
-            if stop() or not self._settle(partition, known, name, each, stop):
+            if stop() or enough() or not self._settle(partition, known, name, each, stop):
                 return
         known.segments = segments
 

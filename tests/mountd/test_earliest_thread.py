@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -58,10 +60,10 @@ def test_one_that_fails_does_not_stop_the_others_and_is_told_once(
     times = times_of(store)
     upkeep = EarliestUpkeep.bring_up_to_date
 
-    def failing(self: EarliestUpkeep, partition: Partition, stop: object) -> None:
+    def failing(self: EarliestUpkeep, partition: Partition, stop: object, enough: object) -> None:
         if partition.name == "a-0":
             raise OSError("cannot be listed")
-        upkeep(self, partition, stop)  # type: ignore[arg-type]
+        upkeep(self, partition, stop, enough)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(EarliestUpkeep, "bring_up_to_date", failing)
@@ -73,6 +75,21 @@ def test_one_that_fails_does_not_stop_the_others_and_is_told_once(
     assert on_disk(store) == {"b-0": 1}
     times.run()
     assert on_disk(store) == {"a-0": 1, "b-0": 1}
+
+
+def test_a_run_is_enough_after_a_while_and_the_next_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Parquet files wait for it."""
+    for topic in ("a", "b", "c"):
+        fill(store, topic)
+    times, moments = times_of(store), count(0, 2)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
+    seen = []
+    for _ in range(4):
+        times.run()
+        seen.append(sum(on_disk(store).values()))
+    assert seen == [1, 2, 3, 3]
 
 
 def test_a_partition_that_is_deleted_leaves_nothing(store: Store) -> None:
