@@ -43,12 +43,16 @@ def columns(include_headers: bool) -> StructType:
 def check(schema: StructType) -> StructType:
     """A schema that the query gave, when each of its columns is one of ours: only those are then read."""
     known = {field.name: field.dataType for field in (*COLUMNS.fields, HEADERS)}
+    never_null = {field.name for field in COLUMNS.fields if not field.nullable}
     for field in schema.fields:
         if known.get(field.name) != field.dataType:
             ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
             raise InvalidSettingError(
                 f"schema: expected columns among {ours}, found {field.name} {field.dataType.simpleString()}"
             )
+        if not field.nullable and field.name not in never_null:
+            # Spark would not look whether it is.
+            raise InvalidSettingError(f"schema: expected a nullable {field.name}, which may be null")
     return schema
 
 

@@ -16,10 +16,10 @@ from engine.inbox.routing import choose
 from engine.spark.arriving import columns_of, partitions_of
 from engine.store.store import Store
 
-_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 10.0
 """Another query that commits to this log has it open for a moment; who has it for longer is a daemon."""
 
-_PAUSE_S: Final = 0.02
+_PAUSE_S: Final = 0.1
 
 
 def commit(backing: Path, topic: str, name: str, files: Sequence[Path]) -> None:

@@ -385,7 +385,10 @@ class ClosedInboxes:
                 directory = self._directory(topic, name)
                 commit(self.backing, topic, name, [directory / file for file in staged])
         except StoreLockedError as error:
-            raise StoreLockedError(f"{error}: give the mount as path, and not {self.backing}") from None
+            raise StoreLockedError(
+                f"{error}: if it is a daemon, give its mount as path, and not {self.backing}; if it is another job, "
+                "write again when that is done"
+            ) from None
 
     def discard(self, name: str, topic: str, file: str) -> None:
         """See Inboxes."""

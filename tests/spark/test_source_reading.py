@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
+from pyspark.sql.types import BinaryType, StructField, StructType
 from sources import Logs, in_order, logs, numbered, pushing
 
 from engine import Record
@@ -128,6 +129,22 @@ def test_only_the_columns_asked_for_are_read(log: Logs) -> None:
     wrong = log.spark.read.format("topicfs").options(**log.options()).schema("offset int")
     with pytest.raises(AnalysisException, match="expected columns among"):
         wrong.load().collect()
+    never = StructType([StructField("value", BinaryType(), nullable=False)])
+    with pytest.raises(AnalysisException, match="expected a nullable value, which may be null"):
+        log.spark.read.format("topicfs").options(**log.options()).schema(never).load().collect()
+
+
+def test_a_machine_that_does_not_see_the_log_has_not_lost_its_records(log: Logs) -> None:
+    numbered(log.create(), 3)
+    reader = log.planned(failOnDataLoss="false")
+    (task,) = reader.partitions()
+    (log.place / "logs").rename(log.place / "away")
+    try:
+        with pytest.raises(FileNotFoundError):
+            list(reader.read(task))
+    finally:
+        (log.place / "away").rename(log.place / "logs")
+    assert sum(len(batch) for batch in reader.read(task)) == 3
 
 
 # -- limits -------------------------------------------------------------------------------------------

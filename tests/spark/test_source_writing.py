@@ -249,7 +249,7 @@ def test_a_log_that_somebody_has_open_is_not_written_behind_his_back(
     with Store.open(tmp_path) as store:
         store.create("t", 0)
         door = Door(spark, tmp_path, tmp_path)
-        with pytest.raises(PySparkException, match="give the mount as path"):
+        with pytest.raises(PySparkException, match="give its mount as path"):
             door.write(door.frame([("a",)], "value string"))
     assert door.values() == []
 
