@@ -17,7 +17,7 @@ from engine.spark.arriving import columns_of, partitions_of
 from engine.store.store import Store
 
 _PATIENCE_S: Final = 10.0
-"""Another query that commits to this log has it open for a moment; who has it for longer is a daemon."""
+"""Another query that commits to this log has it open for a moment. A daemon, or a long job, is not waited for."""
 
 _PAUSE_S: Final = 0.1
 
