@@ -3,7 +3,7 @@
 A store holds topics, a topic has partitions, and a partition is a log of records, each under its offset:
 
     >>> from engine import Record, Store
-    >>> with Store.open("data") as store:
+    >>> with Store.open("data", create=True) as store:
     ...     orders = store.create("orders")
     ...     appended = orders.append([Record(b"10 apples", key=b"ann"), Record(b"3 pears", key=b"bob")])
     ...     for record in orders.records():

@@ -124,6 +124,14 @@ class StoreLockedError(EngineError):
     """Another process, or another Store of this one, has the directory open."""
 
 
+class NoStoreError(EngineError):
+    """A directory is no store, or cannot become one."""
+
+
+class ReadOnlyError(EngineError):
+    """A store that was opened read-only is to be changed."""
+
+
 class ClosedError(EngineError):
     """The store or partition was closed, or went offline after an I/O error."""
 

@@ -18,7 +18,7 @@ if [ $# -gt 0 ]; then
 else
     place=$(mktemp -d)
     mkdir "$place/backing"
-    topicfs mount "$place/backing" "$place/mnt" 2>/dev/null
+    topicfs mount --create "$place/backing" "$place/mnt" 2>/dev/null
     mount=$place/mnt
 fi
 

@@ -5,7 +5,7 @@ set -eu
 BACKING=${BACKING:-./data}
 MOUNT=${MOUNT:-./mnt}
 
-topicfs mount "$BACKING" "$MOUNT"
+topicfs mount --create "$BACKING" "$MOUNT"
 # Ctrl-C reaches everything in the foreground: this script ends the mount, and its exit is a good one.
 trap 'echo; topicfs umount "$MOUNT"; exit 0' INT TERM
 trap 'topicfs umount "$MOUNT"' HUP

@@ -48,7 +48,7 @@ def mounted(mount: Path | None, *settings: str) -> Iterator[Path]:
         backing, path = Path(place, "backing"), Path(place, "mnt")
         backing.mkdir()
         options = [word for setting in settings for word in ("-o", setting)]
-        subprocess.run([TOPICFS, "mount", *options, backing, path], check=True)
+        subprocess.run([TOPICFS, "mount", "--create", *options, backing, path], check=True)
         try:
             yield path
         finally:

@@ -156,6 +156,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     NotSupportedError: Answer(errno.EPERM, _TOLD),
     # `delete.topic.enable=false`, or a cleanup policy: somebody decided so, as with permissions.
     engine.PolicyViolationError: Answer(errno.EPERM, _TOLD),
+    # The kernel refuses changes of a read-only mount before they come here. What comes all the same gets the same.
+    engine.ReadOnlyError: Answer(errno.EROFS, _TOLD),
     NoAccessError: Answer(errno.EACCES, _QUIET),
     # The kernel checks the mode of a descriptor first, so this is a handle that cannot do what its mode says.
     NotReadableError: Answer(errno.EBADF, _TOLD),

@@ -13,7 +13,7 @@ from mountd.daemon import Assembly
 from mountd.earliest import EarliestTimes
 from mountd.metrics import Counts, Metrics
 from mountd.parquet import ParquetUpkeep
-from mountd.shelf import DirectoryShelf
+from mountd.shelf import DirectoryShelf, ReadingShelf
 
 
 class CountedFileSystem(FileSystem):
@@ -33,7 +33,7 @@ class CountedFileSystem(FileSystem):
     @classmethod
     def over(cls, store: Store, metrics: Metrics) -> CountedFileSystem:
         """Of a store."""
-        shelf = DirectoryShelf(store.backing / VIEWS)
+        shelf = (ReadingShelf if store.read_only else DirectoryShelf)(store.backing / VIEWS)
         made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
         made.counts = metrics.counts
         made.shelf = shelf

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 import click
 from rich.console import Console
 
+from engine.errors import EngineError
+from engine.files import place
 from mountd import background, mounts
 from mountd.background import Teller
 from mountd.events import STOP_SIGNALS, Events
@@ -52,7 +54,12 @@ main.add_command(spark_group)
 @click.argument("backing", type=_PATH)
 @click.argument("mount", type=_PATH)
 @click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, and log to stderr too.")
-@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option("--create", is_flag=True, help="Make the store first if BACKING is empty or not there.")
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Change nothing at all, in the mount or under BACKING, which may also be a broker's log directory.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in, as far as permissions allow.")
 @click.option(
     "settings",
@@ -67,16 +74,21 @@ def mount_command(
     backing: Path,
     mount: Path,
     foreground: bool,
+    create: bool,
     read_only: bool,
     allow_other: bool,
     settings: tuple[str, ...],
 ) -> None:
     """Mount the store in BACKING at the directory MOUNT, and return when it answers.
 
-    Directories that do not exist are made. The log is BACKING/topicfs.log."""
+    `topicfs init` makes a store. MOUNT is made where it does not exist. The log is BACKING/topicfs.log; that of a
+    read-only mount is ~/.local/state/topicfs/MOUNT.log, percent-encoded, or in $XDG_STATE_HOME/topicfs, and where that
+    cannot be written it is the system's log."""
     given = dict(_setting(text) for text in settings)
+    if create and read_only:
+        raise click.UsageError("--create makes a store, which --read-only cannot")
     backing, mount = mounts.real(backing), mounts.real(mount)
-    made = _or_fail(lambda: mounts.prepare(backing, mount))
+    made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create))
 
     def run(teller: Teller) -> int:
         # From here on a signal is no sudden end, also not while the engine is loaded.
@@ -101,6 +113,13 @@ def mount_command(
         _fail(str(error) or "broken off")
 
 
+@main.command("init")
+@click.argument("backing", type=_PATH)
+def init_command(backing: Path) -> None:
+    """Make an empty store in the directory BACKING, which is empty or does not exist."""
+    _or_fail(lambda: place.make(mounts.real(backing)))
+
+
 @main.command("umount")
 @click.argument("mount", type=_PATH)
 def umount_command(mount: Path) -> None:
@@ -123,8 +142,7 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
 
     Works beside a running daemon, and without one."""
     given = dict(_setting(text) for text in settings)
-    from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
-    from mountd import plans  # noqa: PLC0415
+    from mountd import plans  # noqa: PLC0415 - loads the engine
 
     try:
         made = plans.make(mounts.real(place), given)
@@ -167,13 +185,11 @@ def _run(
     foreground: bool,
     events: Events,
 ) -> int:
-    from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
-    from mountd import logs  # noqa: PLC0415
+    from mountd import logs  # noqa: PLC0415 - loads the engine, as the next does
     from mountd.daemon import Daemon, StartError  # noqa: PLC0415
 
     try:
-        backing.mkdir(parents=True, exist_ok=True)
-        logged = logs.set_up(backing, foreground)
+        logged = logs.set_up(logs.file_of(backing, mount, options.read_only), foreground)
         teller.waits("loading the engine")
         daemon = Daemon(backing, mount, options, assembly(), logged, teller.waits, events)
         return daemon.run(teller.ready)
@@ -247,7 +263,7 @@ def _waiting(text: str) -> Iterator[None]:
 def _or_fail(task: Callable[[], T]) -> T:
     try:
         return task()
-    except (mounts.MountError, OSError) as error:
+    except (EngineError, mounts.MountError, OSError) as error:
         _fail(str(error))
 
 

@@ -6,7 +6,8 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, linger, scheduler, flush, views, sealed, cleaner-0 and on.
+libfuse's pool, ahead, linger, scheduler, flush, views, sealed, cleaner-0 and on. A read-only mount has none of those
+behind ahead: nothing is kept in shape.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from engine.files.metadata import CleanShutdown
-from engine.store.store import LOGS, Store
+from engine.files.place import LOGS
+from engine.store.store import Store
 from mountd.cleaners import Cleaners
 from mountd.events import Events
 from mountd.logs import LevelCounter
@@ -81,7 +83,7 @@ class Operations(Protocol):
 class MountOptions:
     """What the command line says.
 
-    read_only    the kernel refuses every change
+    read_only    the kernel refuses every change, and nothing under the backing directory is changed by the daemon
     allow_other  users other than the daemon's may come in
     settings     daemon settings for this run, which outrank server.properties
     """
@@ -174,30 +176,24 @@ class Daemon:
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()
         try:
-            schedulers = [Scheduler(upkeep_jobs(store)), Scheduler(flush_jobs(store), name="flush")]
+            schedulers = [] if store.read_only else _schedulers(store)
             cleaners = Cleaners(store)
             metrics = Metrics(store, schedulers, self._logged.taken, cleaners)
             operations = self._assembly.build(store, metrics)
-            # Work of minutes, which the jobs of the first one must not wait for.
-            views = [
-                Job("size maps", 1000, operations.keep_maps, 1000),
-                Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
-            ]
-            schedulers.append(Scheduler(views, name="views"))
-            sealed = [
-                Job("earliest timestamps", 1000, operations.keep_earliest, 1000),
-                Job("Parquet files", 1000, operations.keep_tables, 1000),
-            ]
-            schedulers.append(Scheduler(sealed, name="sealed"))
+            work = {"ahead": operations.read_ahead}
+            if not store.read_only:
+                schedulers += _schedulers_of_views(operations)
+                work["linger"] = operations.flush_lingering
             workers = [
-                threading.Thread(target=_keep_at, args=(work, name), name=name)
-                for work, name in ((operations.flush_lingering, "linger"), (operations.read_ahead, "ahead"))
+                threading.Thread(target=_keep_at, args=(function, name), name=name)
+                for name, function in work.items()
             ]
             for worker in workers:
                 worker.start()
             for scheduler in schedulers:
                 scheduler.start()
-            cleaners.start()
+            if not store.read_only:
+                cleaners.start()
             try:
                 self._serve(operations, ready)
             finally:
@@ -209,6 +205,9 @@ class Daemon:
                     scheduler.stop()
         finally:
             store.close()
+        if store.read_only:
+            log.info(f"{self.backing}: stopped, unchanged")
+            return 0
         clean = CleanShutdown.of(store.logs).exists()
         log.info(f"{self.backing}: stopped {'cleanly' if clean else 'with errors; the next start recovers'}")
         return 0 if clean else 1
@@ -220,7 +219,7 @@ class Daemon:
         clean = CleanShutdown.of(self.backing / LOGS).exists() or not (self.backing / LOGS).exists()
         self.report(
             f"opening {self.backing}"
-            if clean
+            if clean or self._options.read_only
             else f"recovering {self.backing}, which was not stopped cleanly"
         )
         opening: Future[Store] = Future()
@@ -242,7 +241,8 @@ class Daemon:
     def _open_into(self, opening: Future[Store]) -> None:
         opening.add_done_callback(self._events.tell)
         try:
-            opening.set_result(Store.open(self.backing, self._options.settings))
+            options = self._options
+            opening.set_result(Store.open(self.backing, options.settings, read_only=options.read_only))
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             opening.set_exception(error)
 
@@ -284,6 +284,24 @@ class Daemon:
             elif isinstance(event, signal.Signals):
                 log.info(f"{event.name}: unmounting {self.mount}")
                 return
+
+
+def _schedulers(store: Store) -> list[Scheduler]:
+    """What keeps the log in shape."""
+    return [Scheduler(upkeep_jobs(store)), Scheduler(flush_jobs(store), name="flush")]
+
+
+def _schedulers_of_views(operations: Operations) -> list[Scheduler]:
+    """What keeps what is made of segments in shape: work of minutes, which the jobs above must not wait for."""
+    views = [
+        Job("size maps", 1000, operations.keep_maps, 1000),
+        Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
+    ]
+    sealed = [
+        Job("earliest timestamps", 1000, operations.keep_earliest, 1000),
+        Job("Parquet files", 1000, operations.keep_tables, 1000),
+    ]
+    return [Scheduler(views, name="views"), Scheduler(sealed, name="sealed")]
 
 
 def _keep_at(work: Callable[[], None], name: str) -> None:

@@ -1,23 +1,30 @@
 """Where the daemon's log goes: a file under the backing directory, and stderr in the foreground.
 
+The log of a read-only mount is outside of the backing directory: see `file_of`.
+
 A line: 2026-03-01 12:00:00,123 WARNING [scheduler] engine.store.slot: orders-0: offline, …
 """
 
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import logging
+import os
 import threading
 from collections import Counter
-from logging.handlers import RotatingFileHandler
+from logging.handlers import RotatingFileHandler, SysLogHandler
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 LOG_FILE: Final = "topicfs.log"
 
 # With the older ones at most 40 MiB.
 _BYTES: Final = 10 * 1024 * 1024
 _OLDER: Final = 3
+_LONGEST_NAME: Final = 200
+_SYSTEM_LOG: Final = "/dev/log"
 _LINE: Final = "{asctime} {levelname} [{threadName}] {name}: {message}"
 
 
@@ -43,15 +50,31 @@ class LevelCounter(logging.Handler):
             return dict(self.counts)
 
 
-def set_up(backing: Path, foreground: bool) -> LevelCounter:
-    """Begin to log for the daemon of a backing directory, which exists. Called once in a process."""
-    # A file name may hold bytes that are not UTF-8; the line about it is still to be written.
-    file = RotatingFileHandler(
-        backing / LOG_FILE, maxBytes=_BYTES, backupCount=_OLDER, encoding="utf-8", errors="backslashreplace"
-    )
+def file_of(backing: Path, mount: Path, read_only: bool) -> Path | None:
+    """The file that the daemon logs to. A read-only mount leaves the backing directory alone: its log is in the user's
+    state directory, by XDG's rules. None where there is no such directory, or it lies in the backing directory."""
+    if not read_only:
+        return backing / LOG_FILE
+    try:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        directory = Path(os.path.realpath(base)) / "topicfs"
+        if not base.is_absolute() or directory.is_relative_to(backing):
+            return None
+        directory.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    name = quote(os.fsencode(mount), safe="")
+    if len(name) > _LONGEST_NAME:
+        name = hashlib.sha256(name.encode()).hexdigest()
+    return directory / f"{name}.log"
+
+
+def set_up(path: Path | None, foreground: bool) -> LevelCounter:
+    """Begin to log to a file, in an existing directory; without one to the system's log, and without that to stderr.
+    Called once in a process."""
     counter = LevelCounter()
-    handlers: list[logging.Handler] = [file, counter]
-    if foreground:
+    handlers: list[logging.Handler] = [_handler(path, foreground), counter]
+    if foreground and path is not None:
         handlers.append(logging.StreamHandler())
     formatter = logging.Formatter(_LINE, style="{")
     for handler in handlers:
@@ -62,5 +85,19 @@ def set_up(backing: Path, foreground: bool) -> LevelCounter:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     # The stack of a crash in native code goes where someone will look for it.
-    faulthandler.enable(open(backing / LOG_FILE, "a"))  # noqa: SIM115 - open as long as the process lives
+    if path is None:
+        faulthandler.enable()
+    else:
+        faulthandler.enable(open(path, "a"))  # noqa: SIM115 - open as long as the process lives
     return counter
+
+
+def _handler(path: Path | None, foreground: bool) -> logging.Handler:
+    if path is not None:
+        # A file name may hold bytes that are not UTF-8; the line about it is still to be written.
+        return RotatingFileHandler(
+            path, maxBytes=_BYTES, backupCount=_OLDER, encoding="utf-8", errors="backslashreplace"
+        )
+    if foreground or not os.path.exists(_SYSTEM_LOG):
+        return logging.StreamHandler()
+    return SysLogHandler(_SYSTEM_LOG)

@@ -9,7 +9,8 @@ What is mounted where is read from the kernel's table, one line a mount:
 In it blanks, newlines and backslashes are octal escapes. The source names the backing directory,
 percent-encoded, because libfuse reads commas and backslashes in it as its own.
 
-The engine is not imported here: `topicfs umount` answers before its kernels would be loaded.
+Of the engine only what reads names and settings is imported here: `topicfs umount` answers before its kernels would be
+loaded.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
+
+from engine.files import place
+from engine.record import now_ms
+from engine.store.configuration import Configuration
 
 SUBTYPE: Final = "topicfs"
 _TYPE: Final = f"fuse.{SUBTYPE}"
@@ -53,14 +58,16 @@ class MountError(Exception):
 class Mount:
     """One line of the kernel's table.
 
-    point    where it is mounted
-    kind     the file system's type
-    source   what is mounted, as the file system words it
+    point      where it is mounted
+    kind       the file system's type
+    source     what is mounted, as the file system words it
+    read_only  it was mounted so
     """
 
     point: Path
     kind: str
     source: str
+    read_only: bool = False
 
     @property
     def backing(self) -> Path | None:
@@ -91,7 +98,8 @@ def _mounts(table: bytes) -> Iterator[Mount]:
     for line in table.splitlines():
         placed, _, filesystem = line.partition(b" - ")
         kind, source, *_ = filesystem.split(b" ")
-        yield Mount(Path(_text(placed.split(b" ")[4])), _text(kind), _text(source))
+        fields = placed.split(b" ")
+        yield Mount(Path(_text(fields[4])), _text(kind), _text(source), b"ro" in fields[5].split(b","))
 
 
 def _text(field: bytes) -> str:
@@ -125,35 +133,55 @@ def lock_owner(backing: Path) -> int | None:
 # -- before mounting ----------------------------------------------------------------------------------
 
 
-def prepare(backing: Path, point: Path) -> bool:
-    """Make sure that `backing` can be mounted at `point`, both real paths. A dead mount of ours there is
-    removed, a missing directory made. Gives whether it was made; MountError says what is in the way."""
+def prepare(
+    backing: Path,
+    point: Path,
+    settings: Mapping[str, str] | None = None,
+    read_only: bool = False,
+    create: bool = False,
+) -> bool:
+    """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of ours
+    there is removed; then, when all else is found to be right, a missing mount point is made, and with `create` a
+    missing store. Gives whether the mount point was made; MountError or EngineError says what is in the way."""
     if backing == point:
         raise MountError(f"{point}: the backing directory and the mount point are one directory")
     if backing in point.parents:
         raise MountError(f"{point}: the mount point lies inside the backing directory {backing}")
     if point in backing.parents:
         raise MountError(f"{backing}: the backing directory lies inside the mount point {point}")
-    if backing.exists() and not backing.is_dir():
-        raise MountError(f"{backing}: expected a directory for the backing store, found a file")
+    makes = create and place.kind_of(backing) is not place.Kind.STORE
+    if read_only:
+        place.logs_in(backing)
+    elif makes:
+        place.refuse_unless_free(backing)
+    else:
+        place.refuse_unless_store(backing)
+    Configuration.load(backing, settings or {}, now_ms)
     _clear(point)
-    owner = lock_owner(backing)
+    owner = None if read_only else lock_owner(backing)
     if owner is not None:
         # The engine's lock decides; this look spares the user the wait for the engine, and the other's log our lines.
         raise MountError(
             f"{backing}: expected no owner, found process {owner}, which has the directory open "
             "(another topicfs or a Kafka broker)"
         )
-    if not point.exists():
+    is_new = not point.exists()
+    if not is_new:
+        _refuse_unless_empty(point)
+    if makes:
+        place.make(backing)
+    if is_new:
         point.mkdir(parents=True)
-        return True
+    return is_new
+
+
+def _refuse_unless_empty(point: Path) -> None:
     if not point.is_dir():
         raise MountError(f"{point}: expected a directory to mount at, found a file")
     with os.scandir(point) as entries:
         first = next(entries, None)
     if first is not None:
         raise MountError(f"{point}: expected an empty directory to mount at, found {first.name!r} in it")
-    return False
 
 
 def _clear(point: Path) -> None:
@@ -163,7 +191,7 @@ def _clear(point: Path) -> None:
             state = "dead mount" if is_dead(point) else "mount"
             raise MountError(f"{point}: expected no mount, found a {state} of type {mount.kind}")
         if not is_dead(point):
-            owner = lock_owner(mount.backing)
+            owner = None if mount.read_only else lock_owner(mount.backing)
             process = f", served by process {owner}" if owner is not None else ""
             raise MountError(f"{point}: {mount.backing} is mounted there already{process}")
         detach(point)
@@ -178,6 +206,10 @@ def leave(point: Path, waits: Callable[[str], AbstractContextManager[object]]) -
     mount = find(point)
     if mount is None or mount.backing is None:
         raise MountError(f"{point}: expected a mount of topicfs, found {mount.kind if mount else 'none'}")
+    if mount.read_only:
+        # Its daemon has nothing to write down, and holds no lock: who holds one is another daemon.
+        detach(point) if is_dead(point) else unmount(point)
+        return
     owner = lock_owner(mount.backing)
     if owner is None:
         # Its daemon is gone, or lives where this process sees no processes: behind another namespace's walls.

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from engine.files.place import Kind, kind_of
 from engine.plan.plan import PartitionPlan
 from engine.plan.plan import plan as planned
 from engine.record import now_ms
@@ -47,7 +48,7 @@ def backing_of(place: Path) -> Path:
     mount = mounts.find(place)
     if mount is not None and mount.backing is not None:
         return mount.backing
-    if not (place / "logs").is_dir():
+    if kind_of(place) not in (Kind.STORE, Kind.LOGS):
         raise mounts.MountError(
             f"{place}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )

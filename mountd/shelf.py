@@ -67,6 +67,21 @@ class DirectoryShelf:
         return removed
 
 
+class ReadingShelf(DirectoryShelf):
+    """What an earlier mount has left there. A read-only mount adds nothing to it, and takes nothing away: what is
+    missing is built in memory, for as long as the mount lives."""
+
+    def save(self, partition: str, name: str, data: bytes) -> None:
+        """Nothing is kept."""
+
+    def remove(self, partition: str, name: str) -> None:
+        """Nothing is removed."""
+
+    def sweep(self, logs: Path) -> int:
+        """Nothing is removed."""
+        return 0
+
+
 def _paths_in(directory: Path) -> list[Path]:
     """What a directory holds: nothing where it is not there, or is none."""
     try:

@@ -30,9 +30,9 @@ class CleanerOffsets:
         self._is_behind = False
         self._lock = threading.Lock()
 
-    def read(self, present: Collection[PartitionKey]) -> None:
-        """Read the file, and drop the entries of partitions that are not there, from the file too: a later
-        partition of that name has nothing to do with them."""
+    def read(self, present: Collection[PartitionKey], read_only: bool = False) -> None:
+        """Read the file, and drop the entries of partitions that are not there, from the file too unless it is
+        read-only: a later partition of that name has nothing to do with them."""
         try:
             found = self._file.read()
         except CorruptCheckpointError as error:
@@ -40,7 +40,7 @@ class CleanerOffsets:
             self._offsets, self._is_behind = {}, True
             return
         self._offsets = {key: offset for key, offset in found.items() if key in present}
-        if len(self._offsets) < len(found):
+        if len(self._offsets) < len(found) and not read_only:
             self._write()
 
     def get(self, key: PartitionKey) -> int | None:

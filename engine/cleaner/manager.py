@@ -287,9 +287,11 @@ class CleaningManager:
 
     # -- by others ------------------------------------------------------------------------------------
 
-    def load(self, present: Collection[PartitionKey]) -> None:
-        """Read how far each partition is compacted."""
-        self.offsets.read(present)
+    def load(self, present: Collection[PartitionKey], read_only: bool = False) -> None:
+        """Read how far each partition is compacted. Where that is read-only, nothing is ever compacted."""
+        self.offsets.read(present, read_only)
+        if read_only:
+            self.states.stop()
 
     def follow_recovery(self) -> None:
         """Recovery may have cut logs off below where compaction had come to. What is appended there is not compacted,

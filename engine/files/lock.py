@@ -58,6 +58,24 @@ class DirectoryLock:
             _held.add(identity)
         return cls(path, descriptor, identity)
 
+    @classmethod
+    def is_held(cls, directory: Path) -> bool:
+        """Whether somebody has the directory open; False also where that cannot be told. Nothing is changed."""
+        path = directory / LOCK_FILE
+        # Whoever closes a file lets go of its own process's lock: nothing of ours is opened here.
+        with _held_guard:
+            try:
+                if _identity(path.stat()) in _held:
+                    return True
+                descriptor = os.open(path, os.O_RDONLY)
+            except OSError:
+                return False
+            try:
+                found = _conflict(descriptor, fcntl.F_RDLCK)
+                return found is not None and found[0] != fcntl.F_UNLCK
+            finally:
+                os.close(descriptor)
+
     def release(self) -> None:
         """Give the directory free. A second call does nothing."""
         with _held_guard:
@@ -86,11 +104,19 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _owner(descriptor: int) -> str:
     """The process that holds the lock. Its number is asked for where the layout of the answer is known."""
-    if sys.platform == "linux" and struct.calcsize("P") == 8:
-        # struct flock: type, whence, start, length, pid
-        layout = "hhqqi4x"
-        question = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, process = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
-        if kind != fcntl.F_UNLCK and process > 0:
-            return f"process {process}"
+    found = _conflict(descriptor, fcntl.F_WRLCK)
+    if found is not None and found[0] != fcntl.F_UNLCK and found[1] > 0:
+        return f"process {found[1]}"
     return "another process"
+
+
+def _conflict(descriptor: int, kind: int) -> tuple[int, int] | None:
+    """What is in the way of such a lock: its kind, F_UNLCK for nothing, and its process. None where the layout of the
+    answer is not known."""
+    if sys.platform != "linux" or struct.calcsize("P") != 8:
+        return None
+    # struct flock: type, whence, start, length, pid
+    layout = "hhqqi4x"
+    question = struct.pack(layout, kind, os.SEEK_SET, 0, 0, 0)
+    found, _, _, _, process = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return found, process

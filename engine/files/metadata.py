@@ -156,16 +156,19 @@ class MetaProperties:
     directory_id: str | None
 
     @classmethod
-    def load_or_create(cls, directory: Path, clock: Clock) -> MetaProperties:
-        """What the directory's file says. A missing file, or a missing directory id, is written first."""
+    def load_or_create(cls, directory: Path, clock: Clock, read_only: bool = False) -> MetaProperties:
+        """What the directory's file says. A missing file, or a missing directory id, is written first, unless that is
+        not to be changed."""
         path = directory / META_PROPERTIES
         try:
             values = read_properties(path)
         except FileNotFoundError:
+            if read_only:
+                return cls(0, None, None, None)
             # A broker that continues the directory must be configured with this node id.
             values = {"version": "1", "cluster.id": random_uuid(), "node.id": "0"}
         found = _parse_meta_properties(path, values)
-        if found.version == 0 or found.directory_id is not None:
+        if found.version == 0 or found.directory_id is not None or read_only:
             return found
         values["directory.id"] = random_uuid()
         write_properties(path, values, clock=clock)

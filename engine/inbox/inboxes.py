@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import EngineError, UnknownPartitionError
-from engine.inbox.inbox import Inbox
+from engine.inbox.inbox import PRODUCER_ID, Inbox
+from engine.inbox.journal import Journal, State
 from engine.partition.partition import Partition
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Inboxes:
     _numbers    gives a topic's partitions; none where there is no such topic
     _partition  gives a partition by topic and number
     _open       the inboxes that somebody asked for, by topic
+    _read_only  no file is changed, and nothing is committed
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Inboxes:
         directory: Path,
         numbers: Callable[[str], Sequence[int]],
         partition: Callable[[str, int], Partition],
+        read_only: bool = False,
     ) -> None:
+        self._read_only = read_only
         self.directory = directory
         self._numbers = numbers
         self._partition = partition
@@ -59,6 +63,7 @@ class Inboxes:
                     self.directory / topic,
                     lambda: self._numbers(topic),
                     lambda number: self._partition(topic, number),
+                    self._read_only,
                 )
             return found
 
@@ -70,6 +75,12 @@ class Inboxes:
                 shutil.rmtree(directory, ignore_errors=True)
             elif (directory / "journal").exists():
                 self._settle(self.of(directory.name))
+
+    def show_settled(self, partition: Partition) -> None:
+        """Show in a read-only partition what `recover` would make of a commit that a crash has stopped."""
+        found = Journal(self.directory / partition.topic / "journal").read()
+        if found is not None and partition.number in found.partitions:
+            partition.log.decide(PRODUCER_ID, found.state is State.COMMITTED)
 
     def settle(self) -> None:
         """Try again what could not be brought to its end before."""

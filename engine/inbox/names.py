@@ -26,10 +26,12 @@ class CommittedNames:
     _names   those that are remembered, the oldest first; None until they were read
     _lines   lines in the file
     _lock    held while the file is read or written
+    _read_only  the file is not changed
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
+        self._read_only = read_only
         self._names: dict[str, None] | None = None
         self._lines = 0
         self._lock = threading.RLock()
@@ -86,6 +88,8 @@ class CommittedNames:
             self._lines = len(names)
 
     def _rewrite(self, names: dict[str, None]) -> None:
+        if self._read_only:
+            return
         write_atomically(self.path, b"".join(json.dumps(name).encode() + b"\n" for name in names))
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _base_offset = attrgetter("base_offset")
 
 
-def segment_settings(settings: TopicSettings) -> SegmentSettings:
+def segment_settings(settings: TopicSettings, read_only: bool = False) -> SegmentSettings:
     """What a segment needs of a topic's settings."""
     return SegmentSettings(
         index_interval_bytes=settings.index_interval_bytes,
@@ -42,6 +42,7 @@ def segment_settings(settings: TopicSettings) -> SegmentSettings:
         preallocate=settings.preallocate,
         segment_bytes=settings.segment_bytes,
         jitter_ms=min(settings.segment_jitter_ms, settings.segment_ms),
+        read_only=read_only,
     )
 
 

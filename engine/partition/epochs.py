@@ -42,14 +42,16 @@ class LeaderEpochs:
     path     of the file
     entries  epochs and start offsets, both rising; replaced as a whole
     dirty    whether `entries` differ from the file: a truncation was not flushed yet
+    read_only  changes are made in memory only
     """
 
-    __slots__ = ("dirty", "entries", "path")
+    __slots__ = ("dirty", "entries", "path", "read_only")
 
-    def __init__(self, path: Path, entries: tuple[EpochEntry, ...]) -> None:
+    def __init__(self, path: Path, entries: tuple[EpochEntry, ...], read_only: bool = False) -> None:
         self.path = path
         self.entries = entries
         self.dirty = False
+        self.read_only = read_only
 
     @classmethod
     def open(cls, path: Path) -> LeaderEpochs:
@@ -57,6 +59,11 @@ class LeaderEpochs:
         # Not Path.touch, which would also change the time of a file that exists.
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o644))
         return cls(path, _parse(path, read_lines(path)))
+
+    @classmethod
+    def look(cls, path: Path) -> LeaderEpochs:
+        """What the file says; no epoch where there is none. The file is never changed."""
+        return cls(path, _parse(path, read_lines(path)), read_only=True)
 
     # -- look-ups -----------------------------------------------------------------------------------
 
@@ -140,7 +147,7 @@ class LeaderEpochs:
 
     def flush(self) -> None:
         """Write the file if a truncation has not been written yet."""
-        if self.dirty:
+        if self.dirty and not self.read_only:
             # Put off, so the partition's directory may be gone by now.
             self.dirty = not write_lines_if_directory_exists(self.path, _lines(self.entries))
 
@@ -151,7 +158,8 @@ class LeaderEpochs:
 
     def _store(self, entries: tuple[EpochEntry, ...]) -> None:
         # The file first: when it cannot be written, nothing has changed.
-        write_lines(self.path, _lines(entries))
+        if not self.read_only:
+            write_lines(self.path, _lines(entries))
         self.entries = entries
         self.dirty = False
 

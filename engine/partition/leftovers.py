@@ -20,9 +20,7 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
 
     A `.swap` file at or above the lowest `.cleaned` one belongs to a swap that had not begun for all of its
     segments: the originals are still there, and complete."""
-    # A name without an offset is of no segment: it must not decide the fate of any.
-    cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX) and _offset(name) >= 0]
-    unfinished = min(cleaned, default=MAX_INT64 + 1)
+    unfinished = _first_unfinished(names)
     gone = {
         name
         for name in names
@@ -34,6 +32,19 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
         log.info(f"{directory.name}/{name}: left over from an interrupted run, removed")
         (directory / name).unlink(missing_ok=True)
     return names - gone
+
+
+def _first_unfinished(names: set[str]) -> int:
+    """The lowest base of a segment whose swap had not begun; above all bases where there is none."""
+    # A name without an offset is of no segment: it must not decide the fate of any.
+    cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX) and _offset(name) >= 0]
+    return min(cleaned, default=MAX_INT64 + 1)
+
+
+def begun_swaps(names: set[str]) -> set[str]:
+    """The `.swap` files of a swap that had begun."""
+    unfinished = _first_unfinished(names)
+    return {name for name in names if name.endswith(SWAP_SUFFIX) and 0 <= _offset(name) < unfinished}
 
 
 def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
@@ -49,7 +60,7 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     if logs:
         bases = [_offset(name) for name in logs]
         # Also an empty segment replaces all files of the one with its base.
-        low, high = min(bases), max(max(_next_offset(chain, base), base + 1) for base in bases)
+        low, high = min(bases), max(max(next_offset_of_swap(chain, base), base + 1) for base in bases)
         for name in sorted(names):
             if not name.endswith(SWAP_SUFFIX) and low <= _offset(name) < high:
                 log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")
@@ -67,7 +78,8 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     return left
 
 
-def _next_offset(chain: Chain, base: int) -> int:
+def next_offset_of_swap(chain: Chain, base: int) -> int:
+    """The offset behind the last batch of a segment that is `.swap`."""
     segment = Segment.load(
         chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=SWAP_SUFFIX
     )

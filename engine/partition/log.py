@@ -42,7 +42,7 @@ from engine.partition.split import split
 from engine.partition.state import LogState
 from engine.producer import snapshot
 from engine.producer.entry import BatchInfo, Origin
-from engine.producer.manager import ProducerUpdate
+from engine.producer.manager import CompletedTransaction, ProducerUpdate
 from engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from engine.segment.segment import Segment
 from engine.segment.transaction_index import AbortedTransaction
@@ -59,7 +59,7 @@ class Log(LogState):
     def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin) -> Appended:
         """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             first = self.offsets.end
             encoding.stamp(batch, 0, first, self.leader_epoch)
             row[LAST_OFFSET] += first - row[BASE_OFFSET]
@@ -74,7 +74,7 @@ class Log(LogState):
     def follow(self, data: Bytes, table: Longs) -> Appended:
         """Append batches as another log has them."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
             if first < self.offsets.end:
                 raise UnexpectedAppendOffsetError(
@@ -169,12 +169,27 @@ class Log(LogState):
         finally:
             self.publish(end=end)
 
+    def decide(self, producer_id: int, commit: bool) -> None:
+        """Show a read-only log as if a marker at its end decided the producer's open transaction. Without one,
+        nothing is done."""
+        with self.lock:
+            entry = self.producers.producers.get(producer_id)
+            if entry is None or entry.current_transaction_first_offset == NO_OFFSET:
+                return
+            first, end = entry.current_transaction_first_offset, self.offsets.end
+            if not commit:
+                active = self.chain.active
+                aborted = AbortedTransaction(producer_id, first, end, end)
+                active.hold_transactions([*active.transactions.all(), aborted])
+            self.producers.complete_transaction(CompletedTransaction(producer_id, first, end - 1, not commit))
+            self.publish()
+
     # -- rolling --------------------------------------------------------------------------------------
 
     def roll(self) -> None:
         """Seal the active segment, and begin one at the end offset."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             self._roll(self.offsets.end)
 
     def roll_if_waited(self, now: int) -> bool:
@@ -183,7 +198,7 @@ class Log(LogState):
         if not self.chain.active.has_waited(now, self._longest_ms):
             return False
         with self.lock:
-            self.check_open()
+            self.check_writable()
             if not self.chain.active.has_waited(now, self._longest_ms):
                 return False
             self._roll(self.offsets.end)
@@ -243,7 +258,7 @@ class Log(LogState):
         if offset < 0:
             raise ValueError(f"truncation to offset {offset}: expected 0 or more")
         with self.lock:
-            self.check_open()
+            self.check_writable()
             if offset >= self.offsets.end:
                 self.epochs.truncate_from_end(offset)
                 self.epochs.flush()
@@ -267,7 +282,7 @@ class Log(LogState):
     def restart_at(self, offset: int, start: int | None = None) -> None:
         """Throw everything away and begin anew at `offset`."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             with self._whole_or_offline():
                 self.remove(tuple(self.chain.segments)[::-1])
                 self.chain.add((self.chain.create(offset),))
@@ -316,7 +331,7 @@ class Log(LogState):
                 sync_directory(self.chain.directory)
 
     def _replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
-        self.check_open()
+        self.check_writable()
         segments = self.chain.segments
         gone = [each.base_offset for each in old if each not in segments or each is segments.last]
         if gone or self.cuts != cuts:
@@ -333,7 +348,7 @@ class Log(LogState):
         False where none has."""
         found = False
         with self.lock:
-            self.check_open()
+            self.check_writable()
             for segment in segments:
                 last = segment.next_offset() - 1
                 if segment in self.chain.segments and last - segment.base_offset > MAX_INT32:
@@ -384,7 +399,7 @@ class Log(LogState):
     def _flush(self, target: int, with_active: bool) -> None:
         """Flush, with `_flushing` held. `with_active` includes an active segment that is empty, whose index
         files then exist."""
-        self.check_open()
+        self.check_writable()
         point = self.recovery_point
         self._cut = MAX_INT64
         if target <= point and not with_active:
@@ -428,7 +443,7 @@ class Log(LogState):
             if self._closed:
                 return
             try:
-                if self.failure is None:
+                if self.failure is None and not self.read_only:
                     self.metadata.maybe_flush()
                     self._flush(self.offsets.end, with_active=True)
                     self.epochs.flush()

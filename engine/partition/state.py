@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.errors import (
     ClosedError,
     OffsetOutOfRangeError,
+    ReadOnlyError,
 )
 from engine.files.metadata import PartitionMetadata
 from engine.partition.chain import Chain
@@ -43,6 +44,7 @@ class LogState:
     last_flush_ms     when the log was last flushed
     cuts              how often segments were cut: what was read meanwhile may be of two states
     failure           the error that took the log offline, None while it is not
+    read_only         nothing of it is changed
     before_removal    told the segments that retention or compaction is about to take out of the list, so that who
                       promised them to a reader pins them; may be called with and without the lock, and twice
     lock              held by whoever changes anything
@@ -65,6 +67,7 @@ class LogState:
         offsets: Offsets,
         recovery_point: int,
         lone: bool,
+        read_only: bool = False,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -76,6 +79,7 @@ class LogState:
         self.offsets = offsets
         self.recovery_point = recovery_point
         self.lone = lone
+        self.read_only = read_only
         self.leader_epoch = epochs.latest_epoch or 0
         self.last_flush_ms = clock()
         self.cuts = 0
@@ -96,6 +100,12 @@ class LogState:
             raise ClosedError(f"{self.name} is offline after an error: {self.failure}") from self.failure
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
+
+    def check_writable(self) -> None:
+        """ClosedError where the log was closed, or went offline; ReadOnlyError where it is not to be changed."""
+        self.check_open()
+        if self.read_only:
+            raise ReadOnlyError(f"{self.name}: opened read-only")
 
     @property
     def is_open(self) -> bool:
@@ -180,14 +190,14 @@ class LogState:
     def become_leader(self, epoch: int) -> None:
         """Stamp this epoch into batches from now on."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             self.epochs.assign(epoch, self.offsets.end)
             self.leader_epoch = epoch
 
     def raise_start_offset(self, offset: int) -> bool:
         """Make `offset` the first that may be read. False where it is not above the present one."""
         with self.lock:
-            self.check_open()
+            self.check_writable()
             if offset > self.offsets.high_watermark:
                 raise OffsetOutOfRangeError(
                     f"{self.name}: start offset {offset} to set, the high watermark is "

@@ -23,6 +23,7 @@ from engine.files.checkpoint import (
 )
 from engine.files.metadata import CleanShutdown
 from engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
+from engine.files.place import logs_in
 from engine.partition.loading import Known
 from engine.partition.offsets import Offsets
 from engine.plan.listed import ListedSegment, listed, offsets_of
@@ -98,8 +99,8 @@ def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) ->
     given       lines that outrank those of server.properties, as a mount may have been given them
     is_running  a daemon has the directory open
 
-    What Configuration.load and Listing.of raise, and FileNotFoundError where there is no log directory."""
-    logs = backing / "logs"
+    What Configuration.load and Listing.of raise, and NoStoreError where there is no log directory."""
+    logs = logs_in(backing)
     partitions = Listing.of(logs).partitions
     configuration = Configuration.load(backing, given, lambda: now)
     checkpoints = _Checkpoints(logs)

@@ -195,12 +195,14 @@ class ProducerStates:
     _unreplicated         completed ones whose marker is not below the high watermark, by rising first offset
     _snapshots            offsets of the snapshot files, rising
     _last_snapshot_offset no snapshot is taken at or below it
+    _read_only            snapshots are read, and neither taken nor deleted
     """
 
     __slots__ = (
         "_last_snapshot_offset",
         "_ongoing",
         "_producers",
+        "_read_only",
         "_snapshots",
         "_unreplicated",
         "directory",
@@ -210,8 +212,11 @@ class ProducerStates:
         "producers",
     )
 
-    def __init__(self, directory: Path, expiration_ms: int, snapshots: list[int]) -> None:
+    def __init__(
+        self, directory: Path, expiration_ms: int, snapshots: list[int], read_only: bool = False
+    ) -> None:
         self.directory = directory
+        self._read_only = read_only
         self.expiration_ms = expiration_ms
         self.map_end_offset = 0
         self.first_unstable_offset: int | None = None
@@ -227,6 +232,12 @@ class ProducerStates:
     def open(cls, directory: Path, expiration_ms: int) -> ProducerStates:
         """No producers yet, and the snapshots that the directory holds; `truncate_and_reload` reads one."""
         return cls(directory, expiration_ms, _find_snapshots(directory))
+
+    @classmethod
+    def look(cls, directory: Path, expiration_ms: int) -> ProducerStates:
+        """The same, but no file is changed: snapshots that are not wanted are passed over."""
+        snapshots = _find_snapshots(directory, read_only=True)
+        return cls(directory, expiration_ms, snapshots, read_only=True)
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -397,7 +408,7 @@ class ProducerStates:
         One that was written without `fsync` is made durable later, by `engine.producer.snapshot.flush`.
         """
         offset = self.map_end_offset
-        if offset <= self._last_snapshot_offset:
+        if offset <= self._last_snapshot_offset or self._read_only:
             return None
         path = self._snapshot_path(offset)
         snapshot.write(path, self._producers.values(), fsync=fsync)
@@ -417,7 +428,7 @@ class ProducerStates:
         That one was taken at a clean stop. The directory is read anew: recovery of single segments, with
         states of its own, has written and deleted snapshots in it.
         """
-        self._snapshots = _find_snapshots(self.directory)
+        self._snapshots = _find_snapshots(self.directory, self._read_only)
         bases = frozenset(segment_bases)
         strays = [offset for offset in self._snapshots if offset not in bases]
         if strays and strays[-1] >= max(bases, default=NO_OFFSET):
@@ -443,11 +454,12 @@ class ProducerStates:
         return self.directory / snapshot_file(offset)
 
     def _delete_snapshot(self, offset: int) -> None:
-        self._snapshot_path(offset).unlink(missing_ok=True)
+        if not self._read_only:
+            self._snapshot_path(offset).unlink(missing_ok=True)
         self._snapshots.remove(offset)
 
 
-def _find_snapshots(directory: Path) -> list[int]:
+def _find_snapshots(directory: Path, read_only: bool = False) -> list[int]:
     """The offsets of the directory's snapshots, rising. What a crash left half-written is deleted."""
     offsets = []
     with os.scandir(directory) as entries:
@@ -457,7 +469,7 @@ def _find_snapshots(directory: Path) -> list[int]:
                 continue
             if name[2] is None:
                 offsets.append(int(name[1]))
-            else:
+            elif not read_only:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(entry.path)
     return sorted(offsets)

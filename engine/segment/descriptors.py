@@ -126,20 +126,30 @@ class PinnedFile:
     cached    descriptor that reads share; None until the first read, and after it was given up
     used      see Holder
     gone      condemned or closed: no new pin, and no opening by name
+    identity  device and inode that the file must have; None where nobody else replaces it
     _kept     descriptor that is held whatever the cache does: during a rename, and while condemned and pinned
     _pins     as many elements as pins; a list, because its append and pop are atomic and an int's += is not
     """
 
-    __slots__ = ("_descriptors", "_kept", "_pins", "cached", "gone", "path", "used")
+    __slots__ = ("_descriptors", "_kept", "_pins", "cached", "gone", "identity", "path", "used")
 
     def __init__(self, path: str, descriptors: Descriptors) -> None:
         self.path = path
+        self.identity: tuple[int, int] | None = None
         self.cached: Descriptor | None = None
         self.used = False
         self.gone = False
         self._kept: Descriptor | None = None
         self._pins: list[None] = []
         self._descriptors = descriptors
+
+    @classmethod
+    def anonymous(cls, descriptors: Descriptors) -> PinnedFile:
+        """An empty file in memory, with a path by which this process finds it."""
+        held = Descriptor(os.memfd_create("topicfs-empty"))
+        file = cls(f"/proc/self/fd/{held.fd}", descriptors)
+        file._kept = held
+        return file
 
     @property
     def pins(self) -> int:
@@ -166,8 +176,16 @@ class PinnedFile:
             except FileNotFoundError:
                 # A rename may have come in between: then there is a kept descriptor or another path.
                 if self._kept is None and self.path == path and not self.gone:
+                    if self.identity is not None:
+                        raise CorruptSegmentError(
+                            f"{path} was removed since it was opened read-only"
+                        ) from None
                     raise
                 continue
+            if self.identity is not None:
+                status = os.fstat(opened.fd)
+                if (status.st_dev, status.st_ino) != self.identity:
+                    raise CorruptSegmentError(f"{path} was replaced since it was opened read-only")
             found = self._descriptors.admit(self, opened, 1)
             if self.gone:
                 # Condemned since: what was opened may be a later file of the same name.

@@ -53,10 +53,22 @@ class IndexFile:
     used         see descriptors.Holder
     active       holds its entries for good and may be changed
     held         sealed, but holds its entries for good: the file may be overwritten by another one
+    in_memory    active, and its entries are in memory only: there is no file, or it is not to be changed
     _fd          descriptor for writing, -1 while none is open
     """
 
-    __slots__ = ("_cache", "_fd", "active", "base_offset", "cached", "held", "max_bytes", "path", "used")
+    __slots__ = (
+        "_cache",
+        "_fd",
+        "active",
+        "base_offset",
+        "cached",
+        "held",
+        "in_memory",
+        "max_bytes",
+        "path",
+        "used",
+    )
 
     ENTRY_SIZE: ClassVar[int]
 
@@ -72,6 +84,7 @@ class IndexFile:
         self.used = False
         self.active = False
         self.held = False
+        self.in_memory = False
         self._fd = -1
         self._cache = cache
 
@@ -134,6 +147,12 @@ class IndexFile:
         self.active = True
         self._cache.forget(self, (copy, entries))
 
+    def begin_in_memory(self) -> None:
+        """Have no entries, and keep those that are appended in memory only. The file, if there is one, is neither
+        read nor changed."""
+        self.in_memory = True
+        self._own(np.empty(0, np.uint8), 0)
+
     def hold(self) -> None:
         """Keep the entries in memory until `release`, since the file is about to lose its name."""
         self._cache.forget(self, self.view())
@@ -170,7 +189,8 @@ class IndexFile:
             grown = np.empty(2 * end, np.uint8)
             grown[:start] = present[:start]
             present = grown
-        write_exactly(self._writer(), start, data)
+        if not self.in_memory:
+            write_exactly(self._writer(), start, data)
         present[start:end] = np.frombuffer(data, np.uint8)
         self.cached = (present, entries + len(data) // self.ENTRY_SIZE)
 
@@ -190,6 +210,8 @@ class IndexFile:
 
     def trim(self) -> None:
         """Make the file as long as its entries, and exist."""
+        if self.in_memory:
+            return
         cut_file(self._writer(), self.entries * self.ENTRY_SIZE)
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ from engine.errors import (
     CorruptSegmentError,
     InvalidOffsetError,
     OffsetOverflowError,
+    ReadOnlyError,
     RecordBatchTooLargeError,
 )
 from engine.kernels.scan import (
@@ -36,6 +37,7 @@ from engine.kernels.search import (
 from engine.record import MAX_INT32, NO_TIMESTAMP, Clock
 from engine.segment.descriptors import (
     Descriptors,
+    PinnedFile,
     cut_file,
     write_exactly,
 )
@@ -91,12 +93,32 @@ class Segment(StoredSegment):
         segment._time_index = TimeIndex.create(segment._name(".timeindex"), base_offset, most)
         return segment
 
+    @classmethod
+    def empty(
+        cls,
+        directory: Path,
+        base_offset: int,
+        settings: SegmentSettings,
+        clock: Clock,
+        descriptors: Descriptors,
+    ) -> Segment:
+        """An empty segment without files: a read-only partition shows it where it would otherwise make one."""
+        segment = cls(directory, base_offset, settings, clock, descriptors, "")
+        segment.log = PinnedFile.anonymous(descriptors)
+        segment._size = 0
+        segment._largest = (NO_TIMESTAMP, base_offset)
+        segment.offset_index.begin_in_memory()
+        segment.time_index.begin_in_memory()
+        return segment
+
     # -- appending ----------------------------------------------------------------------------------
 
     def _activate(self) -> None:
         """Open what an append needs. Only the file's first `size` bytes count."""
         if self._writer >= 0:
             return
+        if self.settings.read_only:
+            raise ReadOnlyError(f"{self.log.path}: opened read-only")
         if self.log.gone:
             raise ClosedError(f"{self.log.path} was deleted or closed")
         size = self.size
@@ -219,6 +241,32 @@ class Segment(StoredSegment):
         self._size = valid
         self.seal()
         return found - valid
+
+    def recover_in_memory(self, visit: Callable[[Bytes, Longs], None]) -> int:
+        """As `recover`, but no file is changed: the indexes are rebuilt in memory, and what is behind the last good
+        batch is hidden. Gives how many bytes are hidden."""
+        found = self.size
+        self.offset_index.begin_in_memory()
+        self.time_index.begin_in_memory()
+        self._largest = (NO_TIMESTAMP, self.base_offset)
+        self._first = None
+        self._since = 0
+        valid, problem = self._rebuild(found, visit)
+        if valid < found:
+            log.warning(
+                f"{self.log.path}: {found - valid} of {found} bytes are hidden, from position {valid} on: {problem}"
+            )
+        self._size = valid
+        self.time_index.maybe_append(*self._largest_known(), skip_full=True)
+        return found - valid
+
+    def hide(self) -> None:
+        """Show nothing of it. No file is changed."""
+        self.offset_index.begin_in_memory()
+        self.time_index.begin_in_memory()
+        self._largest = (NO_TIMESTAMP, self.base_offset)
+        self._first = None
+        self._size = 0
 
     def _rebuild(self, end: int, visit: Callable[[Bytes, Longs], None]) -> tuple[int, str]:
         valid = 0

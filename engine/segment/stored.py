@@ -19,7 +19,7 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -59,7 +59,7 @@ from engine.segment.descriptors import (
 )
 from engine.segment.offset_index import OffsetIndex
 from engine.segment.time_index import TimeIndex
-from engine.segment.transaction_index import TransactionIndex
+from engine.segment.transaction_index import AbortedTransaction, TransactionIndex
 from engine.segment.walk import walk
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class SegmentSettings:
     segment_bytes         length that a preallocated `.log` gets
     preallocate           give a new `.log` that length at once
     jitter_ms             a segment is rolled up to this much before its time
+    read_only             no file of it is changed, or opened for writing
     """
 
     index_interval_bytes: int = 4096
@@ -93,6 +94,7 @@ class SegmentSettings:
     segment_bytes: int = 1024 * 1024 * 1024
     preallocate: bool = False
     jitter_ms: int = 0
+    read_only: bool = False
 
 
 class StoredSegment:
@@ -200,6 +202,14 @@ class StoredSegment:
     def _check_size(self, size: int) -> None:
         if size > MAX_INT32:
             raise CorruptSegmentError(f"{self.log.path}: expected at most {MAX_INT32} bytes, found {size}")
+
+    def freeze(self) -> None:
+        """Show the `.log` as it is now. What another process appends later is not seen, and a file that takes its
+        name later is refused: the sizes and indexes that are known are not those of that file."""
+        status = os.stat(self.log.path)
+        self._check_size(status.st_size)
+        self._size = status.st_size
+        self.log.identity = status.st_dev, status.st_ino
 
     @property
     def is_active(self) -> bool:
@@ -420,6 +430,10 @@ class StoredSegment:
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
+
+    def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """Use these aborted transactions in place of those in the file, which is not changed."""
+        self._transactions = TransactionIndex.in_memory(self.base_offset, aborted)
 
     # -- files --------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -107,6 +107,19 @@ class TransactionIndex:
         except FileNotFoundError:
             size = 0
         return cls(path, base_offset, size)
+
+    @classmethod
+    def in_memory(cls, base_offset: int, aborted: Iterable[AbortedTransaction]) -> TransactionIndex:
+        """An index of these entries that is in no directory. Its file, in memory, is there while it has entries."""
+        entries = list(aborted)
+        if not entries:
+            return cls(Path(os.devnull), base_offset, 0)
+        kept = _Descriptor(os.memfd_create("topicfs-txnindex"))
+        index = cls(Path(f"/proc/self/fd/{kept.number}"), base_offset, 0)
+        index._kept = kept
+        for entry in entries:
+            index.append(entry)
+        return index
 
     @property
     def entries(self) -> int:

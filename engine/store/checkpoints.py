@@ -46,11 +46,13 @@ class Checkpoints:
     _written    what each file holds; None where that is not known
     _ceilings   recovery points are not written above these, while a truncation is under way
     _lock       one writer at a time, who also gathers: no older offsets follow newer ones
+    _read_only  the files are not written
     """
 
-    def __init__(self, directory: Path, slots: Slots) -> None:
+    def __init__(self, directory: Path, slots: Slots, read_only: bool = False) -> None:
         self._directory = directory
         self._slots = slots
+        self._read_only = read_only
         self._known: dict[str, dict[PartitionKey, int]] = {}
         self._written: dict[str, Mapping[PartitionKey, int] | None] = {}
         self._ceilings: dict[PartitionKey, int] = {}
@@ -136,6 +138,8 @@ class Checkpoints:
 
     def _rewrite(self, name: str) -> None:
         """Gather and write. The caller holds the lock."""
+        if self._read_only:
+            return
         known = self._known[name]
         offsets = {}
         for slot in self._slots():

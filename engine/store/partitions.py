@@ -11,9 +11,11 @@ from time import monotonic
 from typing import Final
 
 from engine.errors import ClosedError, EngineError, UnknownPartitionError
+from engine.files.metadata import CleanShutdown
 from engine.files.names import parse_partition_directory, partition_directory
 from engine.partition.loading import Known, load
 from engine.partition.partition import Partition
+from engine.partition.viewing import view
 from engine.record import Clock
 from engine.segment.descriptors import Descriptors, raise_descriptor_limit
 from engine.store.checkpoints import Checkpoints
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 # 10,000 segments took 1.5 times as long as among 10, as it had to open a file; now 1.2 times.
 _MOST_DESCRIPTORS: Final = 16_384
 
+_TRIES: Final = 5
+"""Another process may take files away while a partition is looked at read-only: then it is looked at anew."""
+
 
 class Partitions:
     """The partitions in one log directory. Who adds, removes or closes some holds the store's guard.
@@ -35,6 +40,8 @@ class Partitions:
     slots          a slot for each partition; replaced as a whole, so that looking needs no lock
     checkpoints    what the log directory remembers of them
     stopped_clean  what is loaded was stopped cleanly
+    read_only      no file is changed
+    looked_at      given each partition that was loaded read-only, before anybody else has it
     """
 
     def __init__(
@@ -45,11 +52,14 @@ class Partitions:
         stopped_clean: bool,
         clock: Clock,
         lone: bool,
+        read_only: bool = False,
     ) -> None:
         self.logs = logs
+        self.read_only = read_only
+        self.looked_at: Callable[[Partition], None] = lambda _: None
         self.stopped_clean = stopped_clean
         self.slots: Mapping[PartitionKey, Slot] = {key: self.empty_slot(*key) for key in keys}
-        self.checkpoints = Checkpoints(logs, self._each_slot)
+        self.checkpoints = Checkpoints(logs, self._each_slot, read_only)
         self._configuration = configuration
         self._clock = clock
         self._lone = lone
@@ -64,9 +74,10 @@ class Partitions:
         stopped_clean: bool,
         clock: Clock,
         lone: bool,
+        read_only: bool = False,
     ) -> Partitions:
         """Those that the log directory was found to have. None is loaded yet."""
-        partitions = cls(logs, keys, configuration, stopped_clean, clock, lone)
+        partitions = cls(logs, keys, configuration, stopped_clean, clock, lone, read_only)
         partitions._descriptors.limit = min(_MOST_DESCRIPTORS, raise_descriptor_limit() * 3 // 4)
         partitions.checkpoints.read(partitions.slots.keys())
         return partitions
@@ -115,7 +126,25 @@ class Partitions:
         return slot.use(self._load)
 
     def _load(self, slot: Slot) -> Partition:
-        return self.load(slot, self.known(slot))
+        return self._look(slot) if self.read_only else self.load(slot, self.known(slot))
+
+    def _look(self, slot: Slot) -> Partition:
+        """Load what lies in the slot's directory, without changing it. Another process may have it open, or open it
+        meanwhile, which takes the marker away before it changes anything: then it is looked at anew."""
+        marker = CleanShutdown.of(self.logs)
+        for rest in reversed(range(_TRIES)):
+            clean = marker.exists()
+            try:
+                partition = self.load(slot, self.checkpoints.known(slot.key, clean))
+            except FileNotFoundError:
+                if not rest:
+                    raise
+                continue
+            if not rest or clean == marker.exists():
+                break
+            partition.log.abandon()
+        self.looked_at(partition)
+        return partition
 
     def known(self, slot: Slot) -> Known:
         """What checkpoints say of a slot that is not loaded."""
@@ -123,7 +152,7 @@ class Partitions:
 
     def load(self, slot: Slot, known: Known) -> Partition:
         """Load what lies in the slot's directory."""
-        return load(
+        return (view if self.read_only else load)(
             slot.topic,
             slot.number,
             slot.directory,

@@ -36,8 +36,10 @@ from engine.errors import (
     InvalidSettingError,
     PartitionExistsError,
     PolicyViolationError,
+    ReadOnlyError,
     UnknownPartitionError,
 )
+from engine.files import place
 from engine.files.atomic import sync_directory
 from engine.files.lock import DirectoryLock
 from engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
@@ -47,6 +49,7 @@ from engine.files.names import (
     parse_partition_directory,
     partition_directory,
 )
+from engine.files.place import LOGS
 from engine.inbox.inboxes import Inboxes
 from engine.partition.loading import Known
 from engine.partition.partition import Partition
@@ -64,12 +67,11 @@ from engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
 
-LOGS: Final = "logs"
 STAGING: Final = "staging"
 COMPACTING: Final = "compact"
 """In a topic's part of it: segments that a job is writing anew. Who holds the log may remove it."""
 
-_DIRECTORIES: Final = (LOGS, TOPICS, "views", STAGING)
+_DIRECTORIES: Final = (TOPICS, "views", STAGING)
 
 
 class Store(KeptStore):
@@ -80,6 +82,7 @@ class Store(KeptStore):
     meta           the log directory's ids
     strays         names of directories that a broker set aside or was moving here: kept, not used
     stopped_clean  whether the stop before this opening was a clean one
+    read_only      nothing is changed
     clock          gives the time
     retention      what became of it
     cleaning       compaction, which threads of the store's owner do
@@ -90,14 +93,16 @@ class Store(KeptStore):
         self,
         backing: Path,
         clock: Clock,
-        lock: DirectoryLock,
+        lock: DirectoryLock | None,
         configuration: Configuration,
         meta: MetaProperties,
         strays: tuple[str, ...],
         partitions: Partitions,
+        read_only: bool = False,
     ) -> None:
         self.backing = backing
-        self.logs = backing / LOGS
+        self.logs = partitions.logs
+        self.read_only = read_only
         self.meta = meta
         self.strays = strays
         self.stopped_clean = partitions.stopped_clean
@@ -111,7 +116,7 @@ class Store(KeptStore):
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention
         )
-        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition)
+        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, read_only)
         self._schedule = Schedule(clock(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False
@@ -125,14 +130,31 @@ class Store(KeptStore):
         settings: Mapping[str, str] | None = None,
         clock: Clock = now_ms,
         lone: bool = True,
+        read_only: bool = False,
+        create: bool = False,
     ) -> Store:
-        """Open the store in a directory, which is made where there is none.
+        """Open the store in a directory; NoStoreError where there is none.
 
-        settings  lines that outrank those of server.properties
-        lone      no other replica must acknowledge: what is appended is committed"""
+        settings   lines that outrank those of server.properties
+        lone       no other replica must acknowledge: what is appended is committed
+        read_only  nothing is changed, made or locked, also where another process has the store open, or the directory
+                   is a log directory by itself. The partitions are shown as they are when they are first used
+        create     make the store where the directory is empty or not there"""
         backing = Path(backing).absolute()
+        if read_only:
+            if create:
+                raise ValueError(
+                    f"{backing}: expected a store to be made, or to be opened read-only, not both"
+                )
+            return cls._open_read_only(backing, settings or {}, clock, lone)
+        if create and place.kind_of(backing) is not place.Kind.STORE:
+            place.refuse_unless_free(backing)
+            # Settings that are refused leave nothing behind.
+            Configuration.load(backing, settings or {}, clock)
+            place.make(backing)
+        place.refuse_unless_store(backing)
         for name in _DIRECTORIES:
-            (backing / name).mkdir(parents=True, exist_ok=True)
+            (backing / name).mkdir(exist_ok=True)
         sync_directory(backing)
         lock = DirectoryLock.acquire(backing / LOGS)
         try:
@@ -140,6 +162,30 @@ class Store(KeptStore):
         except BaseException:
             lock.release()
             raise
+
+    @classmethod
+    def _open_read_only(cls, backing: Path, settings: Mapping[str, str], clock: Clock, lone: bool) -> Store:
+        logs = place.logs_in(backing)
+        configuration = Configuration.load(backing, settings, clock)
+        listing = Listing.of(logs)
+        meta = MetaProperties.load_or_create(logs, clock, read_only=True)
+        clean = CleanShutdown.of(logs).exists() or not listing.partitions
+        partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone, True)
+        held = DirectoryLock.is_held(logs)
+        log.info(
+            f"{logs}: {len(listing.partitions)} partitions, read-only, "
+            + (
+                "which another process has open"
+                if held
+                else f"after {'a clean' if clean else 'an unclean'} stop"
+            )
+        )
+        store = cls(backing, clock, None, configuration, meta, tuple(listing.strays), partitions, True)
+        store.cleaning.load(partitions.slots.keys(), read_only=True)
+        if not held:
+            # Of a running owner's commit it is not decided what becomes of it.
+            partitions.looked_at = store.inboxes.show_settled
+        return store
 
     @classmethod
     def _open_locked(
@@ -197,6 +243,9 @@ class Store(KeptStore):
                 return
             self._closed = True
             self.cleaning.stop()
+            if self.read_only:
+                self._partitions.abandon()
+                return
             try:
                 unclean = self._partitions.close()
                 self._checkpoints.write_all()
@@ -205,7 +254,7 @@ class Store(KeptStore):
                 else:
                     CleanShutdown.of(self.logs).write()
             finally:
-                self._directory_lock.release()
+                self._release()
 
     def abandon(self) -> None:
         """Let go of everything as a crash would: nothing is flushed or written."""
@@ -214,11 +263,20 @@ class Store(KeptStore):
                 self._closed = True
                 self.cleaning.stop()
                 self._partitions.abandon()
-                self._directory_lock.release()
+                self._release()
+
+    def _release(self) -> None:
+        if self._directory_lock is not None:
+            self._directory_lock.release()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.backing} is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise ReadOnlyError(f"{self.backing} is opened read-only")
 
     # -- finding --------------------------------------------------------------------------------------
 
@@ -275,7 +333,7 @@ class Store(KeptStore):
         overrides  settings of a new topic; of one that exists they must be those that it has, or None
         topic_id   of a new topic, random where none is given; of one that exists it must be its id"""
         with self._guard:
-            self._check_open()
+            self._check_writable()
             self._check_free(topic, partition)
             shared_id = self._topic_id(topic, topic_id)
             with self._configured(topic, overrides):
@@ -289,7 +347,7 @@ class Store(KeptStore):
         if count < 1:
             raise InvalidSettingError(f"partitions of topic {topic!r}: expected at least 1, found {count}")
         with self._guard:
-            self._check_open()
+            self._check_writable()
             if self._partitions.of_topic(topic):
                 raise PartitionExistsError(f"topic {topic}: exists, with partitions {self.topics()[topic]}")
             for number in range(count):
@@ -366,7 +424,7 @@ class Store(KeptStore):
         """Delete a partition: gone at once, its files after `log.segment.delete.delay.ms`. The topic's
         settings stay, also without a partition."""
         with self._guard:
-            self._check_open()
+            self._check_writable()
             slot = self._partitions.find(topic, number)
             self._check_deletion(slot.name)
             self._delete(slot)
@@ -376,7 +434,7 @@ class Store(KeptStore):
     def delete_topic(self, topic: str) -> None:
         """Delete all partitions of a topic, then its settings."""
         with self._guard:
-            self._check_open()
+            self._check_writable()
             slots = self._slots_of(topic)
             self._check_deletion(topic)
             for slot in slots:
@@ -432,6 +490,7 @@ class Store(KeptStore):
 
     @contextlib.contextmanager
     def _cutting(self, topic: str, number: int, ceiling: int) -> Iterator[Partition]:
+        self._check_writable()
         partition = self.partition(topic, number)
         key = topic, number
         with self.cleaning.paused(key), self._checkpoints.held_down(key, ceiling):
@@ -459,7 +518,7 @@ class Store(KeptStore):
     def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change overrides of a topic; None removes one. All of them take effect at once, or none."""
         with self._guard:
-            self._check_open()
+            self._check_writable()
             slots = self._slots_of(topic)
             with self._following(slots):
                 self._configuration.change_topic(topic, changes)
@@ -467,7 +526,7 @@ class Store(KeptStore):
     def configure_daemon(self, changes: Mapping[str, str | None]) -> None:
         """Change lines of server.properties; None removes one. All of them take effect at once, or none."""
         with self._guard:
-            self._check_open()
+            self._check_writable()
             with self._following(self.slots()):
                 self._configuration.change_daemon(changes)
 

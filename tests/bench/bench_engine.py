@@ -67,7 +67,7 @@ def transfers(place: Path) -> list[Row]:
     number = iter(range(1000))
 
     def ours() -> float:
-        with Store.open(place / f"store{next(number)}") as store:
+        with Store.open(place / f"store{next(number)}", create=True) as store:
             partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
             return (
                 count
@@ -78,7 +78,7 @@ def transfers(place: Path) -> list[Row]:
 
     def lines_ours() -> float:
         source = lines(9_700)
-        with Store.open(place / f"store{next(number)}") as store:
+        with Store.open(place / f"store{next(number)}", create=True) as store:
             partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
             return (
                 count
@@ -99,7 +99,7 @@ def transfers(place: Path) -> list[Row]:
 
     appended, written, ratio = compare(ours, theirs)
     of_lines, written_too, lines_ratio = compare(lines_ours, theirs)
-    with Store.open(place / "read") as store:
+    with Store.open(place / "read", create=True) as store:
         partition = store.create("bench", 0, {"max.message.bytes": str(2 * MIB)})
         for _ in range(count):
             partition.append_batch(data)
@@ -164,7 +164,7 @@ def _fill(partition: Partition, segments: int) -> None:
 def lookups(place: Path) -> list[Row]:
     cost = {}
     for segments in (10, 10_000):
-        with Store.open(place / str(segments)) as store:
+        with Store.open(place / str(segments), create=True) as store:
             partition = store.create("bench", 0)
             _fill(partition, segments)
             offsets = [random.Random(7).randrange(RECORDS) for _ in range(30_000)]
@@ -192,14 +192,14 @@ def lookups(place: Path) -> list[Row]:
 
 def openings(place: Path) -> list[Row]:
     line = lines(1)
-    with Store.open(place / "many") as store:
+    with Store.open(place / "many", create=True) as store:
         for number in range(1000):
             partition = store.create("bench", number)
             for segment in range(10):
                 if segment:
                     partition.roll()
                 partition.append_lines(line)
-    with Store.open(place / "long") as store:
+    with Store.open(place / "long", create=True) as store:
         partition = store.create("bench", 0)
         for segment in range(10_000):
             if segment:
@@ -207,15 +207,15 @@ def openings(place: Path) -> list[Row]:
             partition.append_lines(line)
 
     def open_many() -> None:
-        with Store.open(place / "many") as opened:
+        with Store.open(place / "many", create=True) as opened:
             assert len(opened.partitions()) == 1000
 
     def open_and_use_many() -> None:
-        with Store.open(place / "many") as opened:
+        with Store.open(place / "many", create=True) as opened:
             assert sum(opened.partition(*name).end_offset for name in opened.partitions()) == 10_000
 
     def open_long() -> None:
-        with Store.open(place / "long") as opened:
+        with Store.open(place / "long", create=True) as opened:
             assert opened.partition("bench", 0).end_offset == 10_000
 
     many, used, long = seconds(open_many), seconds(open_and_use_many), seconds(open_long)
@@ -229,7 +229,7 @@ def openings(place: Path) -> list[Row]:
 def memory(place: Path) -> list[Row]:
     total = 10 << 30
     source = lines(9_700)
-    with Store.open(place) as store:
+    with Store.open(place, create=True) as store:
         partition = store.create("bench", 0, {"segment.bytes": str(256 * MIB)})
         highest = rss()
         while partition.size < total:

@@ -26,7 +26,7 @@ TOPICFS = Path(sys.executable).with_name("topicfs")
 @contextmanager
 def mount(backing: Path, place: Path) -> Iterator[Path]:
     """The daemon, serving a backing directory."""
-    subprocess.run([TOPICFS, "mount", backing, place], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([TOPICFS, "mount", "--create", backing, place], check=True, stderr=subprocess.DEVNULL)
     try:
         yield place
     finally:
@@ -76,7 +76,7 @@ def writing(place: Path, idle: Path) -> list[Row]:
 
 def reading(place: Path, idle: Path) -> list[Row]:
     segments = 6
-    with Store.open(place / "read") as store:
+    with Store.open(place / "read", create=True) as store:
         partition = store.create("bench", 0)
         for _ in range(segments):
             while partition.log.chain.active.size < SEGMENT:
@@ -153,7 +153,7 @@ def lookups(place: Path, idle: Path) -> list[Row]:
     cost = {}
     for segments in (10, 100, 10_000):
         backing = place / f"lookup-{segments}"
-        with Store.open(backing) as store:
+        with Store.open(backing, create=True) as store:
             partition = store.create("bench", 0)
             per_batch = min(1_000, records // segments)
             for number in range(segments):

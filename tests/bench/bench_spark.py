@@ -64,7 +64,7 @@ def fill(backing: Path, records: int, parquet: bool) -> None:
     """The log, sealed, of values that no codec makes much smaller, ten thousand in each millisecond."""
     random = np.random.default_rng(1)
     now = FIRST_MS
-    with Store.open(backing, clock=lambda: now) as store:
+    with Store.open(backing, clock=lambda: now, create=True) as store:
         overrides = {"parquet.enable": str(parquet).lower(), "segment.bytes": str(1 << 30)}
         store.create_topic("bench", overrides=overrides)
         partition = store.partition("bench-0")

@@ -76,7 +76,7 @@ def clean(partition: Partition) -> Cleaned:
 def compaction(place: Path) -> list[Row]:
     rates, copies = [], []
     for number in range(3):
-        with Store.open(place / f"clean-{number}") as store:
+        with Store.open(place / f"clean-{number}", create=True) as store:
             store.create_topic("keys", overrides={"cleanup.policy": "compact", "segment.bytes": str(GIB)})
             partition = store.partition("keys-0")
             fill(partition, GIB - (64 << 20), KEYS)
@@ -108,7 +108,7 @@ def compaction(place: Path) -> list[Row]:
 def latency(place: Path) -> list[Row]:
     """The 99th percentile of an append through the mount, without and with a compaction under way."""
     backing = place / "latency"
-    with Store.open(backing) as store:
+    with Store.open(backing, create=True) as store:
         store.create_topic("keys", overrides={"cleanup.policy": "compact", "segment.bytes": str(128 << 20)})
         fill(store.partition("keys-0"), GIB, KEYS)
         store.partition("keys-0").roll()

@@ -40,7 +40,7 @@ CHUNKS: list[Chunk] = [(0, column(3)), (1, column(2))]
 
 def prepared(root: Path) -> Path:
     """A store with a batch that was committed, and one that is to be."""
-    with Store.open(root) as store:
+    with Store.open(root, create=True) as store:
         store.create_topic("t", 2)
         store.inboxes.of("t").commit("before", CHUNKS)
         staging = store.inboxes.of("t").staging
@@ -60,7 +60,7 @@ def seen(store: Store) -> tuple[int, int]:
 
 def check(root: Path, told: Committed | None) -> None:
     """All or nothing after a start; once after a second attempt."""
-    with Store.open(root) as store:
+    with Store.open(root, create=True) as store:
         found = seen(store)
         assert found in ((3, 2), (6, 4))
         assert told is None or found == (6, 4), "it was told that it is committed"
@@ -81,7 +81,7 @@ def check(root: Path, told: Committed | None) -> None:
 
 def attempt(root: Path, calls: Calls) -> Committed | None:
     """A commit that fails, in a store that ends as a crash ends it."""
-    store = Store.open(root)
+    store = Store.open(root, create=True)
     told = None
     try:
         with calls.patched(), contextlib.suppress(Crash, EngineError, OSError):
@@ -128,7 +128,7 @@ def test_a_crash_while_a_crash_is_made_good_leaves_all_or_nothing(tmp_path: Path
         for second in range(0, 60, 3):
             place = shutil.copytree(broken, tmp_path / f"at-{stop}-{second}")
             with Calls(second).patched(), contextlib.suppress(Crash):
-                Store.open(place).abandon()
+                Store.open(place, create=True).abandon()
             check(place, told)
             shutil.rmtree(place)
         shutil.rmtree(broken)

@@ -50,7 +50,7 @@ class House:
         return self.now
 
     def open(self, settings: Mapping[str, str] | None = None, lone: bool = True) -> Store:
-        self.open_store = Store.open(self.root, settings, self.clock, lone)
+        self.open_store = Store.open(self.root, settings, self.clock, lone, create=True)
         return self.open_store
 
     def reopen(self, settings: Mapping[str, str] | None = None, lone: bool = True) -> Store:

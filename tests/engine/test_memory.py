@@ -17,7 +17,7 @@ def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 chunk = (b"x" * 99 + b"\\n") * 9_700
-with Store.open(sys.argv[1]) as store:
+with Store.open(sys.argv[1], create=True) as store:
     partition = store.create("t", 0, {"segment.bytes": str(64 << 20), "compression.type": sys.argv[2]})
     highest = 0
     for _ in range(512):

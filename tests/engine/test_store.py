@@ -68,7 +68,7 @@ def test_a_relative_path_with_a_slash_at_its_end_is_the_same_directory(
 ) -> None:
     house.root.mkdir()
     monkeypatch.chdir(house.root.parent)
-    with Store.open(f"{house.root.name}/", clock=house.clock) as store:
+    with Store.open(f"{house.root.name}/", clock=house.clock, create=True) as store:
         some(store.create("orders"))
         monkeypatch.chdir("/")
         store.checkpoint_recovery_points()
@@ -80,7 +80,7 @@ def test_a_relative_path_with_a_slash_at_its_end_is_the_same_directory(
 def test_a_second_store_on_the_directory_is_refused_until_the_first_is_closed(house: House) -> None:
     house.open()
     with pytest.raises(StoreLockedError):
-        Store.open(house.root)
+        Store.open(house.root, create=True)
     house.reopen()
 
 

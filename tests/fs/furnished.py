@@ -34,7 +34,7 @@ class Furnished:
         self.open()
 
     def open(self) -> None:
-        self.store = Store.open(self.place, self.settings, self.clock)
+        self.store = Store.open(self.place, self.settings, self.clock, create=True)
         self.files = FileSystem(self.store, self.shelf, BATCH_SIZE, LINGER_MS)
 
     def reopen(self) -> None:

@@ -28,6 +28,7 @@ NOT_FOR_USERS = {
     engine.IndexFullError,
     engine.RollError,
     engine.StoreLockedError,
+    engine.NoStoreError,
     engine.InconsistentTopicIdError,
 }
 

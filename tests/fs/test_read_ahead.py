@@ -24,7 +24,7 @@ LINES = b"".join(b"%099d\n" % number for number in range(40_000))
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[FileSystem]:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("t", 0)
         for start in range(0, len(LINES), 50_000):
             partition.append_lines(LINES[start : start + 50_000])

@@ -112,7 +112,7 @@ def write(store: Store) -> None:
 
 def write_and_close(backing: Path) -> Path:
     """Write the workload and stop cleanly; gives `backing`."""
-    with Store.open(backing) as store:
+    with Store.open(backing, create=True) as store:
         write(store)
     return backing
 

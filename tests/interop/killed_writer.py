@@ -11,5 +11,5 @@ from engine_written import write
 
 from engine import Store
 
-write(Store.open(Path(sys.argv[1])))
+write(Store.open(Path(sys.argv[1]), create=True))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -43,6 +43,7 @@ class Served:
     """A backing directory and its mount.
 
     backing, path  the two directories
+    state          where a read-only mount has its log
     process        the daemon, None while there is none
     hung           whether the watchdog had to end it
     """
@@ -50,6 +51,7 @@ class Served:
     def __init__(self, place: Path) -> None:
         self.backing = place / "backing"
         self.path = place / "mnt"
+        self.state = place / "state"
         self.process: subprocess.Popen[bytes] | None = None
         self.hung = False
         self._socket = place / "steer"
@@ -70,11 +72,17 @@ class Served:
         (directory / f"{topic}.properties").write_text("".join(lines))
 
     def start(self, *options: str) -> None:
-        """Mount, and wait until it answers."""
+        """Mount, and wait until it answers. A store is made where there is none."""
+        making = options if "--read-only" in options else ("--create", *options)
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, STEERED, "mount", "--foreground", *options, str(self.backing), str(self.path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "STEER": str(self._socket)},
+            [sys.executable, STEERED, "mount", "--foreground", *making, str(self.backing), str(self.path)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "STEER": str(self._socket),
+                "XDG_STATE_HOME": str(self.state),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -114,9 +122,9 @@ class Served:
     # -- what it says ---------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """Its log so far."""
-        log = self.backing / "topicfs.log"
-        return log.read_text(errors="replace") if log.exists() else ""
+        """Its log so far, that of read-only mounts behind that of others."""
+        logs = (self.backing / "topicfs.log", *self.state.glob("topicfs/*.log"))
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def expect(self, words: str) -> None:
         """A line with these words may be a warning or an error."""

@@ -140,7 +140,7 @@ def script(place: Path, interpreter: str) -> Iterator[Script]:
 def test_mount_append_read_and_unmount(script: Script) -> None:
     code, said = script(
         """
-        topicfs mount data mnt
+        topicfs mount --create data mnt
         user mkdir mnt/orders-0
         user sh -c 'echo one >> mnt/orders-0/log.txt'
         [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was appended is not there"
@@ -150,7 +150,7 @@ def test_mount_append_read_and_unmount(script: Script) -> None:
         ! other ls mnt 2> /dev/null || fail "another user could look"
         topicfs umount mnt
         ! grep -q "$PWD" /proc/mounts || fail "it is still mounted"
-        topicfs mount data mnt
+        topicfs mount --create data mnt
         user sh -c 'echo two >> mnt/orders-0/log.txt'
         [ "$(user cat mnt/orders-0/log.txt | tr '\\n' ' ')" = "one two " ] || fail "not the same after a remount"
         user rmdir mnt/orders-0
@@ -164,14 +164,14 @@ def test_mount_append_read_and_unmount(script: Script) -> None:
 def test_a_dead_mount_is_cleared_away_by_the_next_one(script: Script) -> None:
     code, said = script(
         """
-        topicfs mount data mnt
+        topicfs mount --create data mnt
         user mkdir mnt/orders-0
         user sh -c 'echo one >> mnt/orders-0/log.txt'
         daemon=$(sed -n 's/.*is mounted at .*, by process //p' data/topicfs.log)
         user kill -9 $daemon
         while [ -e /proc/$daemon/cwd ]; do sleep 0.1; done
         ! user ls mnt 2> /dev/null || fail "it still answers"
-        topicfs mount data mnt
+        topicfs mount --create data mnt
         [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was acknowledged is lost"
         topicfs umount mnt
         ! grep -q "$PWD" /proc/mounts || fail "it is still mounted"
@@ -183,10 +183,10 @@ def test_a_dead_mount_is_cleared_away_by_the_next_one(script: Script) -> None:
 def test_allow_other_is_refused_in_words_where_the_machine_does_not_grant_it(script: Script) -> None:
     code, said = script(
         """
-        ! topicfs mount --allow-other data mnt || fail "it was mounted"
+        ! topicfs mount --create --allow-other data mnt || fail "it was mounted"
         ! grep -q "$PWD" /proc/mounts || fail "something is mounted"
         [ ! -e mnt ] || fail "the directory that was made for it is left"
-        topicfs mount data mnt
+        topicfs mount --create data mnt
         topicfs umount mnt
         """,
         fuse_conf="# user_allow_other\\n",
@@ -198,7 +198,7 @@ def test_allow_other_is_refused_in_words_where_the_machine_does_not_grant_it(scr
 def test_allow_other_lets_others_in_where_the_machine_grants_it(script: Script) -> None:
     code, said = script(
         """
-        topicfs mount --allow-other data mnt
+        topicfs mount --create --allow-other data mnt
         user mkdir mnt/orders-0
         user sh -c 'echo one >> mnt/orders-0/log.txt'
         [ "$(other cat mnt/orders-0/log.txt)" = one ] || fail "another user could not read"

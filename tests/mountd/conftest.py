@@ -47,7 +47,12 @@ class Place:
         program = [str(ROOT / "tests" / "mountd" / "stand_in.py")] if stand_in else ["-m", "mountd.cli"]
         command = subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "XDG_STATE_HOME": str(self.backing.with_name("state")),
+                **environment,
+            },
             stdin=subprocess.DEVNULL,
             close_fds=False,
             stdout=subprocess.PIPE,
@@ -66,7 +71,7 @@ class Place:
     def up(self, *options: str, **environment: str) -> int:
         """Mount. Gives the daemon's process."""
         # On a busy machine it says what it waits for.
-        code, said = self.run("mount", *options, self.backing, self.mount, **environment)
+        code, said = self.run("mount", "--create", *options, self.backing, self.mount, **environment)
         assert code == 0, said
         process = mounts.lock_owner(self.backing)
         assert process is not None
@@ -91,7 +96,7 @@ class Place:
 
     def values(self) -> list[bytes | None]:
         """The records' values, read by the engine when nobody else has the store open."""
-        with Store.open(self.backing) as store:
+        with Store.open(self.backing, create=True) as store:
             return [record.value for record in store.partition("t-0").records()]
 
     def wait_until_gone(self, process: int) -> None:

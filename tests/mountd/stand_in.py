@@ -164,9 +164,9 @@ def serve_slowly(operations: Any, mount: Path, options: Mapping[str, str | bool]
 def open_slowly(opening: Callable[..., Store]) -> Callable[..., Store]:
     """Opens a store, after STAND_IN_OPENING seconds."""
 
-    def slow(*arguments: Any) -> Store:
+    def slow(*arguments: Any, **named: Any) -> Store:
         time.sleep(float(os.environ.get("STAND_IN_OPENING", "0")))
-        return opening(*arguments)
+        return opening(*arguments, **named)
 
     return slow
 

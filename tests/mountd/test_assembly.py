@@ -104,7 +104,7 @@ def test_nothing_unexpected_is_logged(real_place: Place) -> None:
 
 
 def test_topics_keep_in_shape_by_themselves(real_place: Place) -> None:
-    with Store.open(real_place.backing) as store:
+    with Store.open(real_place.backing, create=True) as store:
         small = {"internal.segment.bytes": "1000", "min.cleanable.dirty.ratio": "0"}
         keys = store.create("keys", overrides={**small, "cleanup.policy": "compact"})
         lines = store.create("lines", overrides={**small, "retention.bytes": "3000"})
@@ -132,7 +132,7 @@ def test_topics_keep_in_shape_by_themselves(real_place: Place) -> None:
 
 
 def test_it_is_found_out_how_early_records_are(real_place: Place) -> None:
-    with Store.open(real_place.backing) as store:
+    with Store.open(real_place.backing, create=True) as store:
         partition = store.create("t", overrides={"internal.segment.bytes": "1000"})
         for _ in range(5):
             partition.append_lines(b"a line\n" * 50)
@@ -160,7 +160,7 @@ def test_metrics_count_calls_that_failed(real_place: Place) -> None:
 
 
 def test_size_maps_go_with_their_partition_and_segment(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         files = CountedFileSystem.over(store, Metrics(store, [], dict))
         for number in (0, 1):
             partition = store.create("t", number)

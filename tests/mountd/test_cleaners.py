@@ -74,7 +74,7 @@ class Slow:
 
 
 def test_keys_that_were_written_again_go_and_the_last_values_stay(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders")
         partition = store.partition("orders-0")
         with at_work(store) as cleaners:
@@ -87,7 +87,7 @@ def test_keys_that_were_written_again_go_and_the_last_values_stay(tmp_path: Path
 
 
 def test_as_many_threads_as_the_settings_say_by_their_names(tmp_path: Path) -> None:
-    with Store.open(tmp_path, {**SETTINGS, "log.cleaner.threads": "3"}) as store:
+    with Store.open(tmp_path, {**SETTINGS, "log.cleaner.threads": "3"}, create=True) as store:
         with at_work(store) as cleaners:
             assert threads() == ["cleaner-0", "cleaner-1", "cleaner-2"]
             assert list(cleaners.states) == threads()
@@ -105,20 +105,20 @@ def test_a_daemon_that_is_nicer_than_its_cleaners_would_be_has_cleaners(
 
     monkeypatch.setattr(os, "getpriority", lambda which, who: 10)
     monkeypatch.setattr(os, "setpriority", refused)
-    with Store.open(tmp_path, SETTINGS) as store, at_work(store) as cleaners:
+    with Store.open(tmp_path, SETTINGS, create=True) as store, at_work(store) as cleaners:
         eventually(lambda: cleaners.states["cleaner-0"].runs > 0, "a run")
 
 
 @pytest.mark.parametrize("setting", ["log.cleaner.enable=false", "log.cleaner.threads=0"])
 def test_without_cleaners_there_is_no_thread(tmp_path: Path, setting: str) -> None:
     name, _, value = setting.partition("=")
-    with Store.open(tmp_path, {**SETTINGS, name: value}) as store, at_work(store) as cleaners:
+    with Store.open(tmp_path, {**SETTINGS, name: value}, create=True) as store, at_work(store) as cleaners:
         assert threads() == []
         assert cleaners.states == {}
 
 
 def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders")
         slow = Slow()
         with at_work(store, lambda *_: slow):  # type: ignore[arg-type, return-value]
@@ -129,7 +129,7 @@ def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_pa
 
 
 def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) -> None:
-    with Store.open(tmp_path, {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}) as store:
+    with Store.open(tmp_path, {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}, create=True) as store:
         fill(store, "orders", 400)
         with at_work(store):
             eventually(
@@ -141,14 +141,14 @@ def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) 
 
 
 def test_stop_twice_and_stop_without_start_do_nothing(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         cleaners = Cleaners(store)
         cleaners.stop()
         cleaners.stop()
 
 
 def test_damaged_log_does_not_keep_a_thread_from_the_others(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "bad")
         log = store.partition("bad-0").log.chain.segments.first.path
         data = bytearray(log.read_bytes())
@@ -166,7 +166,7 @@ def test_damaged_log_does_not_keep_a_thread_from_the_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("error", [CorruptBatchError("x"), KeyError("x")])
 def test_thread_outlives_what_a_clean_raises(tmp_path: Path, error: Exception) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders")
         with at_work(store, lambda *_: Slow(error)) as cleaners:  # type: ignore[arg-type, return-value]
             eventually(lambda: cleaners.states["cleaner-0"].errors == 1, "failure")
@@ -178,7 +178,7 @@ def test_thread_outlives_what_a_clean_raises(tmp_path: Path, error: Exception) -
 
 
 def test_topics_that_are_compacted_and_deleted_get_retention_from_these_threads(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(
             store, "both", cleanup_policy="compact,delete", retention_bytes="0", min_compaction_lag_ms="60000"
         )
@@ -188,7 +188,7 @@ def test_topics_that_are_compacted_and_deleted_get_retention_from_these_threads(
 
 
 def test_other_settings_take_effect_without_a_restart(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders", cleanup_policy="delete")
         with at_work(store):
             time.sleep(0.1)
@@ -198,7 +198,7 @@ def test_other_settings_take_effect_without_a_restart(tmp_path: Path) -> None:
 
 
 def test_threads_and_what_they_did_are_told_by_the_metrics(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS) as store:
+    with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders")
         fill(store, "limited", cleanup_policy="delete", retention_bytes="0")
         with at_work(store) as cleaners:

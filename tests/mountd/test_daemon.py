@@ -104,7 +104,10 @@ def test_flusher_outlives_a_mistake(place: Place) -> None:
 
 
 def test_read_only_mount_refuses_changes(place: Place) -> None:
-    place.up("--read-only")
+    place.up()
+    place.down()
+    code, said = place.run("mount", "--read-only", place.backing, place.mount)
+    assert code == 0, said
     with pytest.raises(OSError, match="Read-only file system"):
         write(place, "no\n")
     place.down()
@@ -133,7 +136,7 @@ def test_metrics_are_served(place: Place) -> None:
 
 
 def test_foreground_stays_until_ctrl_c_and_logs_to_stderr(place: Place) -> None:
-    command = place.start("mount", "--foreground", place.backing, place.mount)
+    command = place.start("mount", "--create", "--foreground", place.backing, place.mount)
     eventually(lambda: place.mounted or command.poll() is not None, "mount")
     assert "metrics" in os.listdir(place.mount)
     assert command.poll() is None
@@ -197,11 +200,11 @@ def check_refused(place: Place, code: int, said: str, *words: str) -> None:
 def test_second_daemon_on_a_backing_directory_is_refused(place: Place) -> None:
     process = place.up()
     other = place.mount.with_name("other")
-    code, said = place.run("mount", place.backing, other)
+    code, said = place.run("mount", "--create", place.backing, other)
     assert code == 1
     assert f"{place.backing}: expected no owner, found process {process}" in said
     assert not other.exists()
-    code, said = place.run("mount", place.backing, place.mount)
+    code, said = place.run("mount", "--create", place.backing, place.mount)
     assert code == 1
     assert f"{place.backing} is mounted there already, served by process {process}" in said
     assert "log" in os.listdir(place.mount)
@@ -209,13 +212,13 @@ def test_second_daemon_on_a_backing_directory_is_refused(place: Place) -> None:
 
 
 def test_unknown_setting_is_refused_by_its_name_and_the_directory_made_is_taken_back(place: Place) -> None:
-    code, said = place.run("mount", "-o", "num.partitons=3", place.backing, place.mount)
+    code, said = place.run("mount", "--create", "-o", "num.partitons=3", place.backing, place.mount)
     check_refused(place, code, said, "num.partitons", "did you mean num.partitions?")
     assert not place.mount.exists()
 
 
 def test_setting_is_refused_by_its_value(place: Place) -> None:
-    code, said = place.run("mount", "-o", "linger.ms=soon", place.backing, place.mount)
+    code, said = place.run("mount", "--create", "-o", "linger.ms=soon", place.backing, place.mount)
     check_refused(place, code, said, "linger.ms: expected a whole number of 64 bits", "'soon'")
 
 
@@ -235,30 +238,30 @@ def test_settings_outrank_server_properties(place: Place) -> None:
 
 
 def test_file_system_that_cannot_be_built_leaves_a_clean_store(place: Place) -> None:
-    code, said = place.run("mount", place.backing, place.mount, STAND_IN_FAILS="no such luck")
+    code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_FAILS="no such luck")
     check_refused(place, code, said, "topicfs: no such luck")
     assert place.stopped_clean
 
 
 def test_mistake_at_start_is_told_and_logged_with_its_stack(place: Place) -> None:
-    code, said = place.run("mount", place.backing, place.mount, STAND_IN_FAILS="mistake")
+    code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_FAILS="mistake")
     check_refused(place, code, said, "RuntimeError: a mistake in the file system")
     assert "Traceback" in place.log
 
 
 def test_daemon_that_is_killed_at_start_is_told_of(place: Place) -> None:
-    code, said = place.run("mount", place.backing, place.mount, STAND_IN_FAILS="killed")
+    code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_FAILS="killed")
     check_refused(place, code, said, "the daemon was killed by SIGKILL before it was ready")
 
 
 def test_libfuses_own_words_are_passed_on(place: Place) -> None:
-    code, said = place.run("mount", place.backing, place.mount, STAND_IN_OPTION="nonsense")
+    code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_OPTION="nonsense")
     check_refused(place, code, said, "unknown option `nonsense'")
     assert place.stopped_clean
 
 
 def test_slow_start_says_what_it_waits_for(place: Place) -> None:
-    code, said = place.run("mount", place.backing, place.mount, STAND_IN_SERVING="2.5")
+    code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="2.5")
     assert code == 0
     assert f"topicfs: mounting {place.mount}" in said
     place.down()
@@ -269,7 +272,7 @@ def test_signal_during_the_start_leaves_nothing_mounted(place: Place, phase: str
     # The first start makes a store, so that there is one to be found unclean.
     place.up()
     place.down()
-    command = place.start("mount", place.backing, place.mount, **{phase: "4"})
+    command = place.start("mount", "--create", place.backing, place.mount, **{phase: "4"})
     waits = "opening" if phase == "STAND_IN_OPENING" else "mounting"
     eventually(lambda: waits in _line(command), "the phase")
     os.kill(children(command.pid)[0], signal.SIGTERM)
@@ -283,7 +286,7 @@ def test_signal_during_the_start_leaves_nothing_mounted(place: Place, phase: str
 
 
 def test_ctrl_c_while_waiting_for_the_start_ends_the_daemon(place: Place) -> None:
-    command = place.start("mount", place.backing, place.mount, STAND_IN_SERVING="3")
+    command = place.start("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="3")
     eventually(lambda: "mounting" in _line(command), "the phase")
     child = children(command.pid)[0]
     command.send_signal(signal.SIGINT)
@@ -296,7 +299,7 @@ def test_ctrl_c_while_waiting_for_the_start_ends_the_daemon(place: Place) -> Non
 
 
 def test_start_whose_command_is_killed_mounts_nothing(place: Place) -> None:
-    command = place.start("mount", place.backing, place.mount, STAND_IN_SERVING="2")
+    command = place.start("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="2")
     eventually(lambda: "mounting" in _line(command), "the phase")
     child = children(command.pid)[0]
     command.kill()

@@ -21,7 +21,7 @@ from mountd.shelf import DirectoryShelf
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path) as opened:
+    with Store.open(tmp_path, create=True) as opened:
         yield opened
 
 
@@ -45,7 +45,7 @@ def test_partitions_that_nobody_uses_are_not_loaded(store: Store) -> None:
     for topic in ("a", "b"):
         fill(store, topic)
     store.close()
-    with Store.open(store.backing) as again:
+    with Store.open(store.backing, create=True) as again:
         again.partition("b", 0)
         times_of(again).run()
         assert [slot.name for slot in again.slots() if slot.partition is not None] == ["b-0"]

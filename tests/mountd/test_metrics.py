@@ -35,7 +35,7 @@ def scheduler() -> Scheduler:
 
 
 def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders", 3)
         partition.append_lines(b"a\nb\nc\n")
         partition.delete_records(1)
@@ -51,9 +51,9 @@ def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, scheduler:
 
 
 def test_metrics_load_no_partition(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         store.create("orders")
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         metrics = Metrics(store, [scheduler], dict)
         assert values(metrics)["topicfs_partitions state=unused"] == 1
         assert b"topicfs_partition_end_offset{" not in metrics.render()
@@ -62,7 +62,7 @@ def test_metrics_load_no_partition(tmp_path: Path, scheduler: Scheduler) -> None
 
 
 def test_partition_offline_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders")
         partition.log.failure = OSError("gone")
         found = values(Metrics(store, [scheduler], dict))
@@ -71,7 +71,7 @@ def test_partition_offline_is_told(tmp_path: Path, scheduler: Scheduler) -> None
 
 
 def test_deleted_partition_is_told_no_more(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         store.create("orders")
         metrics = Metrics(store, [scheduler], dict)
         store.delete("orders-0")
@@ -79,7 +79,7 @@ def test_deleted_partition_is_told_no_more(tmp_path: Path, scheduler: Scheduler)
 
 
 def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         metrics = Metrics(store, [scheduler], lambda: {"ERROR": 2})
         metrics.counts.read(10)
         metrics.counts.read(20)
@@ -96,7 +96,7 @@ def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> N
 
 
 def test_jobs_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         metrics = Metrics(store, [scheduler], dict)
         assert "topicfs_job_last_run_timestamp_seconds job=good" not in values(metrics)
         scheduler.run("good")
@@ -111,7 +111,7 @@ def test_jobs_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
 
 
 def test_memory_of_the_process_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         assert values(Metrics(store, [scheduler], dict))["process_resident_memory_bytes"] > 0
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import NoStoreError
+from engine.files import place
 from mountd import mounts
 from mountd.mounts import Mount, MountError
 
@@ -63,12 +65,14 @@ def test_other_mounts_have_no_backing_directory(kind: str, source: str) -> None:
 
 def test_missing_mount_point_is_made(tmp_path: Path) -> None:
     point = tmp_path / "a" / "b"
+    place.make(tmp_path / "backing")
     assert mounts.prepare(tmp_path / "backing", point)
     assert point.is_dir()
 
 
 def test_empty_mount_point_is_taken(tmp_path: Path) -> None:
     (tmp_path / "point").mkdir()
+    place.make(tmp_path / "backing")
     assert not mounts.prepare(tmp_path / "backing", tmp_path / "point")
 
 
@@ -78,7 +82,7 @@ def test_empty_mount_point_is_taken(tmp_path: Path) -> None:
         ("same", "same", "are one directory"),
         ("data", "data/mnt", "lies inside the backing directory"),
         ("mnt/data", "mnt", "lies inside the mount point"),
-        ("file", "mnt", "expected a directory for the backing store, found a file"),
+        ("file", "mnt", "expected a store, which has logs/ in it, found a file"),
         ("data", "file", "expected a directory to mount at, found a file"),
         ("data", "full", "expected an empty directory to mount at, found 'x' in it"),
     ],
@@ -87,7 +91,8 @@ def test_unfit_directories_are_refused_in_words(tmp_path: Path, backing: str, po
     (tmp_path / "file").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(MountError, match=words):
+    place.make(tmp_path / "data")
+    with pytest.raises((MountError, NoStoreError), match=words):
         mounts.prepare(tmp_path / backing, tmp_path / point)
 
 
@@ -95,6 +100,7 @@ def test_mount_of_something_else_is_left_alone(tmp_path: Path, table: Path) -> N
     point = tmp_path / "point"
     point.mkdir()
     table.write_text(f"36 22 0:32 / {point} rw - fuse.sshfs host:/x rw\n")
+    place.make(tmp_path / "backing")
     with pytest.raises(MountError, match=r"expected no mount, found a mount of type fuse\.sshfs"):
         mounts.prepare(tmp_path / "backing", point)
 

@@ -19,7 +19,7 @@ from mountd.shelf import DirectoryShelf
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path) as opened:
+    with Store.open(tmp_path, create=True) as opened:
         yield opened
 
 
@@ -65,7 +65,7 @@ def test_what_is_not_wanted_any_more_goes_also_after_a_restart(store: Store) -> 
 def test_partitions_of_other_topics_are_not_loaded(store: Store) -> None:
     fill(store, "other", False)
     store.close()
-    with Store.open(store.backing) as again:
+    with Store.open(store.backing, create=True) as again:
         upkeep_of(again).run()
         assert [slot.partition for slot in again.slots()] == [None]
 

@@ -180,7 +180,7 @@ def logged(tmp_path: Path, program: str, foreground: bool) -> tuple[str, str]:
             sys.executable,
             "-c",
             f"import logging; from pathlib import Path; from mountd import logs\n"
-            f"counter = logs.set_up(Path({str(tmp_path)!r}), {foreground})\n"
+            f"counter = logs.set_up(Path({str(tmp_path / 'topicfs.log')!r}), {foreground})\n"
             f"log = logging.getLogger('a.b')\n{program}",
         ],
         cwd=Path(__file__).parents[2],
@@ -295,16 +295,16 @@ def test_setting_without_name_or_value_is_refused(tmp_path: Path, text: str) -> 
     assert not (tmp_path / "m").exists()
 
 
-def test_help_names_the_commands_and_says_that_directories_are_made() -> None:
+def test_help_names_the_commands_and_says_what_is_made() -> None:
     runner = CliRunner()
-    assert {"mount", "umount"} <= set(runner.invoke(main, ["--help"]).output.split())
-    assert "Directories that do not exist are made" in runner.invoke(main, ["mount", "--help"]).output
+    assert {"init", "mount", "umount"} <= set(runner.invoke(main, ["--help"]).output.split())
+    assert "MOUNT is made where it does not exist" in runner.invoke(main, ["mount", "--help"]).output
 
 
 def test_command_loads_neither_kernels_nor_spark() -> None:
     program = (
         "import sys, mountd.cli; "
-        "print([name for name in ('engine.store', 'numba', 'numpy', 'fuse', 'pyspark') if name in sys.modules])"
+        "print([name for name in ('engine.store.store', 'numba', 'numpy', 'fuse', 'pyspark') if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -24,7 +24,7 @@ SMALL = {"internal.segment.bytes": "110"}
 
 
 def fill(backing: Path, open_settings: dict[str, str] | None = None) -> None:
-    with Store.open(backing, open_settings) as store:
+    with Store.open(backing, open_settings, create=True) as store:
         for topic, settings in (
             ("big", {"retention.bytes": "250"}),
             ("keys", {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}),
@@ -82,7 +82,7 @@ def test_json_has_all_of_it(tmp_path: Path) -> None:
 
 
 def test_settings_can_be_given_as_to_the_mount(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders", overrides=SMALL)
         for number in range(5):
             partition.append(Record(b"%030d" % number, b"key"))
@@ -131,7 +131,7 @@ def test_mount_is_planned_like_its_backing_directory_and_nothing_changes(real_pl
 
 
 def test_settings_that_the_mount_was_given_are_known(real_place: Place) -> None:
-    with Store.open(real_place.backing) as store:
+    with Store.open(real_place.backing, create=True) as store:
         partition = store.create("orders", overrides=SMALL)
         for number in range(5):
             partition.append(Record(b"%030d" % number, b"key"))
@@ -154,7 +154,7 @@ def test_plan_after_a_crash_says_so_and_changes_nothing(real_place: Place) -> No
 
 
 def test_empty_store_is_said_to_be_empty(tmp_path: Path) -> None:
-    Store.open(tmp_path).close()
+    Store.open(tmp_path, create=True).close()
     assert "no partitions" in run(tmp_path)[1]
     assert as_json(tmp_path) == {}
 

@@ -163,7 +163,7 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
         "log.initial.task.delay.ms": "12000",
         "log.retention.check.interval.ms": "13000",
     }
-    with Store.open(tmp_path, settings) as store:
+    with Store.open(tmp_path, settings, create=True) as store:
         found = {job.name: (job.period_ms, job.delay_ms) for job in (*flush_jobs(store), *upkeep_jobs(store))}
     assert found == {
         "flush of sealed segments": (1000, 1000),
@@ -179,12 +179,12 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
 
 
 def test_flushes_are_looked_for_each_second_where_no_interval_is_set(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         assert {job.name: job.period_ms for job in flush_jobs(store)}["flush.ms"] == 1000
 
 
 def test_jobs_do_what_they_are_named_for(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("t", overrides={"flush.ms": "0"})
         partition.append_lines(b"a\nb\n")
         scheduler = Scheduler([*flush_jobs(store), *upkeep_jobs(store)])
@@ -198,7 +198,7 @@ def test_jobs_do_what_they_are_named_for(tmp_path: Path) -> None:
 
 def test_retention_removes_what_is_due_from_topics_that_are_not_compacted(tmp_path: Path) -> None:
     small = {"internal.segment.bytes": "110", "retention.bytes": "0"}
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         deleted = store.create("d", overrides=small)
         compacted = store.create("c", overrides={**small, "cleanup.policy": "compact,delete"})
         for partition in (deleted, compacted):

@@ -139,11 +139,11 @@ class Engine:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.clock = Clock()
-        self.hand: Any = Hand(Store.open(place, clock=self.clock), self.clock)
+        self.hand: Any = Hand(Store.open(place, clock=self.clock, create=True), self.clock)
 
     def remount(self) -> None:
         self.hand.store.close()
-        self.hand = Hand(Store.open(self.place, clock=self.clock), self.clock)
+        self.hand = Hand(Store.open(self.place, clock=self.clock, create=True), self.clock)
 
     def stop(self) -> None:
         self.hand.store.close()
@@ -236,7 +236,7 @@ def serve(backing: Path, socket: Path, batch_size: int, ms: int) -> FileSystem:
         mock.patch.object(module, name, value).start()
     mock.patch("os.fsync").start()
     clock = Clock(ms)
-    store = Store.open(backing, clock=clock)
+    store = Store.open(backing, clock=clock, create=True)
     made = ServedFileSystem(store, DirectoryShelf(backing / "views"), batch_size, 60_000)
     listener = Listener(str(socket))
     threading.Thread(

@@ -34,7 +34,7 @@ class Logs:
         self.spark = spark
         self.place = place
         self.clock = Clock()
-        self.store = Store.open(place, clock=self.clock)
+        self.store = Store.open(place, clock=self.clock, create=True)
         register(spark)
 
     def create(self, topic: str = "t", number: int = 0, **settings: object) -> Partition:
@@ -47,7 +47,7 @@ class Logs:
     def reopen(self) -> None:
         """Stop cleanly, unless that was done, and open again."""
         self.store.close()
-        self.store = Store.open(self.place, clock=self.clock)
+        self.store = Store.open(self.place, clock=self.clock, create=True)
 
     def options(self, **options: object) -> dict[str, str]:
         """Options of a query of the topic t, unless another choice is made."""

@@ -63,7 +63,7 @@ def mount(tmp_path: Path) -> Iterator[Served]:
 def test_a_session_of_another_kind_reads_and_writes_the_same(
     tmp_path: Path, mount: Served, kind: str, executors: int
 ) -> None:
-    with Store.open(tmp_path / "closed") as store:
+    with Store.open(tmp_path / "closed", create=True) as store:
         store.create_topic("t", 2)
         store.create_topic("u", 2)
         for n in range(2 * COUNT):
@@ -80,7 +80,7 @@ def test_a_session_of_another_kind_reads_and_writes_the_same(
     assert sorted((each["key"], each["value"]) for each in streamed) == sorted(
         (key(n), value(n)) for n in range(2 * COUNT) if n % 7 >= 3
     )
-    with Store.open(tmp_path / "closed") as store:
+    with Store.open(tmp_path / "closed", create=True) as store:
         written = [record for number in (0, 1) for record in store.partition("u", number).records()]
     assert sorted((record.key, record.value) for record in written) == sorted(
         (key(n).encode(), value(n).encode()) for n in range(2 * COUNT)

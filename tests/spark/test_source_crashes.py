@@ -42,7 +42,7 @@ class Jobs:
 
     def prepare(self) -> None:
         """Two logs with the same records, and files for what README does."""
-        with Store.open(self.closed) as store:
+        with Store.open(self.closed, create=True) as store:
             for topic, count in (("in", 2), ("a", 2), ("b", 1), ("c", 2), ("d", 1)):
                 store.create_topic(topic, count)
             for n in range(ROWS):
@@ -89,7 +89,7 @@ class Jobs:
     def rows(self, door: str, topic: str) -> Rows:
         """What a topic has, as its reader sees it."""
         if door == "closed":
-            with Store.open(self.closed) as store:
+            with Store.open(self.closed, create=True) as store:
                 return sorted(
                     ((record.key or b"").decode(), (record.value or b"").decode())
                     for number in store.topics()[topic]

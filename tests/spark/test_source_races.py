@@ -24,7 +24,7 @@ Found = list[tuple[int, bytes, bytes | None]]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path, clock=Clock()) as opened:
+    with Store.open(tmp_path, clock=Clock(), create=True) as opened:
         yield opened
 
 

@@ -101,7 +101,7 @@ def door(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, mount: Served
 ) -> Iterator[Door]:
     if request.param == "closed":
-        with Store.open(tmp_path) as store:
+        with Store.open(tmp_path, create=True) as store:
             store.create_topic("t", 2)
             store.create_topic("u", 1)
         yield Door(spark, tmp_path, tmp_path)
@@ -194,7 +194,7 @@ def test_nothing_to_write_writes_nothing(door: Door) -> None:
 def test_what_cannot_be_written_is_refused_in_words(
     spark: SparkSession, tmp_path: Path, schema: str, options: dict[str, str], words: str
 ) -> None:
-    Store.open(tmp_path).close()
+    Store.open(tmp_path, create=True).close()
     source = TopicSource({"path": str(tmp_path), "topic": "t", **options})
     with pytest.raises(EngineError, match=words):
         source.writer(spark.createDataFrame([], schema).schema, overwrite=False)
@@ -246,7 +246,7 @@ def test_a_stream_writes_each_row_once_whatever_is_tried_again(door: Door, tmp_p
 def test_a_log_that_somebody_has_open_is_not_written_behind_his_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         store.create("t", 0)
         door = Door(spark, tmp_path, tmp_path)
         with pytest.raises(PySparkException, match="give its mount as path"):
@@ -256,7 +256,7 @@ def test_a_log_that_somebody_has_open_is_not_written_behind_his_back(
 
 def test_a_log_that_somebody_has_open_for_a_moment_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     door = Door(spark, tmp_path, tmp_path)
-    store = Store.open(tmp_path)  # as another query does that commits
+    store = Store.open(tmp_path, create=True)  # as another query does that commits
     store.create("t", 0)
 
     def close() -> None:

@@ -96,7 +96,7 @@ def furnished(spark: SparkSession, tmp_path: Path) -> Iterator[Logs]:
 def cleaned(log: Logs, place: Path) -> tuple[Cleaned, int]:
     """What the cleaner makes of a copy of the log, and of how many groups."""
     shutil.copytree(log.place, place)
-    with Store.open(place, clock=log.clock) as store:
+    with Store.open(place, clock=log.clock, create=True) as store:
         one = store.partition("t", 0).log
         end = one.chain.segments.floor(one.offsets.stable)
         assert end is not None
@@ -127,7 +127,7 @@ def test_compaction_gives_what_the_cleaner_gives(
     assert files(furnished.place) == files(tmp_path / "cleaner")
     assert not staged(furnished.place)
     assert found.records_kept < 80
-    with Store.open(tmp_path / "cleaner", clock=furnished.clock) as other:
+    with Store.open(tmp_path / "cleaner", clock=furnished.clock, create=True) as other:
         held = list(other.partition("t", 0).records())
     furnished.reopen()
     assert furnished.store.stopped_clean
@@ -136,13 +136,13 @@ def test_compaction_gives_what_the_cleaner_gives(
 
 
 def test_all_of_a_log_is_compacted_when_asked(spark: SparkSession, tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         partition = store.create("t", 0, {"cleanup.policy": "compact"})
         for number in range(500):
             partition.append(Record(b"%d" % number, b"%d" % (number % 7)))
     assert compact(spark, tmp_path, ["t"])["t-0"].records_read == 0
     assert compact(spark, tmp_path, ["t"], everything=True)["t-0"].records_kept == 7
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         assert [record.offset for record in store.partition("t", 0).records()] == list(range(493, 500))
 
 
@@ -162,7 +162,7 @@ def test_a_log_of_which_nothing_counts_is_compacted(spark: SparkSession, tmp_pat
 
 
 def test_only_topics_that_are_compacted_are(spark: SparkSession, tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         for topic, policy in (("compacted", "compact"), ("kept", "delete")):
             store.create(topic, 0, {"cleanup.policy": policy})
             for _ in range(3):
@@ -173,7 +173,7 @@ def test_only_topics_that_are_compacted_are(spark: SparkSession, tmp_path: Path)
     ):
         with pytest.raises(EngineError, match=words):
             compact(spark, tmp_path, ["compacted", topic], everything=True)
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         assert [len(list(store.partition(topic, 0).records())) for topic in ("compacted", "kept")] == [3, 3]
 
 
@@ -196,7 +196,7 @@ def test_what_a_task_does_not_see_is_not_taken_for_outdated(spark: SparkSession,
 
 def of_one_group(log: Logs) -> pa.RecordBatch:
     """What the task of the first group is sent."""
-    with Store.open(log.place, clock=log.clock) as store:
+    with Store.open(log.place, clock=log.clock, create=True) as store:
         work = Work.take(store.partition("t", 0).log, 30, lambda: None)
         lie = stretches(work, work.groups(work.sources))
         share = portions(work, lie[:1], [], log.clock())[0]
@@ -290,6 +290,6 @@ def test_a_job_that_dies_between_two_groups_is_done_again(
     found = compact(spark, furnished.place, ["t"], clock=furnished.clock)["t-0"]
     assert found.records_kept == expected.records_kept
     furnished.reopen()
-    with Store.open(tmp_path / "cleaner", clock=furnished.clock) as other:
+    with Store.open(tmp_path / "cleaner", clock=furnished.clock, create=True) as other:
         held = list(other.partition("t", 0).records())
     assert list(furnished.store.partition("t", 0).records()) == held

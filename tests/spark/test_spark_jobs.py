@@ -105,13 +105,13 @@ def test_what_is_wrong_is_told_with_its_place(log: Logs, harm: Callable[[Path], 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
     place = tmp_path / "new"
-    Store.open(place).close()
+    Store.open(place, create=True).close()
     return place
 
 
 def records(backing: Path, topic: str = "t") -> dict[int, list[Record]]:
     """What the engine reads, and the files as they should be."""
-    with Store.open(backing) as store:
+    with Store.open(backing, create=True) as store:
         assert store.stopped_clean
         found = {number: list(store.partition(topic, number).records()) for number in store.topics()[topic]}
         interval = store.topic_settings(topic).index_interval_bytes
@@ -146,7 +146,7 @@ def test_rows_become_segments_as_appends_would_have_made_them(spark: SparkSessio
     assert [(r.key, r.value, r.timestamp, r.headers) for r in every] == [
         (b"%d" % (n % 50), b"%0100d" % n, NOW + n, (("h", b"x"),)) for n in range(3000)
     ]
-    with Store.open(empty) as store:
+    with Store.open(empty, create=True) as store:
         other = store.create_topic("other", 2)
         for record in every[:50]:
             other[0].append(record)  # the first of all keys
@@ -174,7 +174,7 @@ def test_an_import_that_is_refused_leaves_nothing(spark: SparkSession, empty: Pa
     assert not list((empty / "staging").rglob("*-*"))
     with pytest.raises(InvalidSettingError, match="column id bigint"):
         import_rows(spark, spark.range(3), empty, "t", 2)
-    with Store.open(empty) as store:
+    with Store.open(empty, create=True) as store:
         assert store.topics() == {}
         store.create("t", 0)
         with pytest.raises(StoreLockedError):
@@ -276,7 +276,7 @@ def test_the_commands_do_the_jobs(run: Callable[..., tuple[int, str]], empty: Pa
     keyed.write_text('{"key":"k","value":"1"}\n{"key":"k","value":"2"}\n')
     assert run("import", empty, "c", keyed, "--format", "json", "-o", "cleanup.policy=compact")[0] == 0
     assert run("compact", empty, "--topic", "c", "--all")[0] == 0
-    with Store.open(empty) as store:
+    with Store.open(empty, create=True) as store:
         assert [record.value for record in store.partition("c", 0).records()] == [b"2"]
     damage(empty / "logs" / "t-0" / f"{0:020d}.log", 70, b"\xff")
     code, said = run("verify", empty)

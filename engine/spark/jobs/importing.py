@@ -34,6 +34,7 @@ from engine.files.atomic import sync_directory
 from engine.files.lock import DirectoryLock
 from engine.files.metadata import PartitionMetadata, random_uuid
 from engine.files.names import partition_directory, validate_topic
+from engine.files.place import refuse_unless_store
 from engine.inbox.routing import choose, first_refused
 from engine.kernels import encode as encoding
 from engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
@@ -122,8 +123,9 @@ def import_rows(
     validate_topic(topic)
     if partitions < 1:
         raise InvalidSettingError(f"partitions of topic {topic}: expected at least 1, found {partitions}")
-    for name in ("logs", TOPICS, "staging"):
-        (backing / name).mkdir(parents=True, exist_ok=True)
+    refuse_unless_store(backing)
+    for name in (TOPICS, "staging"):
+        (backing / name).mkdir(exist_ok=True)
     lock = DirectoryLock.acquire(backing / "logs")
     try:
         if _publish(backing, topic):

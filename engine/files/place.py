@@ -1,0 +1,121 @@
+"""What a directory is to topicfs: a store, a log directory, or something else. Nothing is opened or changed.
+
+a store           has logs/ in it: BACKING
+a log directory   is what logs/ is, and what a broker has under log.dirs: partitions, checkpoints, meta.properties
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from engine.errors import InvalidNameError, NoStoreError
+from engine.files.atomic import sync_directory
+from engine.files.names import LOG_SUFFIX, parse_partition_directory
+
+LOGS: Final = "logs"
+
+_ADOPTION: Final = (
+    "With --read-only it is mounted as it stands. To go on with it as a store, stop its broker, make a directory, and "
+    "move or copy {} into that as logs"
+)
+
+# What a broker or a store leaves in a log directory, and nothing else has.
+_FILES_OF_LOGS: Final = frozenset(
+    {
+        "meta.properties",
+        ".kafka_cleanshutdown",
+        "recovery-point-offset-checkpoint",
+        "log-start-offset-checkpoint",
+        "replication-offset-checkpoint",
+        "cleaner-offset-checkpoint",
+        "__cluster_metadata-0",
+    }
+)
+
+
+# What may be made before the store is: settings. And what a file system of its own has from the beginning.
+_BEFORE: Final = frozenset({"server.properties", "topics", "lost+found"})
+
+
+class Kind(Enum):
+    """What a path leads to, in words for messages."""
+
+    STORE = "a store"
+    LOGS = "a Kafka log directory"
+    MISSING = "no such directory"
+    EMPTY = "an empty directory"
+    FILE = "a file"
+    FOREIGN = "a directory with something else in it"
+
+
+def kind_of(path: Path) -> Kind:
+    """What the path leads to."""
+    try:
+        names = sorted(os.listdir(path))
+    except FileNotFoundError:
+        return Kind.MISSING
+    except NotADirectoryError:
+        return Kind.FILE
+    if (path / LOGS).is_dir():
+        return Kind.STORE
+    if _BEFORE.issuperset(names):
+        return Kind.EMPTY
+    if not _FILES_OF_LOGS.isdisjoint(names) or any(_is_partition(path, name) for name in names):
+        return Kind.LOGS
+    return Kind.FOREIGN
+
+
+def _is_partition(directory: Path, name: str) -> bool:
+    try:
+        parse_partition_directory(name)
+        return any(each.endswith(LOG_SUFFIX) for each in os.listdir(directory / name))
+    except (InvalidNameError, NotADirectoryError):
+        return False
+
+
+def refuse_unless_store(path: Path) -> None:
+    """NoStoreError where the path is no store, with words that say how to get one."""
+    kind = kind_of(path)
+    if kind is Kind.STORE:
+        return
+    expected = f"{path}: expected a store, which has {LOGS}/ in it, found {kind.value}"
+    if kind is Kind.LOGS:
+        raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}")
+    if kind in (Kind.MISSING, Kind.EMPTY):
+        raise NoStoreError(
+            f"{expected}. `topicfs init {path}` makes a store there, and so does `topicfs mount --create`"
+        )
+    raise NoStoreError(f"{expected}. `topicfs init` makes a store in a new or empty directory")
+
+
+def refuse_unless_free(path: Path) -> None:
+    """NoStoreError where no store can be made at the path."""
+    kind = kind_of(path)
+    if kind in (Kind.MISSING, Kind.EMPTY):
+        return
+    if kind is Kind.STORE:
+        raise NoStoreError(f"{path}: is a store already")
+    expected = f"{path}: expected a new or empty directory, found {kind.value}"
+    raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}" if kind is Kind.LOGS else expected)
+
+
+def make(path: Path) -> None:
+    """Make an empty store. NoStoreError where something else is there. A crash leaves a store or nothing of one."""
+    refuse_unless_free(path)
+    (path / LOGS).mkdir(parents=True)
+    sync_directory(path)
+    sync_directory(path.parent)
+
+
+def logs_in(path: Path) -> Path:
+    """Where the partitions are, for who only reads: of a store, or of a log directory by itself. NoStoreError where
+    the path is neither."""
+    kind = kind_of(path)
+    if kind is Kind.STORE:
+        return path / LOGS
+    if kind is Kind.LOGS:
+        return path
+    raise NoStoreError(f"{path}: expected a store, or a Kafka log directory, found {kind.value}")

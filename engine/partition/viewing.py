@@ -1,0 +1,223 @@
+"""Opening a partition's directory read-only: nothing in it is changed, made, renamed or opened for writing.
+
+It shows what `loading` would make of the directory. What that would cut off or remove is hidden, what it would rebuild
+is rebuilt in memory:
+
+    <x>.deleted, <x>.cleaned, <x>.tmp    passed over
+    <base>.*.swap that would be completed   shown in place of the originals within its range
+    a batch that is damaged or cut off   hidden, with all that is behind it
+    missing or damaged indexes           rebuilt in memory
+    no segment at all                    an empty one, in memory
+
+Another process may have the directory open, and go on with it: the partition is shown as it was when it was loaded.
+A segment that is removed or replaced later is found to be another file, and can be read no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.batch.table import Bytes, Longs
+from engine.errors import CorruptCheckpointError, CorruptSegmentError, InvalidOffsetError, OffsetOverflowError
+from engine.files.metadata import PartitionMetadata
+from engine.files.names import LOG_SUFFIX, SWAP_SUFFIX, index_file, offset_of_file, transaction_index_file
+from engine.kernels.scan import POSITION
+from engine.partition.chain import Chain, segment_settings
+from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from engine.partition.epochs import LeaderEpochs
+from engine.partition.leftovers import begun_swaps, next_offset_of_swap
+from engine.partition.loading import Known
+from engine.partition.log import Log
+from engine.partition.offsets import Offsets
+from engine.partition.partition import Partition
+from engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
+from engine.partition.replay import rebuild, replay
+from engine.producer.manager import ProducerStates
+from engine.record import Clock
+from engine.segment.descriptors import Descriptors
+from engine.segment.segment import Segment
+from engine.segment.transaction_index import AbortedTransaction
+from engine.settings.topic import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+
+def view(
+    topic: str,
+    number: int,
+    directory: Path,
+    settings: TopicSettings,
+    producer_expiration_ms: int,
+    known: Known,
+    clock: Clock,
+    descriptors: Descriptors,
+    lone: bool = True,
+) -> Partition:
+    """Open a partition's directory without changing anything: see the module's head. FileNotFoundError where another
+    process took a file away meanwhile: then it is to be looked at anew."""
+    chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors)
+    names = set(os.listdir(directory))
+    replaced = _open_segments(chain, names)
+    epochs, epochs_are_known = _look_at_epochs(directory / EPOCHS_FILE)
+    _check_what_is_doubtful(chain, names, replaced, epochs, known, producer_expiration_ms)
+    producers = None
+    if not known.clean:
+        checked = _Check(chain, epochs, known.start, producer_expiration_ms)
+        checked.from_offset(known.recovery_point)
+        producers = checked.producers
+    end = _settle_end(chain, epochs, known.start)
+    if not epochs_are_known:
+        rebuild_epochs(chain, epochs)
+    epochs.truncate_from_end(end)
+    epochs.truncate_from_start(known.start)
+    start = max(known.start, chain.segments.first.base_offset)
+    if producers is None:
+        producers = ProducerStates.look(directory, producer_expiration_ms)
+    mark = end if lone else min(max(known.high_watermark or start, start), end)
+    rebuild(chain, producers, start, end, mark, clock(), after_clean_stop=known.clean)
+    log = Log(
+        f"{topic}-{number}",
+        settings,
+        clock,
+        chain,
+        producers,
+        epochs,
+        PartitionMetadata.load(directory),
+        Offsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        end,
+        lone,
+        read_only=True,
+    )
+    log.publish()
+    return Partition(topic, number, log)
+
+
+def _open_segments(chain: Chain, names: set[str]) -> set[int]:
+    """Put the segments that count into the chain. Gives the bases of those whose indexes may belong to the segment that
+    they replace."""
+    swaps = begun_swaps(names)
+    new = {offset_of_file(name) for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
+    old = {offset_of_file(name) for name in names if name.endswith(LOG_SUFFIX)}
+    if new:
+        low, high = min(new), max(max(next_offset_of_swap(chain, base), base + 1) for base in new)
+        old = {base for base in old if not low <= base < high}
+    segments = []
+    for base in sorted(new | old):
+        suffix = SWAP_SUFFIX if base in new else ""
+        segment = Segment.load(
+            chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=suffix
+        )
+        segment.freeze()
+        segments.append(segment)
+    chain.add(segments)
+    return {offset_of_file(name) for name in swaps}
+
+
+def _look_at_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
+    """The leader epochs, and whether the file could be read."""
+    try:
+        return LeaderEpochs.look(path), True
+    except CorruptCheckpointError as error:
+        logger.warning(f"leader epochs are learnt from the batches: {error}")
+        return LeaderEpochs(path, (), read_only=True), False
+
+
+def _check_what_is_doubtful(
+    chain: Chain, names: set[str], replaced: set[int], epochs: LeaderEpochs, known: Known, expiration_ms: int
+) -> None:
+    """Rebuild the indexes of segments that have none, or whose index of transactions is damaged; not of those that
+    will be checked anyway."""
+    floor = None if known.clean else chain.segments.floor(known.recovery_point)
+    for segment in tuple(chain.segments):
+        base = segment.base_offset
+        if not known.clean and (floor is None or base >= floor.base_offset):
+            return
+        is_indexed = base not in replaced and index_file(base) in names
+        if is_indexed and (transaction_index_file(base) not in names or transaction_index_is_sound(segment)):
+            continue
+        _Check(chain, epochs, known.start, expiration_ms).check(segment)
+
+
+@dataclass(slots=True)
+class _Check:
+    """What checking segments needs, and what it keeps from one to the next: as `recovery.Recovery`, in memory.
+
+    chain, epochs  the partition's
+    start          its start offset, as far as it is known
+    expiration_ms  of idle producers
+    producers      state as of the end of the last segment that was checked; None before the first
+    """
+
+    chain: Chain
+    epochs: LeaderEpochs
+    start: int
+    expiration_ms: int
+    producers: ProducerStates | None = field(default=None)
+
+    def from_offset(self, recovery_point: int) -> None:
+        """Check the segments from the one that holds the recovery point on. What is behind a bad batch is hidden."""
+        chain = self.chain
+        floor = chain.segments.floor(recovery_point)
+        for segment in chain.segments.from_base(floor.base_offset if floor else 0):
+            if self.check(segment):
+                later = tuple(each for each in chain.segments if each.base_offset > segment.base_offset)
+                if later:
+                    logger.warning(
+                        f"{chain.directory.name}: {len(later)} segments with {sum(each.size for each in later)} "
+                        f"bytes behind the cut in segment {segment.base_offset} are hidden"
+                    )
+                    chain.segments = chain.segments.with_replaced(later, ())
+                return
+
+    def check(self, segment: Segment) -> bool:
+        """Check every batch of a segment, and rebuild its indexes in memory. Gives whether something is hidden."""
+        chain = self.chain
+        if self.producers is None:
+            self.producers = ProducerStates.look(chain.directory, self.expiration_ms)
+        producers = self.producers
+        base = segment.base_offset
+        rebuild(chain, producers, self.start, base, base, chain.clock())
+        aborted: list[AbortedTransaction] = []
+
+        def visit(buffer: Bytes, table: Longs) -> None:
+            self.epochs.assign_all(epoch_changes(table))
+            for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
+                if completed.is_aborted:
+                    aborted.append(
+                        AbortedTransaction(
+                            completed.producer_id, completed.first_offset, completed.last_offset, stable
+                        )
+                    )
+
+        try:
+            hidden = segment.recover_in_memory(visit)
+        except OffsetOverflowError as error:
+            raise CorruptSegmentError(
+                f"{error}; such a segment has to be split, which a mount that may write does"
+            ) from error
+        except InvalidOffsetError as error:
+            hidden = segment.size
+            aborted.clear()
+            segment.hide()
+            logger.warning(f"{segment.path}: all of its {hidden} bytes are hidden: {error}")
+        segment.hold_transactions(aborted)
+        return hidden > 0
+
+
+def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int) -> int:
+    """Where the log ends. A log that ends below its start offset is shown empty, and an empty one begins there."""
+    if len(chain.segments):
+        end = chain.active.next_offset()
+        if end >= start:
+            return end
+        logger.warning(
+            f"{chain.directory.name}: {len(chain.segments)} segments end at offset {end}, below the start offset "
+            f"{start}: they are hidden"
+        )
+        chain.segments = chain.segments.with_replaced(tuple(chain.segments), ())
+        epochs.clear()
+    chain.add((Segment.empty(chain.directory, start, chain.settings, chain.clock, chain.descriptors),))
+    return start

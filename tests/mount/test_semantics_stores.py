@@ -1,0 +1,357 @@
+"""`fs/SEMANTICS.md`, making a store, and read-only mounts: K."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import ROOT, Served, append, own_mount
+
+from engine import Record, Store
+
+pytest_plugins = ("shared_mount",)
+
+Held = dict[str, tuple[object, ...]]
+
+
+def topicfs(*arguments: str | Path) -> tuple[int, str]:
+    """A command's exit code, and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mountd.cli", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def held(directory: Path) -> Held:
+    """All that is in a directory: names, contents, modes, and the times of changes."""
+    found: Held = {}
+    for path in (directory, *sorted(directory.rglob("*"))):
+        status = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path.relative_to(directory))] = (
+            content,
+            status.st_ino,
+            status.st_mode,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+    return found
+
+
+def look_everywhere(mount: Served) -> dict[str, bytes]:
+    """Read every file that the mount lists, apart from those that tell of the moment."""
+    contents = {}
+    for folder, _, names in os.walk(mount.path):
+        for name in names:
+            path = Path(folder, name)
+            if not name.startswith("in.") and name not in ("metrics", "status.json"):
+                contents[str(path.relative_to(mount.path))] = path.read_bytes()
+    return contents
+
+
+OLD = {"internal.segment.bytes": "2000", "retention.ms": "1", "file.delete.delay.ms": "0"}
+COMPACTED = {"internal.segment.bytes": "2000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+AT_ONCE = ("-o", "log.initial.task.delay.ms=0", "-o", "log.retention.check.interval.ms=1")
+AT_ONCE += ("-o", "log.cleaner.backoff.ms=1", "-o", "log.flush.offset.checkpoint.interval.ms=1")
+
+
+def furnish(backing: Path, *, crash: bool) -> None:
+    """A store with much to do for upkeep; after a crash also for a recovery."""
+    store = Store.open(backing, create=True)
+    old = store.create("old", 0, OLD)
+    keys = store.create("keys", 0, COMPACTED)
+    store.create("empty")
+    for number in range(40):
+        old.append([Record(b"v" * 200, timestamp=1_600_000_000_000 + number)])
+        keys.append([Record(b"%d" % number * 50, b"key-%d" % (number % 3))])
+    gone = store.create("gone")
+    gone.append(Record(b"gone"))
+    store.delete("gone", 0)
+    if not crash:
+        store.close()
+        return
+    store.checkpoint_recovery_points()
+    old.append([Record(b"last", timestamp=1_600_000_001_000)])
+    store.abandon()
+    active = max((backing / "logs" / "old-0").glob("*.log"))
+    with active.open("ab") as file:
+        file.write(b"half a batch")
+    for name in ("00000000000000000000.timeindex", "00000000000000000000.index"):
+        (backing / "logs" / "old-0" / name).unlink()
+    (backing / "logs" / "old-0" / "00000000000000000003.log.deleted").write_bytes(b"x")
+    (backing / "logs" / "keys-0" / "leader-epoch-checkpoint").write_bytes(b"not a checkpoint")
+    (backing / "logs" / "replication-offset-checkpoint").write_bytes(b"0\n1\nnobody 0 5\n")
+    (backing / "staging" / "old").mkdir()
+    (backing / "staging" / "old" / "committed").write_bytes(b'"a"\n"half')
+    (backing / "staging" / "nobody").mkdir()
+
+
+@contextmanager
+def read_only(place: Path, backing: Path, *options: str) -> Iterator[Served]:
+    """A read-only mount of a backing directory, which nothing is expected of but warnings."""
+    mount = Served(place)
+    mount.backing = backing
+    try:
+        mount.start("--read-only", *options)
+        with mount.watched():
+            yield mount
+        assert mount.stop() == 0
+    finally:
+        mount.clear()
+
+
+def test_a_store_is_made_where_that_is_asked_for(tmp_path: Path) -> None:
+    """K1. `topicfs init BACKING` and `topicfs mount --create` make a store in a directory that is empty or not
+    there; `topicfs mount` of what is no store is refused in words that name both, and makes nothing.
+    """
+    for name in ("missing", "empty"):
+        place = tmp_path / name
+        if name == "empty":
+            place.mkdir()
+        before = held(tmp_path)
+        code, said = topicfs("mount", place, tmp_path / "mnt")
+        assert code == 1
+        assert f"`topicfs init {place}` makes a store there, and so does `topicfs mount --create`" in said
+        assert held(tmp_path) == before
+        assert topicfs("init", place) == (0, "")
+        assert sorted(os.listdir(place)) == ["logs"]
+        code, said = topicfs("init", place)
+        assert code == 1
+        assert "is a store already" in said
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "letter.txt").write_text("Dear")
+    before = held(tmp_path)
+    for arguments in (("init", foreign), ("mount", foreign, tmp_path / "mnt")):
+        code, said = topicfs(*arguments)
+        assert code == 1
+        assert "a directory with something else in it" in said
+    assert topicfs("mount", "--create", foreign, tmp_path / "mnt")[0] == 1
+    assert topicfs("mount", "--read-only", foreign, tmp_path / "mnt")[0] == 1
+    assert topicfs("mount", "--read-only", "--create", tmp_path / "new", tmp_path / "mnt")[0] == 2
+    assert held(tmp_path) == before
+    with own_mount(tmp_path) as mount:  # with --create
+        assert (mount.new()).is_dir()
+    assert topicfs("mount", mount.backing / "logs", tmp_path / "other")[0] == 1
+
+
+def test_a_log_directory_is_not_made_a_store_of(tmp_path: Path) -> None:
+    """K2. A broker's log directory is never made a store of: `topicfs init`, `--create` and a mount that may write
+    refuse it, say how it is adopted, and leave nothing in it.
+    """
+    furnish(tmp_path / "store", crash=False)
+    whole, bare = tmp_path / "kafka-logs", tmp_path / "bare"
+    (tmp_path / "store" / "logs").rename(whole)
+    bare.mkdir()
+    shutil.copytree(whole / "old-0", bare / "old-0")
+    for logs in (whole, bare):
+        before = held(tmp_path)
+        commands: list[tuple[str | Path, ...]] = [("init", logs), ("mount", logs, tmp_path / "mnt")]
+        commands.append(("mount", "--create", logs, tmp_path / "mnt"))
+        for arguments in commands:
+            code, said = topicfs(*arguments)
+            assert code == 1
+            assert "found a Kafka log directory" in said
+            assert f"move or copy {logs} into that as logs" in said
+        assert held(tmp_path) == before
+    # As the words say.
+    (tmp_path / "adopted").mkdir()
+    whole.rename(tmp_path / "adopted" / "logs")
+    with Store.open(tmp_path / "adopted") as store:
+        assert store.partition("old", 0).end_offset == 40
+
+
+def test_settings_are_looked_at_first(tmp_path: Path) -> None:
+    """K3. Options and settings are looked at before anything is made: one that is refused leaves no trace."""
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "server.properties").write_text("linger.ms=soon\n")
+    before = held(tmp_path)
+    new, mnt = tmp_path / "new", tmp_path / "mnt"
+    for backing, options in (
+        (new, ("-o", "foo=bar")),
+        (new, ("-o", "linger.ms=soon")),
+        (new, ("-o", "num.partitons=3")),
+        (new, ("-o", "linger.ms")),
+        (tmp_path / "prepared", ()),
+        (new, ("--nonsense",)),
+    ):
+        code, said = topicfs("mount", "--create", *options, backing, mnt)
+        assert code != 0, (options, said)
+        assert held(tmp_path) == before, options
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    assert topicfs("mount", "--create", new, tmp_path / "full")[0] == 1
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])
+def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
+    """K4. A mount made with `--read-only` changes not a byte, a name or a time of modification under BACKING, also
+    after a crash and whatever is due to retention and compaction; nothing is locked there, and its log is elsewhere.
+    """
+    backing = tmp_path / "store"
+    furnish(backing, crash=crash)
+    before = held(backing)
+    with read_only(tmp_path, backing, *AT_ONCE) as mount:
+        process = mount.process
+        assert process is not None
+        end = time.monotonic() + 3
+        first = look_everywhere(mount)
+        assert first["old-0/log.txt"].count(b"\n") == (41 if crash else 40)
+        assert first["keys-0/log.txt"].count(b"\n") == 40
+        assert first["empty-0/log.txt"] == b""
+        while (
+            time.monotonic() < end
+        ):  # a mount that may write has removed all by now, as K2's sibling below shows
+            time.sleep(0.1)
+        assert look_everywhere(mount) == first
+        names = {
+            Path(task, "comm").read_text().strip() for task in Path(f"/proc/{process.pid}/task").iterdir()
+        }
+        assert not {"scheduler", "flush", "views", "sealed", "cleaner-0", "linger"} & names
+        assert held(backing) == before
+        targets = [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert not [target for target in targets if target.endswith((".lock", "topicfs.log"))]
+    assert held(backing) == before
+    assert list((tmp_path / "state" / "topicfs").glob("*mnt.log"))
+    with own_mount_of(tmp_path, backing) as mount:  # the same options, without --read-only
+        end = time.monotonic() + 20
+        while (mount / "old-0/log.txt").stat().st_size and time.monotonic() < end:
+            time.sleep(0.05)
+        assert (mount / "old-0/log.txt").read_bytes() == b""
+
+
+@contextmanager
+def own_mount_of(place: Path, backing: Path) -> Iterator[Served]:
+    mount = Served(place)
+    mount.backing = backing
+    try:
+        mount.start(*AT_ONCE)
+        with mount.watched():
+            yield mount
+        assert mount.stop() == 0
+    finally:
+        mount.clear()
+
+
+def test_what_a_recovery_would_do_is_done_in_memory(tmp_path: Path) -> None:
+    """K5. What a recovery would cut off does not show in it, and what a recovery would rebuild is rebuilt in memory:
+    after `kill -9` every record that was acknowledged is there.
+    """
+    with_writer = Served(tmp_path)
+    with_writer.configure("small", internal_segment_bytes=2000)
+    try:
+        with_writer.start()
+        partition = with_writer.new("small")
+        for number in range(300):
+            append(partition / "log.jsonl", b'{"key":"%d","value":"line %d"}\n' % (number % 7, number))
+        os.mkdir(with_writer / "topics/small/inbox/batch")
+        (with_writer / "topics/small/inbox/batch/a.txt").write_bytes(b"whole\n" * 10)
+        (with_writer / "topics/small/inbox/batch/_SUCCESS").touch()
+        expected = (partition / "log.jsonl").read_bytes()
+        with_writer.kill()
+    finally:
+        with_writer.clear()
+    logs = with_writer.backing / "logs" / partition.name
+    for path in (*logs.glob("*.index"), *logs.glob("*.timeindex")):
+        path.write_bytes(path.read_bytes()[:-3] if path.stat().st_size > 3 else b"\1\2\3\4\5")
+    with max(logs.glob("*.log")).open("ab") as file:
+        file.write(bytes(100))
+    (with_writer.backing / "logs" / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
+    before = held(with_writer.backing)
+    with read_only(tmp_path, with_writer.backing) as mount:
+        shown = mount / partition.name
+        assert (shown / "log.jsonl").read_bytes() == expected
+        assert (shown / "offset/250").read_bytes() == b"line 250"
+        assert (shown / "time/last-1h.jsonl").read_bytes() == expected
+        assert (
+            b"".join(
+                (shown / "segments" / name).read_bytes()
+                for name in sorted(os.listdir(shown / "segments"))
+                if name.endswith(".jsonl")
+            )
+            == expected
+        )
+    assert held(with_writer.backing) == before
+    with own_mount_of(tmp_path, with_writer.backing) as mount:  # which recovers
+        assert (mount / partition.name / "log.jsonl").read_bytes() == expected
+
+
+def test_a_read_only_mount_of_a_read_only_file_system(tmp_path: Path) -> None:
+    """K6. It works where BACKING is on a file system that is mounted read-only."""
+    furnish(tmp_path / "store", crash=True)
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    done = subprocess.run(["mount", "--bind", tmp_path / "store", bound], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", bound], check=True)
+        with pytest.raises(OSError, match="Read-only file system"):
+            (bound / "x").touch()
+        with read_only(tmp_path, bound) as mount:
+            assert (mount / "old-0/log.txt").read_bytes().endswith(b"\nlast\n")
+            assert (mount / "keys-0/offset/39").read_bytes() == b"39" * 50
+        code, said = topicfs("mount", bound, tmp_path / "mnt")
+        assert code == 1
+        assert "Read-only file system" in said
+    finally:
+        subprocess.run(["umount", "-l", bound], check=True)
+
+
+def test_a_read_only_mount_beside_a_daemon(tmp_path: Path) -> None:
+    """K7. It works beside a daemon that has the store open, shows what was there when a partition was first looked
+    at, and changes nothing for that daemon: neither its writers nor its stop.
+    """
+    for name in ("writer", "reader"):
+        (tmp_path / name).mkdir()
+    with own_mount(tmp_path / "writer") as writer:
+        partition = writer.new()
+        append(partition / "log.txt", b"one\n")
+        with read_only(tmp_path / "reader", writer.backing) as reader:
+            shown = reader / partition.name
+            assert (shown / "log.txt").read_bytes() == b"one\n"
+            append(partition / "log.txt", b"two\n")
+            assert (shown / "log.txt").read_bytes() == b"one\n"
+            assert (partition / "log.txt").read_bytes() == b"one\ntwo\n"
+            code, said = topicfs("umount", reader.path)
+            assert code == 0, said
+            assert reader.process is not None
+            assert reader.process.wait(20) == 0
+            append(partition / "log.txt", b"three\n")
+            reader.start("--read-only")
+            assert (shown / "log.txt").read_bytes() == b"one\ntwo\nthree\n"
+        assert (partition / "log.txt").read_bytes() == b"one\ntwo\nthree\n"
+    assert (writer.backing / "logs" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_log_directory_by_itself(tmp_path: Path) -> None:
+    """K8. It shows a log directory by itself, as a broker has it under `log.dirs`, as it stands."""
+    furnish(tmp_path / "store", crash=True)
+    logs = tmp_path / "kafka-logs"
+    (tmp_path / "store" / "logs").rename(logs)
+    before = held(logs)
+    with read_only(tmp_path, logs) as mount:
+        assert (mount / "old-0/log.txt").read_bytes().endswith(b"\nlast\n")
+        assert (mount / "topics/keys/config").read_bytes()
+        look_everywhere(mount)
+        code, said = topicfs("plan", mount.path)
+        assert code == 0, said
+        assert "old-0" in said
+    assert held(logs) == before
+    assert topicfs("plan", logs)[0] == 0
+    assert held(logs) == before
