@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import EngineError, UnknownPartitionError
+from engine.files.regular import NotRegularError
 from engine.inbox.inbox import PRODUCER_ID, Inbox
 from engine.inbox.journal import Journal, State
 from engine.partition.partition import Partition
@@ -55,6 +57,8 @@ class Inboxes:
         """A topic's; UnknownPartitionError where there is no such topic."""
         if not self._numbers(topic):
             raise UnknownPartitionError(f"there is no topic {topic}")
+        if (self.directory / topic).is_symlink():
+            raise NotRegularError(errno.EINVAL, "expected a directory, found a symbolic link", topic)
         with self._lock:
             found = self._open.get(topic)
             if found is None:
@@ -71,7 +75,9 @@ class Inboxes:
         """After a start, and before anybody reads: bring commits that a crash has stopped to their end, and remove
         what is of topics that are no more."""
         for directory in sorted(self.directory.iterdir()):
-            if not self._numbers(directory.name):
+            if directory.is_symlink() or not directory.is_dir():
+                log.error(f"{directory}: expected a directory, and is left alone")
+            elif not self._numbers(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
             elif (directory / "journal").exists():
                 self._settle(self.of(directory.name))
@@ -98,7 +104,7 @@ class Inboxes:
         """Remove what nobody has changed for a while. Gives how many files and directories there were."""
         removed = 0
         for directory in sorted(self.directory.iterdir()):
-            if self._numbers(directory.name):
+            if self._numbers(directory.name) and not directory.is_symlink():
                 removed += self.of(directory.name).sweep(now, SPENT_MS, ABANDONED_MS)
         return removed
 

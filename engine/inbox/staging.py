@@ -22,8 +22,12 @@ import numpy as np
 
 from engine.batch.table import Bytes
 from engine.errors import InvalidRecordError
+from engine.files.regular import open_regular
 
 Parts = tuple[str, ...]
+
+_PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+"""How a directory is opened to go on from it."""
 
 BLOCK: Final = 1 << 20
 """Bytes that are read of a file at once."""
@@ -71,26 +75,54 @@ class StagedFile:
 class Staging:
     """One topic's area.
 
-    root  where it is; made when something is put into it
+    No link is followed in it, nor on the way from the directory of all areas, which may be one: each name is looked up
+    in the directory that was opened before.
+
+    root  where it is, `<topic>/inbox` in that directory; made when something is put into it
     """
 
     root: Path
 
-    def _at(self, parts: Parts) -> Path:
-        return self.root.joinpath(*parts)
+    @contextlib.contextmanager
+    def _above(self, parts: Parts) -> Iterator[tuple[int, str]]:
+        """The directory that holds the last name of a path, and that name."""
+        *above, name = self.root.parts[-2:] + parts
+        with contextlib.ExitStack() as opened:
+            directory = os.open(self.root.parent.parent, _PLACE)
+            opened.callback(os.close, directory)
+            for part in above:
+                directory = os.open(part, _PLACE | os.O_NOFOLLOW, dir_fd=directory)
+                opened.callback(os.close, directory)
+            yield directory, name
+
+    @contextlib.contextmanager
+    def _inside(self, parts: Parts) -> Iterator[int]:
+        """A directory, opened to be read."""
+        with self._above(parts) as (above, name):
+            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
     def _make_room(self, parts: Parts) -> None:
         if len(parts) == 1:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.parent.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.root.parent)
+            with contextlib.suppress(FileExistsError), self._above(()) as (topic, name):
+                os.mkdir(name, dir_fd=topic)
 
     def status(self, parts: Parts) -> os.stat_result:
         """What lstat tells; FileNotFoundError where there is nothing."""
-        return os.lstat(self._at(parts))
+        with self._above(parts) as (above, name):
+            return os.stat(name, dir_fd=above, follow_symlinks=False)
 
     def names(self, parts: Parts) -> list[str]:
         """What a directory holds, in order."""
         try:
-            return sorted(os.listdir(self._at(parts)))
+            with self._inside(parts) as directory:
+                return sorted(os.listdir(directory))
         except FileNotFoundError:
             if parts:
                 raise
@@ -102,43 +134,55 @@ class Staging:
     # -- changing -------------------------------------------------------------------------------------
 
     def open(self, parts: Parts, flags: int) -> StagedFile:
-        """Open a file as open(2) does; what appends has a position of its own to write at."""
+        """Open a file as open(2) does; what appends has a position of its own to write at. NotRegularError where
+        it is no regular file."""
         if flags & os.O_CREAT:
             self._make_room(parts)
         kept = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC
-        return StagedFile(os.open(self._at(parts), flags & kept | os.O_NOFOLLOW, 0o666))
+        with self._above(parts) as (above, name):
+            return StagedFile(open_regular(name, flags & kept, directory=above))
 
     def make_directory(self, parts: Parts) -> None:
         self._make_room(parts)
-        os.mkdir(self._at(parts))
+        with self._above(parts) as (above, name):
+            os.mkdir(name, dir_fd=above)
 
     def remove_directory(self, parts: Parts) -> None:
-        os.rmdir(self._at(parts))
+        with self._above(parts) as (above, name):
+            os.rmdir(name, dir_fd=above)
 
     def remove_file(self, parts: Parts) -> None:
-        os.unlink(self._at(parts))
+        with self._above(parts) as (above, name):
+            os.unlink(name, dir_fd=above)
 
     def move(self, old: Parts, new: Parts) -> None:
-        os.rename(self._at(old), self._at(new))
+        with self._above(old) as (source, name), self._above(new) as (target, new_name):
+            os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
 
     def truncate(self, parts: Parts, length: int) -> None:
-        os.truncate(self._at(parts), length)
+        file = self.open(parts, os.O_WRONLY)
+        try:
+            file.truncate(length)
+        finally:
+            file.close()
 
     def set_times(self, parts: Parts, accessed_ns: int, modified_ns: int) -> None:
-        os.utime(self._at(parts), ns=(accessed_ns, modified_ns))
+        with self._above(parts) as (above, name):
+            os.utime(name, ns=(accessed_ns, modified_ns), dir_fd=above, follow_symlinks=False)
 
     def discard(self, parts: Parts) -> None:
         """Remove a file, or all that a directory holds but not itself. Where there is nothing, that is well."""
-        path = self._at(parts)
         with contextlib.suppress(FileNotFoundError):
             if not self.is_directory(parts):
-                path.unlink()
+                self.remove_file(parts)
                 return
-            for name in os.listdir(path):
-                if self.is_directory((*parts, name)):
-                    shutil.rmtree(path / name)
-                else:
-                    (path / name).unlink()
+            with self._inside(parts) as directory:
+                for name in os.listdir(directory):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        shutil.rmtree(name, dir_fd=directory)
+                    else:
+                        os.unlink(name, dir_fd=directory)
 
     def destroy(self, parts: Parts) -> None:
         """Remove a file, or a directory with all that it holds."""
@@ -169,7 +213,7 @@ class Staging:
 
     def blocks(self, parts: Parts, zipped: bool = False) -> Iterator[Bytes]:
         """What a file holds, block by block; InvalidRecordError where it is to be gzip and is not."""
-        with open(self._at(parts), "rb") as file:
+        with os.fdopen(self.open(parts, os.O_RDONLY).descriptor, "rb") as file:
             source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if zipped else file
             while True:
                 try:

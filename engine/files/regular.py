@@ -1,0 +1,67 @@
+"""Opening files of the store: regular files, and never through a link.
+
+Who may write into BACKING can put a symbolic link, a FIFO or a device where a file of ours is expected. To follow the
+link would read or overwrite a file of somebody else with the daemon's rights; a FIFO would make the daemon wait for
+ever. What may be a link is a directory that an operator moves to another disk: BACKING itself, `logs`, `staging` and
+those beside them, a partition's directory; and the files of settings, which come as links from tools that manage them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
+
+
+class NotRegularError(OSError):
+    """Something that is no regular file stands where one is expected."""
+
+
+def open_regular(
+    path: Path | str, flags: int, mode: int = 0o666, directory: int | None = None, follow: bool = False
+) -> int:
+    """open(2) of a regular file; NotRegularError of anything else. Never waits.
+
+    directory  descriptor of the directory from which `path` goes on
+    follow     the last name may be a link to a regular file"""
+    guarded = flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    # Looked at before as well: to open a device may already do something.
+    check_regular(path, directory, follow)
+    try:
+        descriptor = os.open(path, guarded, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            check_regular(path, directory, follow)
+        raise
+    try:
+        _check(os.fstat(descriptor).st_mode, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(path: Path | str, directory: int | None = None, follow: bool = False) -> None:
+    """NotRegularError where there is something that is no regular file; nothing at all is well."""
+    try:
+        found = os.stat(path, dir_fd=directory, follow_symlinks=follow)
+    except FileNotFoundError:
+        return
+    _check(found.st_mode, path)
+
+
+def _check(mode: int, path: Path | str) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise NotRegularError(errno.EINVAL, f"expected a regular file, found {kind}", str(path))
