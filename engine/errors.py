@@ -148,6 +148,10 @@ class PartitionExistsError(EngineError):
     """The partition exists already."""
 
 
+class BatchExistsError(EngineError):
+    """A batch with other content was committed under this name before."""
+
+
 class InconsistentTopicIdError(EngineError):
     """A partition's topic id differs from the one asked for."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes, Ints
 from engine.errors import RecordTooLargeError
+from engine.inbox.content import Content
 from engine.inbox.inbox import Chunk
 from engine.inbox.routing import NO_PARTITION, choose, first_refused
 from engine.inbox.staging import Parts, Staging
@@ -62,6 +63,11 @@ class DataFile:
         return cls(parts, "/".join(named), fmt, zipped, NO_PARTITION if partition is None else partition)
 
     @property
+    def kind(self) -> str:
+        """What equal lines of two files have in common, where they mean the same."""
+        return f"{self.format.suffix}:{self.partition}"
+
+    @property
     def order(self) -> tuple[object, ...]:
         """Spark's files by the number of their part, then that of the file in it; others behind them, by name."""
         found = PART.fullmatch(self.parts[-1])
@@ -103,16 +109,30 @@ class Topic:
     clock: Clock
 
 
-def chunks(staging: Staging, files: Iterable[DataFile], topic: Topic) -> Iterator[Chunk]:
-    """All records, in order, with the partition of each. An error names the file and the line."""
+def chunks(
+    staging: Staging, files: Iterable[DataFile], topic: Topic, content: Content | None = None
+) -> Iterator[Chunk]:
+    """All records, in order, with the partition of each. An error names the file and the line. The lines are added
+    to `content`."""
     for file in files:
         passed = 0
-        for lines in _whole_lines(staging, file, LINE_GROWTH * batch_limit(topic.settings)):
+        for lines in _whole_lines(staging, file, topic):
+            if content is not None:
+                content.add(lines, file.kind)
             try:
                 yield from _routed(lines, file, topic)
             except _LineError as error:
                 raise error.at(file.name, passed) from None
             passed += int(np.count_nonzero(lines == _NEWLINE))
+
+
+def content_of(staging: Staging, files: Iterable[DataFile], topic: Topic) -> Content:
+    """What the files hold, whether it could be appended or not."""
+    content = Content()
+    for file in files:
+        for lines in _whole_lines(staging, file, topic):
+            content.add(lines, file.kind)
+    return content
 
 
 class _LineError(Exception):
@@ -129,8 +149,9 @@ class _LineError(Exception):
         return kind(f"{file}: line {passed + self.line + 1}: {self.reason}")
 
 
-def _whole_lines(staging: Staging, file: DataFile, limit: int) -> Iterator[Bytes]:
+def _whole_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[Bytes]:
     """A file's lines, some at a time; the last one has a newline also where the file has none."""
+    limit = LINE_GROWTH * batch_limit(topic.settings)
     rest: list[Bytes] = []
     last: Bytes | None = None
     for block in staging.blocks(file.parts, file.zipped):

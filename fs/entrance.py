@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from engine import Store
 from engine.errors import EngineError
-from engine.inbox.inbox import Chunk, Inbox, batch_name
+from engine.inbox.content import Content
+from engine.inbox.inbox import Inbox, batch_name
 from engine.inbox.staging import Parts, Staging
 from fs import errors
-from fs.data_files import DataFile, Topic, chunks, data_files
+from fs.claims import Claims, Writing
+from fs.commits import Commits
+from fs.data_files import DataFile, Topic, chunks, content_of, data_files
 from fs.incoming import TEMPORARY, batch_of, job_of
 from fs.shown import ShownPartition
 
@@ -28,6 +32,8 @@ class Entrance:
     """One topic's inbox.
 
     inbox     where it is committed
+    claims    who changes what
+    commits   those that are under way, of all topics
     arriving  open files that are copied to a name that is not hidden, by it
     _shown    gives a partition of the topic
     _turns    whose turn it is to get records without a key
@@ -37,9 +43,16 @@ class Entrance:
     """
 
     def __init__(
-        self, store: Store, inbox: Inbox, shown: Callable[[int], ShownPartition], turns: Iterator[int]
+        self,
+        store: Store,
+        inbox: Inbox,
+        shown: Callable[[int], ShownPartition],
+        turns: Iterator[int],
+        commits: Commits,
     ) -> None:
         self.inbox = inbox
+        self.claims = Claims()
+        self.commits = commits
         self._store = store
         self._shown = shown
         self._turns = turns
@@ -94,16 +107,26 @@ class Entrance:
 
     def commit_batch(self, batch: Parts) -> None:
         """Append all files of a batch's directory, or those that a job has put into the inbox itself."""
-        with self._noting_refusals():
-            name, sources, files = self._batch(batch)
-        if name is not None:
-            self._commit(name, files, sources)
-        with self._lock:
-            self._jobs.pop(batch, None)
+        with self.commits.one(), self._taking(batch):
+            with self._noting_refusals():
+                name, sources, files = self._batch(batch)
+            if name is not None:
+                self._commit(name, files, sources)
+            with self._lock:
+                self._jobs.pop(batch, None)
+
+    @contextlib.contextmanager
+    def _taking(self, batch: Parts) -> Iterator[None]:
+        """Nobody changes what is committed: a file that came meanwhile would be removed with those that were."""
+        if batch:
+            with self.claims.taken(batch):
+                yield
+            return
+        # Of the inbox itself only jobs' files are taken; those that come meanwhile stay for the next `_SUCCESS`.
+        with self.claims.taken(*(file.parts for file in data_files(self.staging, batch))):
+            yield
 
     def _batch(self, batch: Parts) -> tuple[str | None, list[Parts], list[DataFile]]:
-        if batch and self.inbox.knows(batch_name(batch[0])):
-            return batch_name(batch[0]), [batch], []
         files = data_files(self.staging, batch)
         jobs = {job for file in files if (job := job_of(file.parts[-1])) is not None}
         if jobs & self._mixed or (not batch and len(jobs) > 1):
@@ -116,23 +139,41 @@ class Entrance:
         sources = [file.parts for file in files] + [(f".{file.parts[0]}.crc",) for file in files]
         return (f"job:{jobs.pop()}" if jobs else None), sources, files
 
-    def commit_file(self, source: Parts, name: Parts) -> None:
-        """Append a file that is to be called so, and remove it."""
-        with self._noting_refusals():
-            file = DataFile.of(source, name)
-        self._commit(f"file:{name[-1]}:{self.staging.identity(source)}", [file], [source])
+    def commit_file(self, source: Parts, name: Parts, own: Writing | None = None) -> None:
+        """Append a file that is to be called so, and remove it. `own` is who has it open for writing, and is done."""
+        with self.commits.one(), self.claims.taken(source, name):
+            with self._noting_refusals():
+                file = DataFile.of(source, name)
+                self._check_files([file], own)
+                identity = self.staging.identity(source)
+            self._commit(f"file:{name[-1]}:{identity}", [file], [source], own)
 
-    def _commit(self, name: str, files: list[DataFile], sources: list[Parts]) -> None:
+    def _commit(
+        self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
+    ) -> None:
         with self._noting_refusals():
-            if not self.inbox.knows(name):
+            self._check_files(files, own)
+            topic = self._topic()
+            if self.inbox.knows(name):
+                content = content_of(self.staging, files, topic)
+            else:
                 # What is bad is found before anything is appended: for it no transaction holds readers up.
-                for _ in self._chunks(files):
+                content = Content()
+                for _ in chunks(self.staging, files, topic, content):
                     pass
-            self.inbox.commit(name, self._chunks(files), sources)
+            self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
 
-    def _chunks(self, files: list[DataFile]) -> Iterable[Chunk]:
+    def _check_files(self, files: Iterable[DataFile], own: Writing | None) -> None:
+        """Refuse what is no file, and what is still being written."""
+        for file in files:
+            status = self.staging.status(file.parts)
+            if not stat.S_ISREG(status.st_mode):
+                raise errors.NotSupportedError(f"{file.name}: expected a regular file; nothing is appended")
+            self.claims.await_closed((status.st_dev, status.st_ino), own, file.name)
+
+    def _topic(self) -> Topic:
         settings = self._store.topic_settings(self.inbox.topic)
-        return chunks(self.staging, files, Topic(settings, self._numbers, self._turns, self._store.clock))
+        return Topic(settings, self._numbers, self._turns, self._store.clock)
 
     @property
     def _numbers(self) -> list[int]:

@@ -23,6 +23,7 @@ from typing import Final
 
 from engine import errors as engine
 from engine.errors import EngineError
+from engine.files.regular import NotRegularError
 from fs.failures import FAILURES, WHILE_S, Telling
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,11 @@ class StaleError(FileSystemError):
 
 
 class BusyError(FileSystemError):
-    """Two jobs write into one directory."""
+    """Two jobs write into one directory, or a file is still being written, or being committed."""
+
+
+class GoingAwayError(FileSystemError):
+    """What was asked for is not begun, as the mount is being taken away."""
 
 
 class OtherInboxError(FileSystemError):
@@ -142,6 +147,9 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     StaleError: Answer(errno.ESTALE, _QUIET),
     ExistsError: Answer(errno.EEXIST, _QUIET),
     engine.PartitionExistsError: Answer(errno.EEXIST, _QUIET),
+    # A batch's name is taken by what was committed under it. Spark's committer, touch(1) and Python's `touch` fail on
+    # it, and "File exists" is what is wrong.
+    engine.BatchExistsError: Answer(errno.EEXIST, _TOLD),
     NotADirectoryError: Answer(errno.ENOTDIR, _QUIET),
     IsADirectoryError: Answer(errno.EISDIR, _QUIET),
     NotEmptyError: Answer(errno.ENOTEMPTY, _QUIET),
@@ -164,6 +172,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     NotWritableError: Answer(errno.EBADF, _TOLD),
     # A Spark job's second attempt would meet it too: its commit fails, and says what the device is busy with.
     BusyError: Answer(errno.EBUSY, _TOLD),
+    # Not ENOTCONN or ECONNABORTED, which a call gets when nobody knows what became of it: here nothing was done.
+    GoingAwayError: Answer(errno.ESHUTDOWN, _TOLD),
     # mv then copies, as between any two file systems.
     OtherInboxError: Answer(errno.EXDEV, _QUIET),
     # -- what was written
@@ -184,6 +194,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # -- broken
     # These bytes are bad; others of the same file may be read.
     engine.CorruptError: Answer(errno.EIO, _WRONG),
+    # A link, a FIFO or a device that somebody has put under BACKING, where a file was expected: nobody looks into it.
+    NotRegularError: Answer(errno.EIO, _WRONG),
     # The partition went offline after an I/O error, or was deleted under an open handle.
     engine.ClosedError: Answer(errno.EIO, _WRONG),
     MemoryError: Answer(errno.ENOMEM, _UNKNOWN),

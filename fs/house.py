@@ -13,6 +13,7 @@ from engine.files.views import VIEWS
 from engine.parquet.table import Tables
 from fs.ahead import ReadAhead
 from fs.append import Writers
+from fs.commits import Commits
 from fs.entrance import Entrance
 from fs.shown import ShownPartition
 from fs.texts import Shelf
@@ -31,6 +32,7 @@ class House:
     given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
     refusals    why a change of a topic's settings was last refused, in words, with its time in milliseconds; by topic,
                 until one is accepted
+    commits     commits of inboxes that are under way
     _shown      partitions that were looked at, by topic and number
     _turns      counts the appends without a key to each topic: its partitions take them in turn
     _entrances  the inboxes that were looked at, by topic
@@ -43,6 +45,7 @@ class House:
     ahead: ReadAhead = field(default_factory=ReadAhead)
     given_up: Callable[[], bool] = lambda: True
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    commits: Commits = field(default_factory=Commits)
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -76,7 +79,11 @@ class House:
             found = self._entrances.get(topic)
             if found is None or found.inbox is not inbox:
                 found = self._entrances[topic] = Entrance(
-                    self.store, inbox, lambda number: self.shown(topic, number), self.turns(topic)
+                    self.store,
+                    inbox,
+                    lambda number: self.shown(topic, number),
+                    self.turns(topic),
+                    self.commits,
                 )
             return found
 

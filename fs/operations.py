@@ -177,6 +177,10 @@ class FileSystem:
             shown.forget_removed()
             shown.texts.keep_complete(lambda: self.closing)
 
+    def end_commits(self) -> None:
+        """Begin no more commits of inboxes, and return when those that have begun are done and answered."""
+        self.house.commits.end()
+
     def close_all(self) -> None:
         """Release what is still open, as the mount goes away: unfinished lines are lines now."""
         for number in list(self._handles):

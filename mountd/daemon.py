@@ -75,6 +75,10 @@ class Operations(Protocol):
     def keep_tables(self) -> None:
         """Make the Parquet files of sealed segments; called every second, by the same thread."""
 
+    def end_commits(self) -> None:
+        """The mount is about to go: begin no more commits of inboxes, and return when those that have begun are done
+        and answered."""
+
     def close(self) -> None:
         """No call comes any more: append what open handles still hold, and let the two above return."""
 
@@ -262,6 +266,8 @@ class Daemon:
         session.start()
         try:
             self._wait(session, before, ready)
+            if not session.ended.done():
+                operations.end_commits()
         finally:
             session.stop()
         error = session.ended.exception()

@@ -7,7 +7,8 @@ The records are those of a transaction, so that nobody sees some of them, and a 
     6. the files that it was made of are removed                    7. no journal
 
 A crash before 3 leaves a transaction that is aborted by the next start, one after it a transaction that is committed
-then: before anybody reads. A batch whose name is known is not appended again.
+then: before anybody reads. A batch whose name is known is not appended again: it is discarded where it holds what was
+committed under that name, and refused where it holds something else.
 
 A topic's commits come one after the other, so that one producer is enough for all of them: a partition then remembers
 one entry for the inbox, whose sequence numbers go on.
@@ -24,7 +25,8 @@ from typing import Final
 
 from engine import batch as batches
 from engine.batch.columns import Columns
-from engine.errors import ClosedError, EngineError, UnknownPartitionError
+from engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
+from engine.inbox.content import Content
 from engine.inbox.journal import InFlight, Journal, State
 from engine.inbox.names import CommittedNames
 from engine.inbox.routing import first_refused
@@ -94,27 +96,49 @@ class Inbox:
         """Whether this was committed, and not so long ago that it is forgotten."""
         return name in self._names
 
-    def commit(self, name: str, chunks: Iterable[Chunk], sources: Sequence[Parts] = ()) -> Committed:
-        """Append all chunks, and note the name; then remove the sources, also where the name is known already. An error
+    def commit(
+        self,
+        name: str,
+        chunks: Iterable[Chunk],
+        sources: Sequence[Parts] = (),
+        content: Content | None = None,
+    ) -> Committed:
+        """Append all chunks, and note the name; then remove the sources, also where the name is known already and
+        the content is what was committed, or nothing. BatchExistsError where it is something else. An error
         means that nothing was appended, now or later: save for one of the journal's, where a second try tells."""
         with self._lock:
             if self._gone:
                 raise ClosedError(f"topic {self.topic} was deleted")
             self._settle()
             if name in self._names:
+                self._check_equal(name, content)
                 for source in sources:
                     self.staging.discard(source)
                 log.info(f"{self.topic}: {name} was committed before, and is discarded")
                 return Committed(0, known=True)
-            records = self._commit(name, chunks, tuple(sources))
+            records = self._commit(name, chunks, tuple(sources), None if content is None else str(content))
             log.info(f"{self.topic}: {name} is committed, {records} records")
             return Committed(records)
 
-    def _commit(self, name: str, chunks: Iterable[Chunk], sources: tuple[Parts, ...]) -> int:
+    def _check_equal(self, name: str, content: Content | None) -> None:
+        """Refuse other content under a name that is known. No lines at all do no harm: so a commit is asked for again
+        by who did not hear that it was done, when its files are gone already."""
+        committed = self._names.content(name)
+        if content is None or committed is None:
+            log.info(f"{self.topic}: what was committed as {name} was not noted, and cannot be compared")
+        elif not content.is_empty and str(content) != committed:
+            raise BatchExistsError(
+                f"{name} was committed before with other lines: expected {committed}, found {content} (number and "
+                "hash); nothing is appended, and nothing is removed: give it another name, or remove it"
+            )
+
+    def _commit(
+        self, name: str, chunks: Iterable[Chunk], sources: tuple[Parts, ...], content: str | None
+    ) -> int:
         self._unsettled = True
         writers: dict[int, _Writer] = {}
         try:
-            self._journal.write(InFlight(State.APPENDING, name, tuple(self._numbers()), sources))
+            self._journal.write(InFlight(State.APPENDING, name, tuple(self._numbers()), sources, content))
             for number, columns in chunks:
                 if number not in writers:
                     self._end(number, commit=False)
@@ -122,7 +146,7 @@ class Inbox:
                 writers[number].add(columns)
             for writer in writers.values():
                 writer.finish()
-            self._journal.write(InFlight(State.COMMITTED, name, tuple(writers), sources))
+            self._journal.write(InFlight(State.COMMITTED, name, tuple(writers), sources, content))
         except (EngineError, OSError) as error:
             self._give_up(name, error)
             if name not in self._names:
@@ -167,7 +191,7 @@ class Inbox:
                 self._journal.sync()
             ended = [number for number in found.partitions if self._end(number, commit)]
             if commit:
-                self._names.add(found.name)
+                self._names.add(found.name, found.content)
                 for source in found.sources:
                     self.staging.discard(source)
             log.debug(f"{self.topic}: {found.name} is {found.state.value}, ended in partitions {ended}")
@@ -207,7 +231,7 @@ class Inbox:
                 name
                 for name in self.staging.names(())
                 if now - self.staging.last_change_ms((name,))
-                >= (committed_ms if self._is_spent(name) else abandoned_ms)
+                >= (committed_ms if self.is_spent(name) else abandoned_ms)
             ]
             for name in gone:
                 self.staging.destroy((name,))
@@ -218,8 +242,16 @@ class Inbox:
         finally:
             self._lock.release()
 
-    def _is_spent(self, name: str) -> bool:
-        return batch_name(name) in self._names or name in SPENT
+    def is_spent(self, name: str) -> bool:
+        """Whether what has this name in the inbox is all that is left of something that was committed."""
+        if name in SPENT:
+            return True
+        if batch_name(name) not in self._names:
+            return False
+        try:
+            return set(self.staging.names((name,))) <= SPENT
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 SPENT: Final = frozenset({"_SUCCESS", "._SUCCESS.crc"})

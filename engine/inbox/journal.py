@@ -1,6 +1,7 @@
 """The commit that is under way in a topic's inbox, so that whatever ends the process leaves all of it or nothing.
 
-    BACKING/staging/<topic>/journal      {"state": …, "name": …, "partitions": [0, 1], "sources": [["q1-7"]]}
+    BACKING/staging/<topic>/journal      {"state": …, "name": …, "partitions": [0, 1], "sources": [["q1-7"]],
+                                          "content": …}
 
     appending   its transaction is to be aborted, and nothing has happened
     committed   its transaction is to be committed, its name noted and its sources removed
@@ -38,12 +39,14 @@ class InFlight:
     name        by which it is known afterwards
     partitions  those that may hold records of it
     sources     files, and directories whose content, it has taken: to be removed when it is committed
+    content     what it holds, to be remembered with its name; None where that is not known
     """
 
     state: State
     name: str
     partitions: tuple[int, ...]
     sources: tuple[Parts, ...]
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Journal:
                 found["name"],
                 tuple(map(int, found["partitions"])),
                 tuple(tuple(source) for source in found["sources"]),
+                found.get("content"),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpointError(f"{self.path}: expected a commit under way: {error!r}") from error
@@ -80,6 +84,7 @@ class Journal:
             "name": commit.name,
             "partitions": commit.partitions,
             "sources": commit.sources,
+            "content": commit.content,
         }
         write_atomically(self.path, json.dumps(document).encode())
 

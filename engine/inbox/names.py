@@ -1,7 +1,8 @@
 """The names of what was committed in a topic's inbox, so that nothing is appended twice.
 
-    BACKING/staging/<topic>/committed      a name a line, in JSON, the oldest first
+    BACKING/staging/<topic>/committed      ["name", "content"] a line, in JSON, the oldest first
 
+The content is that of `engine.inbox.content`. A line that is a name alone is of a time when it was not noted.
 The newest KEPT names are remembered.
 """
 
@@ -23,7 +24,8 @@ class CommittedNames:
     """One topic's.
 
     path     of its file
-    _names   those that are remembered, the oldest first; None until they were read
+    _names   those that are remembered, the oldest first, with the content of each where it is known; None until they
+             were read
     _lines   lines in the file
     _lock    held while the file is read or written
     _read_only  the file is not changed
@@ -32,18 +34,18 @@ class CommittedNames:
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
         self._read_only = read_only
-        self._names: dict[str, None] | None = None
+        self._names: dict[str, str | None] | None = None
         self._lines = 0
         self._lock = threading.RLock()
 
-    def _loaded(self) -> dict[str, None]:
+    def _loaded(self) -> dict[str, str | None]:
         if self._names is None:
             try:
                 lines = self.path.read_bytes().split(b"\n")
             except FileNotFoundError:
                 lines = [b""]
             # Behind the last newline is what a crash left half-written: its journal brings it again.
-            names = dict.fromkeys(name for line in lines[:-1] if (name := _name(line)) is not None)
+            names = dict(found for line in lines[:-1] if (found := _read(line)) is not None)
             if lines[-1]:
                 self._rewrite(names)
             self._lines = len(lines) - 1
@@ -56,17 +58,22 @@ class CommittedNames:
         with self._lock:
             return name in self._loaded()
 
-    def add(self, name: str) -> None:
-        """Remember a name, durably."""
+    def content(self, name: str) -> str | None:
+        """What was committed under a name; None where that is not known."""
+        with self._lock:
+            return self._loaded().get(name)
+
+    def add(self, name: str, content: str | None = None) -> None:
+        """Remember a name and what was committed under it, durably."""
         with self._lock:
             if name not in self._loaded():
-                self._append(name, self._loaded())
+                self._append(name, content, self._loaded())
 
-    def _append(self, name: str, names: dict[str, None]) -> None:
+    def _append(self, name: str, content: str | None, names: dict[str, str | None]) -> None:
         new = self._lines == 0
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            line = json.dumps(name).encode() + b"\n"
+            line = _written(name, content)
             if os.write(descriptor, line) < len(line):
                 # No room for all of it: the next load drops the half, and so does the next `add`.
                 self._names = None
@@ -76,27 +83,37 @@ class CommittedNames:
             os.close(descriptor)
         if new:
             sync_directory(self.path.parent)
-        names[name] = None
+        names[name] = content
         self._lines += 1
         self._forget_oldest(names)
 
-    def _forget_oldest(self, names: dict[str, None]) -> None:
+    def _forget_oldest(self, names: dict[str, str | None]) -> None:
         while len(names) > KEPT:
             del names[next(iter(names))]
         if self._lines > 2 * KEPT:
             self._rewrite(names)
             self._lines = len(names)
 
-    def _rewrite(self, names: dict[str, None]) -> None:
+    def _rewrite(self, names: dict[str, str | None]) -> None:
         if self._read_only:
             return
-        write_atomically(self.path, b"".join(json.dumps(name).encode() + b"\n" for name in names))
+        write_atomically(self.path, b"".join(_written(*each) for each in names.items()))
 
 
-def _name(line: bytes) -> str | None:
-    """The name on a line; None where a crash has left something else there."""
+def _written(name: str, content: str | None) -> bytes:
+    """The line of a name."""
+    return json.dumps(name if content is None else [name, content]).encode() + b"\n"
+
+
+def _read(line: bytes) -> tuple[str, str | None] | None:
+    """The name on a line, and its content; None where a crash has left something else there."""
     try:
         found = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    match found:
+        case str(name):
+            return name, None
+        case [str(name), str(content)]:
+            return name, content
+    return None

@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from engine.batch.table import Bytes
-from engine.inbox.inbox import SPENT, batch_name
+from engine.files.regular import NotRegularError
+from engine.inbox.inbox import SPENT
 from engine.inbox.staging import Parts, StagedFile
 from fs import errors
+from fs.claims import Writing
 from fs.data_files import DataFile
 from fs.entrance import Entrance
 from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
@@ -82,7 +84,12 @@ class Scratch(Entry):
         if place is Kind.TOP and not is_directory and not self._is_of_a_job(name):
             self.entrance.commit_file(self.parts, new)
             return
-        with as_told(self.path):
+        if is_directory and len(self.parts) == 1 and len(new) == 2 and name == self.parts[0]:
+            # mv(1) found the emptied directory of a batch that was committed, and would put this one into it.
+            new = new[:1] if self.entrance.inbox.is_spent(new[0]) else new
+        with self.entrance.claims.changing(self.parts, new), as_told(self.path):
+            if is_directory and len(new) == 1 and self.entrance.inbox.is_spent(new[0]):
+                self.entrance.staging.discard(new)
             self.entrance.staging.move(self.parts, new)
 
     def _is_of_a_job(self, name: str) -> bool:
@@ -124,8 +131,7 @@ class InboxDirectory(Scratch, Directory):
             names = self.entrance.staging.names(self.parts)
         if self.parts:
             return names
-        knows = self.entrance.inbox.knows
-        return [name for name in names if name not in SPENT and not knows(batch_name(name))]
+        return [name for name in names if not self.entrance.inbox.is_spent(name)]
 
     def lookup(self, name: str) -> Entry:
         inner = (*self.parts, name)
@@ -145,12 +151,13 @@ class InboxDirectory(Scratch, Directory):
         check_name(new, is_directory=True)
         if kind_of(new) is Kind.SUCCESS:
             raise errors.NotSupportedError(f"{self.child(name)} is a file")
-        with as_told(self.child(name)):
+        with self.entrance.claims.changing(new), as_told(self.child(name)):
             self.entrance.staging.make_directory(new)
 
     def remove_directory(self, name: str) -> None:
-        with as_told(self.child(name)):
-            self.entrance.staging.remove_directory((*self.parts, name))
+        place = (*self.parts, name)
+        with self.entrance.claims.changing(place), as_told(self.child(name)):
+            self.entrance.staging.remove_directory(place)
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         new = (*self.parts, name)
@@ -164,12 +171,13 @@ class InboxDirectory(Scratch, Directory):
                     f"{file.path}: whether all of it has come cannot be known; write to a name that begins with a dot, "
                     "and rename it then"
                 )
-            return file, ArrivingHandle(file, file.opened(flags | os.O_CREAT))
+            return file, ArrivingHandle(file, flags | os.O_CREAT)
         if place is Kind.WORK and not is_hidden(name):
             self.entrance.admit(new)
         if place is Kind.SUCCESS:
             self.entrance.commit_batch(self.parts)
-        return file, ScratchHandle(file.opened(flags | os.O_CREAT))
+            return file, SuccessHandle(file, flags | os.O_CREAT)
+        return file, ScratchHandle(file, flags | os.O_CREAT)
 
 
 class InboxFile(Scratch):
@@ -190,18 +198,25 @@ class InboxFile(Scratch):
     def mtime_ns(self) -> int:
         return self.status().st_mtime_ns
 
-    def opened(self, flags: int) -> StagedFile:
-        """Open the file itself."""
-        with as_told(self.path):
+    def opened(self, flags: int) -> tuple[StagedFile, Writing | None]:
+        """Open the file itself; for writing, that is noted."""
+        claims = self.entrance.claims
+        writes = wants_writing(flags)
+        changes = kind_of(self.parts) is not Kind.SUCCESS and (writes or flags & (os.O_CREAT | os.O_TRUNC))
+        with claims.changing(*([self.parts] if changes else ())), as_told(self.path):
             # The kernel gives each write its place.
             self.file = self.entrance.staging.open(self.parts, flags & ~os.O_APPEND)
-        return self.file
+            if not writes:
+                return self.file, None
+            status = self.file.status()
+            return self.file, claims.begin_writing((status.st_dev, status.st_ino))
 
     def open(self, flags: int) -> Handle:
         if wants_writing(flags) and kind_of(self.parts) is Kind.SUCCESS:
             # Spark does not make the file anew where an earlier job has left one.
             self._commit_again()
-        return ScratchHandle(self.opened(flags))
+            return SuccessHandle(self, flags)
+        return ScratchHandle(self, flags)
 
     def _commit_again(self) -> None:
         directory = self.parts[:-1]
@@ -211,14 +226,14 @@ class InboxFile(Scratch):
                 self.entrance.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
 
     def truncate(self, length: int) -> None:
-        with as_told(self.path):
-            if self.file is None:
+        if self.file is None:
+            with self.entrance.claims.changing(self.parts), as_told(self.path):
                 self.entrance.staging.truncate(self.parts, length)
-            else:
-                self.file.truncate(length)
+        else:
+            self.file.truncate(length)
 
     def remove(self) -> None:
-        with as_told(self.path):
+        with self.entrance.claims.changing(self.parts), as_told(self.path):
             self.entrance.staging.remove_file(self.parts)
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
@@ -232,24 +247,48 @@ class InboxFile(Scratch):
 
 
 class ScratchHandle(Handle):
-    """An open file on its way in: as on any disk, through the page cache."""
+    """An open file on its way in: as on any disk, through the page cache.
+
+    writing  that it is open for writing; None where it is not
+    """
 
     direct_io = False
 
-    def __init__(self, file: StagedFile) -> None:
-        self._file = file
+    def __init__(self, entry: InboxFile, flags: int) -> None:
+        self._entry = entry
+        self._file, self.writing = entry.opened(flags)
 
     def read(self, position: int, into: Bytes) -> int:
         return self._file.read(position, into)
 
     def write_at(self, position: int, data: Bytes) -> int:
+        if self.writing is not None:
+            self.writing.is_closed = False
         return self._file.write(position, data)
+
+    def flush(self) -> None:
+        if self.writing is not None:
+            self.writing.is_closed = True
 
     def persist(self) -> None:
         self._file.sync()
 
     def release(self) -> None:
+        if self.writing is not None:
+            self._entry.entrance.claims.end_writing(self.writing)
         self._file.close()
+
+
+class SuccessHandle(ScratchHandle):
+    """`_SUCCESS`, open after its batch was committed: the mount stays until it is closed."""
+
+    def __init__(self, entry: InboxFile, flags: int) -> None:
+        super().__init__(entry, flags)
+        entry.entrance.commits.opened(self)
+
+    def release(self) -> None:
+        super().release()
+        self._entry.entrance.commits.closed(self)
 
 
 class ArrivingHandle(ScratchHandle):
@@ -260,18 +299,22 @@ class ArrivingHandle(ScratchHandle):
     _is_taken  it was appended
     """
 
-    def __init__(self, entry: InboxFile, file: StagedFile) -> None:
-        super().__init__(file)
+    def __init__(self, entry: InboxFile, flags: int) -> None:
+        super().__init__(entry, flags)
         self.is_whole = False
         self._is_taken = False
-        self._entry = entry
         entry.entrance.arriving[entry.parts[0]] = self
 
     def write_at(self, position: int, data: Bytes) -> int:
+        if self._is_taken:
+            raise errors.NotSupportedError(
+                f"{self._entry.path} was appended when it was closed: nothing is added"
+            )
         self.is_whole = False
         return super().write_at(position, data)
 
     def flush(self) -> None:
+        super().flush()
         if self._is_taken:
             return
         if not self.is_whole:
@@ -279,7 +322,8 @@ class ArrivingHandle(ScratchHandle):
                 f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
                 "copy it to a name that begins with a dot, and rename it then"
             )
-        self._entry.entrance.commit_file(self._entry.parts, self._entry.parts)
+        self._entry.entrance.commits.opened(self)
+        self._entry.entrance.commit_file(self._entry.parts, self._entry.parts, self.writing)
         self._is_taken = True
 
     def release(self) -> None:
@@ -289,6 +333,7 @@ class ArrivingHandle(ScratchHandle):
             del arriving[name]
             self._entry.entrance.staging.discard((name,))
         super().release()
+        self._entry.entrance.commits.closed(self)
 
 
 def check_name(parts: Parts, is_directory: bool) -> None:
@@ -319,6 +364,8 @@ def as_told(path: str) -> Iterator[None]:
     """What the disk says of a file is true of the file that is shown."""
     try:
         yield
+    except NotRegularError as error:
+        raise errors.NotSupportedError(f"{path}: {error.strerror}") from None
     except FileNotFoundError:
         raise errors.TakenError(f"there is no {path}") from None
     except FileExistsError:

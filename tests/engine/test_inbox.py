@@ -6,15 +6,19 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from houses import House, living, values
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine import Record
 from engine.batch.columns import Columns
-from engine.errors import ClosedError, InvalidRecordError, UnknownPartitionError
+from engine.errors import BatchExistsError, ClosedError, InvalidRecordError, UnknownPartitionError
 from engine.inbox import names as remembered
+from engine.inbox.content import Content
 from engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
 from engine.inbox.journal import InFlight, Journal, State
 from engine.partition.partition import Partition
@@ -219,6 +223,56 @@ def test_the_newest_names_are_remembered(house: House, monkeypatch: pytest.Monke
     for found in (names, remembered.CommittedNames(path)):
         assert [number for number in range(20) if f"é\n{number}" in found] == [17, 18, 19]
     assert len(path.read_bytes().splitlines()) <= 7
+
+
+def content(*lines: bytes, kind: str = "txt:-1") -> Content:
+    found = Content()
+    for line in lines:
+        found.add(np.frombuffer(line, np.uint8), kind)
+    return found
+
+
+@given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"") + b"\n")), st.randoms())
+def test_equal_lines_are_equal_content_in_any_order_and_pieces(lines: list[bytes], random: Random) -> None:
+    mixed = random.sample(lines, len(lines))
+    assert str(content(*lines)) == str(content(b"".join(mixed)))
+    assert content(*lines).is_empty == (not lines)
+    assert str(content(*lines)) != str(content(*lines, b"one more\n"))
+    if lines:
+        assert str(content(*lines)) != str(content(*lines, kind="txt:3"))
+        assert str(content(*lines)) != str(content(*lines[1:], lines[0][:-1] + b"x\n"))
+
+
+def test_content_is_of_whole_lines() -> None:
+    with pytest.raises(ValueError, match="expected whole lines, found 1 bytes"):
+        content(b"a\nb")
+
+
+def test_other_content_under_a_known_name_is_refused_and_nothing_is_removed(house: House) -> None:
+    box = inbox(house)
+    box.commit("b", chunks(p0=(b"a",)), content=content(b"a\n"))
+    box.staging.make_directory(("d",))
+    box.staging.open(("d", "x.txt"), os.O_WRONLY | os.O_CREAT).close()
+    for start in (lambda: None, house.reopen, house.crash):
+        start()
+        with pytest.raises(BatchExistsError, match="expected 1:.*, found 2:"):
+            inbox(house).commit("b", chunks(p0=(b"c",)), [("d",)], content(b"c\n", b"d\n"))
+        assert inbox(house).staging.names(("d",)) == ["x.txt"]
+    assert inbox(house).commit("b", (), [("d",)], content()).known
+    assert inbox(house).commit("b", (), [("d",)], content(b"a\n")).known
+    assert both(house) == [[b"a"], []]
+
+
+def test_content_that_was_not_noted_is_not_compared(house: House) -> None:
+    house.file("staging/t/committed", '"old"\n["new", "1:0"]\n[1]\n{}\n["x"]\n')
+    assert inbox(house).commit("old", chunks(p0=(b"a",)), content=content(b"a\n")).known
+    with pytest.raises(BatchExistsError):
+        inbox(house).commit("new", chunks(p0=(b"a",)), content=content(b"a\n"))
+    assert not inbox(house).knows("x")
+    Journal(house.root / "staging/t/journal").write(InFlight(State.COMMITTED, "j", (), (), "1:0"))
+    house.crash()
+    with pytest.raises(BatchExistsError):
+        inbox(house).commit("j", (), content=content(b"a\n"))
 
 
 def test_a_name_that_is_half_written_is_not_known_and_harms_no_other(house: House) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
 
-from engine.inbox.journal import Journal
+from engine.inbox.journal import InFlight, Journal
 from engine.inbox.names import CommittedNames
 from engine.inbox.staging import Staging
 from engine.partition.partition import Partition, Producer
@@ -86,6 +86,39 @@ def die_in_commit(partition: Partition, step: int) -> None:
         counted(owner, name)
 
 
+GATE = threading.Event()
+"""Open, unless commits are held."""
+GATE.set()
+
+
+def hold_commits(partition: Partition) -> None:
+    """Let commits begin, and go no further until they are let go."""
+    GATE.clear()
+
+
+def release_commits(partition: Partition) -> None:
+    """Let them go on."""
+    GATE.set()
+
+
+def gated(write: Callable[[Journal, InFlight], None]) -> Callable[[Journal, InFlight], None]:
+    """The first step of a commit, which waits at the gate."""
+
+    def call(journal: Journal, commit: InFlight) -> None:
+        GATE.wait()
+        write(journal, commit)
+
+    return call
+
+
+Journal.write = gated(Journal.write)  # type: ignore[method-assign]
+
+
+def commits_under_way(partition: Partition) -> int:
+    """How many have begun and not ended."""
+    return FILES[0].house.commits._active
+
+
 def sweep_inboxes(partition: Partition, later_ms: int) -> int:
     """What is done every minute, as if it were later."""
     store = FILES[0].house.store
@@ -99,7 +132,19 @@ def files(partition: Partition) -> str:
 
 CALLS: dict[str, Callable[..., Any]] = {
     call.__name__: call
-    for call in (roll, raise_start, write, end, sweep, files, die_in_commit, sweep_inboxes)
+    for call in (
+        roll,
+        raise_start,
+        write,
+        end,
+        sweep,
+        files,
+        die_in_commit,
+        hold_commits,
+        release_commits,
+        commits_under_way,
+        sweep_inboxes,
+    )
 }
 
 

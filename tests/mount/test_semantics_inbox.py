@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import mmap
 import os
+import stat
 import subprocess
 import threading
 import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -192,44 +197,45 @@ def test_isolation(mount: Served) -> None:
 
 
 def test_known_names(mount: Served, tmp_path: Path) -> None:
-    """I7. A batch whose name was committed before is taken and discarded: every call does well, and nothing
-    is appended. So is a file of the same name, size, modification time and content. The newest 10,000 names
-    of a topic are remembered, over restarts, until the topic is deleted.
+    """I7. A batch whose name was committed before, and that holds the same lines again or none, is
+    taken and discarded: every call does well, and nothing is appended. Its files may be others, in
+    another order or compressed. So is a file of the same name, size, modification time and content. The
+    newest 10,000 names of a topic are remembered, over restarts, until the topic is deleted.
     """
     with own_mount(tmp_path) as served:
         topic = Topic(served, "t")
-        batch = topic.batch("q1-7", x="a\n")
+        batch = topic.batch("q1-7", x="a\nb\n", y="c\n")
         commit(batch)
         # As Spark's overwrite does it.
-        for _ in range(2):
+        for files in ({"z": "b\nc\na"}, {"x": "a\n", "y": "c\n", "z": "b\n", "empty": ""}, {}):
             with refused(errno.ENOTEMPTY):
                 os.rmdir(batch)
             for name in os.listdir(batch):
                 (batch / name).unlink()
             batch.rmdir()
-            topic.batch("q1-7", x="b\n", y="c\n")
+            topic.batch("q1-7", **files)
             commit(batch)
             assert os.listdir(batch) == ["_SUCCESS"]
         # And its append.
-        (batch / "z.txt").write_text("d\n")
+        (batch / "z.txt.gz").write_bytes(gzip.compress(b"c\nb\na\n"))
         with opened(batch / "_SUCCESS", os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
             pass
-        assert topic.values() == ["a"]
+        assert topic.values() == ["a", "b", "c"]
         (tmp_path / "x.txt").write_text("file\n")
         for _ in range(2):
             assert (
                 output(f"cp -p {tmp_path}/x.txt {tmp_path}/y.txt; mv -f y.txt {topic.inbox}/", tmp_path)
                 == b""
             )
-        assert topic.values() == ["a", "file"]
+        assert topic.values() == ["a", "b", "c", "file"]
         os.utime(tmp_path / "x.txt", ns=(5, 5))
         assert output(f"cp -p {tmp_path}/x.txt {tmp_path}/y.txt; mv -f y.txt {topic.inbox}/", tmp_path) == b""
-        assert topic.values() == ["a", "file", "file"]
+        assert topic.values() == ["a", "b", "c", "file", "file"]
         assert served.stop() == 0
         served.start()
-        (batch / "w.txt").write_text("e\n")
+        (batch / "w.txt").write_text("a\nb\nc\n")
         commit(batch)
-        assert topic.values() == ["a", "file", "file"]
+        assert topic.values() == ["a", "b", "c", "file", "file"]
         (served / "topics/t").rmdir()
         topic = Topic(served, "t")
         commit(topic.batch("q1-7", x="new\n"))
@@ -459,3 +465,247 @@ def test_leftovers(tmp_path: Path) -> None:
         topic.batch("c", x="a\n")
         (served / "topics/t").rmdir()
         assert list((served.backing / "staging").iterdir()) == []
+
+
+def test_other_lines_under_a_known_name(tmp_path: Path) -> None:
+    """I16. A batch with other lines under a name that was committed before is EEXIST: nothing is
+    appended, its files stay, and the reason is in the log and in the `status.json` of the topic's
+    partitions.
+    """
+    with own_mount(tmp_path) as served:
+        topic = Topic(served, "t")
+        commit(topic.batch("q", x="a\nb\n"))
+        batch = topic.inbox / "q"
+        others = ("a\nc\n", "a\n", "a\nb\nb\n", "a\na\n", "ab\n\n")
+        for other in others:
+            (batch / "x.txt").write_text(other)
+            with refused(errno.EEXIST):
+                commit(batch)
+            assert b"File exists" in run(f"touch {batch}/_SUCCESS", tmp_path).stderr
+            for number in (0, 1):
+                reason = served.status(topic.partition(number))["last_refusal"]["reason"]
+                assert "batch:q was committed before with other lines" in reason
+            assert "batch:q was committed before with other lines" in served.said()
+            assert (batch / "x.txt").read_text() == other
+            assert os.listdir(topic.inbox) == ["q"]
+        (batch / "x.txt").unlink()
+        for name in ("x.tsv", "partition=1/x.txt"):
+            # Equal bytes that mean another thing.
+            (batch / name).parent.mkdir(exist_ok=True)
+            (batch / name).write_text("a\nb\n" if name.endswith("txt") else "a\tb\n")
+            with refused(errno.EEXIST):
+                commit(batch)
+            (batch / name).unlink()
+        (batch / "partition=1").rmdir()
+        assert topic.values() == ["a", "b"]
+        served.kill()
+        served.start()
+        (batch / "x.txt").write_text("c\n")
+        with refused(errno.EEXIST):
+            commit(batch)
+        assert served.steer("sweep_inboxes", topic.partition(), DAY) == 0
+        assert (batch / "x.txt").read_text() == "c\n"
+        (batch / "_SUCCESS").unlink()
+        batch.rename(topic.inbox / "r")
+        commit(topic.inbox / "r")
+        assert topic.values() == ["a", "b", "c"]
+
+
+def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> None:
+    """I17. The emptied directory of a committed batch is there for ten minutes more, with `_SUCCESS` in
+    it, and is not listed; a directory that is renamed to its name takes its place, also where `mv`
+    would put it into that one.
+    """
+    topic = Topic(mount)
+    commit(topic.batch("q", x="a\n"))
+    batch, work = topic.inbox / "q", topic.inbox / ".work"
+
+    def put(text: str) -> None:
+        work.mkdir()
+        (work / "x.txt").write_text(text)
+
+    for move in (
+        lambda: os.rename(work, batch),
+        lambda: output("mv .work q", topic.inbox),
+        lambda: output("mv -T .work q", topic.inbox),
+        lambda: os.rename(work / "x.txt", batch / "x.txt"),
+    ):
+        assert os.listdir(topic.inbox) == []
+        assert os.listdir(batch) == ["_SUCCESS"]
+        put("a\n")
+        move()
+        assert os.listdir(batch)[-1] == "x.txt"
+        commit(batch)
+        assert topic.values() == ["a"]
+        if work.exists():
+            work.rmdir()
+    put("b\n")
+    output("mv .work q", topic.inbox)
+    with refused(errno.EEXIST):
+        commit(batch)
+    put("c\n")
+    with refused(errno.ENOTEMPTY):
+        work.rename(batch)
+    output("rm -r q; mv .work q", topic.inbox)
+    assert (batch / "x.txt").read_text() == "c\n"
+    (batch / "x.txt").write_text("a\n")
+    commit(batch)
+    assert topic.values() == ["a"]
+
+
+@contextmanager
+def letting_go(mount: Served, topic: Topic) -> Iterator[None]:
+    """Commits that are held go on in the end."""
+    try:
+        yield
+    finally:
+        mount.steer("release_commits", topic.partition())
+
+
+def test_files_that_are_not_closed(mount: Served, tmp_path: Path) -> None:
+    """I18. A file that is open for writing, or mapped so, is not appended: what asks for it is EBUSY,
+    and nothing is appended. So is a change of a batch while it is committed.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b", x="whole\n")
+    hidden = topic.inbox / ".hidden"
+    hidden.write_text("hidden\n")
+
+    def refuse() -> None:
+        with refused(errno.EBUSY):
+            commit(batch)
+        assert "b/x.txt is open for writing" in mount.status(topic.partition())["last_refusal"]["reason"]
+        with refused(errno.EBUSY):
+            hidden.rename(topic.inbox / "y.txt")
+        assert topic.values() == []
+
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND):
+        with opened(batch / "x.txt", flags), opened(hidden, flags):
+            refuse()
+    pages = []
+    for file in (batch / "x.txt", hidden):
+        with opened(file, os.O_RDWR) as descriptor:
+            pages.append(mmap.mmap(descriptor, 0))
+            pages[-1][0:1] = b"W"
+    refuse()
+    for page in pages:
+        page.close()
+    # As in a shell: a forked child's close is not the last one.
+    with opened(batch / "x.txt", os.O_WRONLY) as descriptor, opened(hidden, os.O_WRONLY):
+        subprocess.run(["true"], pass_fds=[descriptor], check=True)
+        refuse()
+    with opened(batch / "x.txt"):
+        commit(batch)
+    hidden.rename(topic.inbox / "y.txt")
+    assert topic.values() == ["Whole", "Widden"]
+    batch = topic.batch("slow", x="slow\n")
+    # An earlier one, which is touched again: while a file is made, the kernel lets nobody change its directory.
+    (mount.backing / "staging" / topic.name / "inbox" / "slow" / "_SUCCESS").touch()
+    mount.steer("hold_commits", topic.partition())
+    with ThreadPoolExecutor() as pool, letting_go(mount, topic):
+        done = pool.submit(commit, batch)
+        eventually(lambda: mount.steer("commits_under_way", topic.partition()), "it has begun")
+        late = topic.inbox / ".late.txt"
+        late.write_text("late\n")
+        for change in (
+            lambda: (batch / "x.txt").write_text("other\n"),
+            lambda: os.truncate(batch / "x.txt", 0),
+            (batch / "x.txt").unlink,
+            (batch / "z.txt").touch,
+            lambda: late.rename(batch / "late.txt"),
+        ):
+            with refused(errno.EBUSY):
+                change()
+    done.result()
+    assert topic.values() == ["Whole", "Widden", "slow"]
+    assert late.read_text() == "late\n"
+
+
+def test_what_is_no_file(mount: Served, tmp_path: Path) -> None:
+    """I19. No symbolic link, FIFO or device that somebody puts under BACKING/staging is followed or
+    read: opening it is EPERM, and so is committing a batch that holds it.
+    """
+    topic = Topic(mount)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret\n")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "x.txt").write_text("secret\n")
+    topic.batch("b", x="x\n")
+    staged = mount.backing / "staging" / topic.name / "inbox"
+    plants = {
+        "a link": lambda path: path.symlink_to(secret),
+        "a link to a directory": lambda path: path.symlink_to(tmp_path / "directory"),
+        "a FIFO": os.mkfifo,
+        "a device": lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
+    }
+    for kind, plant in plants.items():
+        for place in (staged / "b" / "y.txt", staged / ".y", staged / "c"):
+            if kind == "a device" and os.getuid():
+                continue
+            plant(place)
+            shown = topic.inbox / place.relative_to(staged)
+            for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_TRUNC):
+                with refused(errno.EPERM):
+                    os.open(shown, flags)
+            with refused(errno.EPERM):
+                os.truncate(shown, 0)
+            with refused(errno.ENOTDIR):
+                os.listdir(shown)
+            with refused(errno.ENOTDIR):
+                (shown / "x.txt").touch()
+            with refused(errno.EPERM):
+                commit(topic.inbox / "b") if "b" in shown.parts else os.rename(shown, topic.inbox / "y.txt")
+            shown.unlink()
+    assert topic.values() == []
+    assert secret.read_text() == "secret\n"
+    assert os.listdir(tmp_path / "directory") == ["x.txt"]
+    commit(topic.inbox / "b")
+    assert topic.values() == ["x"]
+
+
+def test_a_commit_while_the_mount_goes_away(tmp_path: Path) -> None:
+    """I20. A commit that has begun when the daemon is told to unmount is brought to its end, and its
+    caller hears so; one that is asked for later is ESHUTDOWN, or fails with the mount, and nothing is
+    appended.
+    """
+    served = Served(tmp_path)
+    try:
+        served.start()
+        with served.watched(60):
+            topic = Topic(served, "t")
+            batches = [topic.batch(name, x=f"{name}\n") for name in ("touched", "created", "late")]
+            (topic.inbox / ".renamed").write_text("renamed\n")
+            (tmp_path / "moved.txt").write_text("moved\n")
+            served.steer("hold_commits", topic.partition())
+            asked = [
+                ["touch", batches[0] / "_SUCCESS"],
+                ["bash", "-c", f"echo > {batches[1]}/_SUCCESS"],
+                ["mv", topic.inbox / ".renamed", topic.inbox / "renamed.txt"],
+                ["mv", tmp_path / "moved.txt", topic.inbox],
+            ]
+            pool = ThreadPoolExecutor(len(asked))
+            running = [
+                pool.submit(subprocess.run, words, capture_output=True, check=False) for words in asked
+            ]
+            eventually(
+                lambda: served.steer("commits_under_way", topic.partition()) == len(asked), "all have begun"
+            )
+            served.process.terminate()
+            eventually(lambda: "SIGTERM: unmounting" in served.said(), "it is told")
+            with refused(errno.ESHUTDOWN):
+                eventually(lambda: commit(batches[2]), "it is refused")
+            served.steer("release_commits", topic.partition())
+            results = [each.result() for each in running]
+            assert [(each.returncode, each.stderr) for each in results] == [(0, b"")] * len(asked)
+            pool.shutdown()
+            assert served.process.wait() == 0
+            served.process = None
+            served.start()
+            assert topic.values() == ["created", "moved", "renamed", "touched"]
+            assert os.listdir(topic.inbox) == ["late"]
+            commit(topic.inbox / "late")
+            assert len(topic.values()) == 5
+        assert served.stop() == 0
+        assert served.alarms() == []
+    finally:
+        served.clear()

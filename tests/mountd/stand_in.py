@@ -66,6 +66,9 @@ class StandIn:
                 self._wake.wait_for(lambda: self._closed, LINGER_S)
                 self._append()
 
+    def end_commits(self) -> None:
+        pass
+
     def close(self) -> None:
         with self._wake:
             self._closed = True

@@ -1,0 +1,53 @@
+"""What a batch holds, in a few bytes: so that a name that comes again can be compared with what was committed under it.
+
+The same rows may come again in other files: a job that is run again names its files anew, distributes and orders the
+rows differently, or compresses them. So lines are compared, not files: their number, and the sum of their hashes. Two
+batches with the same content have the same lines, each as often, in the same format and for the same partition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+
+from engine.batch.table import Bytes
+from engine.kernels.content import add_lines
+
+_SEED_BYTES: Final = 16
+_HALF: Final = 64
+
+
+class Content:
+    """The content of a batch, while it is read.
+
+    _sums   the number of lines, and both halves of the sum of their hashes
+    _seeds  what lines of one kind are hashed with, by kind
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(3, np.int64)
+        self._seeds: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+
+    def add(self, lines: Bytes, kind: str) -> None:
+        """Count whole lines in. Equal lines of two kinds, such as two formats, are different content."""
+        seed = self._seeds.get(kind)
+        if seed is None:
+            digest = hashlib.blake2b(kind.encode(), digest_size=_SEED_BYTES).digest()
+            seed = self._seeds[kind] = np.frombuffer(digest, np.int64).copy()
+        taken = add_lines(lines, seed, self._sums)
+        if taken != lines.size:
+            raise ValueError(
+                f"expected whole lines, found {lines.size - taken} bytes behind the last newline"
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no line at all."""
+        return not self._sums[0]
+
+    def __str__(self) -> str:
+        """As it is remembered: `<lines>:<32 hexadecimal digits>`."""
+        low, high = (int(half) % (1 << _HALF) for half in self._sums[1:])
+        return f"{int(self._sums[0])}:{high:016x}{low:016x}"

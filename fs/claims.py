@@ -1,0 +1,123 @@
+"""Who changes what in an inbox: so that a commit takes files as they are, and nothing comes to them meanwhile.
+
+    changing(places)    around each change by name: it is refused where a commit has taken the place, or something
+                        above or below it
+    taken(place)        around a commit: it waits until changes that have begun are done
+    writing             the files that are open for writing
+
+Bytes that a program still holds back, in a buffer or in a shared mapping, are not in the file yet: so a file that is
+open for writing is not appended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from engine.inbox.staging import Parts
+from fs.errors import BusyError
+
+Identity = tuple[int, int]
+"""Device and inode of a file: they stay when it is renamed."""
+
+GRACE_S: Final = 2.0
+"""What was closed counts as open for so long at most: the kernel tells of the last close only after close(2) has
+returned. Who has a duplicate, a forked child's copy or a mapping of it keeps it open for longer."""
+
+
+class Writing:
+    """A file that is open for writing, by one open(2).
+
+    is_closed  a descriptor was closed, and nothing was written since
+    """
+
+    __slots__ = ("identity", "is_closed")
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.is_closed = False
+
+
+class Claims:
+    """Of one topic's inbox.
+
+    _taken     what commits have taken
+    _changing  what is being changed, and how often
+    _writing   what is open for writing
+    _changed   guards all of it; told when something is let go
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[Parts] = set()
+        self._changing: Counter[Parts] = Counter()
+        self._writing: dict[Identity, list[Writing]] = {}
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def changing(self, *places: Parts) -> Iterator[None]:
+        """Something with these names is made, renamed, cut or removed, or opened for writing."""
+        with self._changed:
+            for place in places:
+                if _meet(place, self._taken):
+                    raise BusyError(f"{'/'.join(place)} is being committed")
+            self._changing.update(places)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._changing.subtract(places)
+                self._changing += Counter()
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def taken(self, *places: Parts) -> Iterator[None]:
+        """A commit of what has these names."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(_meet(place, self._taken) for place in places))
+            self._taken.update(places)
+            self._changed.wait_for(lambda: not any(_meet(place, self._changing) for place in places))
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken.difference_update(places)
+                self._changed.notify_all()
+
+    # -- files that are open for writing --------------------------------------------------------------
+
+    def begin_writing(self, identity: Identity) -> Writing:
+        """A file was opened for writing."""
+        writing = Writing(identity)
+        with self._changed:
+            self._writing.setdefault(identity, []).append(writing)
+        return writing
+
+    def end_writing(self, writing: Writing) -> None:
+        """Its last descriptor and its last mapping are gone."""
+        with self._changed:
+            others = self._writing[writing.identity]
+            others.remove(writing)
+            if not others:
+                del self._writing[writing.identity]
+            self._changed.notify_all()
+
+    def await_closed(self, identity: Identity, own: Writing | None, name: str) -> None:
+        """BusyError where a file is open for writing, by others than `own`; what was closed just now is waited for."""
+        end = time.monotonic() + GRACE_S
+        with self._changed:
+            while others := [each for each in self._writing.get(identity, ()) if each is not own]:
+                left = end - time.monotonic()
+                if left <= 0 or not all(each.is_closed for each in others):
+                    raise BusyError(
+                        f"{name} is open for writing, or mapped: not all of it may be in the file yet; close it first"
+                    )
+                self._changed.wait(left)
+
+
+def _meet(place: Parts, others: Iterable[Parts]) -> bool:
+    """Whether a place is one of the others, or lies below or above one."""
+    return any(place[: len(other)] == other[: len(place)] for other in others)
