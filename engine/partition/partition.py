@@ -329,24 +329,31 @@ class Partition:
         """Throw everything away and begin anew at `offset`."""
         self.log.restart_at(offset)
 
-    def delete_records(self, before: int) -> int:
-        """Raise the start offset, to the high watermark where -1 is given. Gives the start offset.
-
-        The space is freed when retention next runs."""
+    def deletion_bound(self, before: int) -> int:
+        """The offset that `delete_records` would make the first, were it called now; its errors where it would refuse.
+        It may be asked for later too: a high watermark only rises."""
         log = self.log
+        log.check_open()
         if not log.settings.delete:
             raise PolicyViolationError(
                 f"{self.name}: records are deleted only where cleanup.policy has 'delete', "
                 f"found {log.settings.cleanup_policy_text!r}"
             )
+        mark = log.offsets.high_watermark
+        offset = mark if before == NO_OFFSET else before
+        if not 0 <= offset <= mark:
+            raise OffsetOutOfRangeError(
+                f"{self.name}: records before {offset} to delete, expected 0 to the high watermark {mark}"
+            )
+        return offset
+
+    def delete_records(self, before: int) -> int:
+        """Raise the start offset, to the high watermark where -1 is given. Gives the start offset.
+
+        The space is freed when retention next runs. `Store.delete_records` also writes it down."""
+        log = self.log
         with log.lock:
-            mark = log.offsets.high_watermark
-            offset = mark if before == NO_OFFSET else before
-            if not 0 <= offset <= mark:
-                raise OffsetOutOfRangeError(
-                    f"{self.name}: records before {offset} to delete, expected 0 to the high watermark {mark}"
-                )
-            log.raise_start_offset(offset)
+            log.raise_start_offset(self.deletion_bound(before))
             return log.offsets.start
 
     def flush(self, up_to: int | None = None) -> None:

@@ -45,6 +45,7 @@ class Checkpoints:
     _known      offsets of each file, of partitions that are not loaded; as read at the opening
     _written    what each file holds; None where that is not known
     _ceilings   recovery points are not written above these, while a truncation is under way
+    _floors     start offsets are not written below these, while records are being deleted
     _lock       one writer at a time, who also gathers: no older offsets follow newer ones
     _read_only  the files are not written
     """
@@ -56,6 +57,7 @@ class Checkpoints:
         self._known: dict[str, dict[PartitionKey, int]] = {}
         self._written: dict[str, Mapping[PartitionKey, int] | None] = {}
         self._ceilings: dict[PartitionKey, int] = {}
+        self._floors: dict[PartitionKey, int] = {}
         self._lock = threading.Lock()
 
     def read(self, present: Collection[PartitionKey]) -> None:
@@ -136,6 +138,22 @@ class Checkpoints:
             del self._ceilings[key]
         self.write_all()
 
+    @contextlib.contextmanager
+    def raised(self, key: PartitionKey, offset: int) -> Iterator[None]:
+        """While the records below an offset are deleted, the start offset on disk is no lower, from before they are
+        gone on: what cannot be written down is not done. After an error it is what it was."""
+        self._floors[key] = offset
+        try:
+            self.write_start_offsets()
+            yield
+        except BaseException:
+            del self._floors[key]
+            # The error may have come after the file was replaced.
+            with contextlib.suppress(OSError):
+                self.write_start_offsets()
+            raise
+        del self._floors[key]
+
     def _rewrite(self, name: str) -> None:
         """Gather and write. The caller holds the lock."""
         if self._read_only:
@@ -158,15 +176,16 @@ class Checkpoints:
         if name == HIGH_WATERMARKS:
             return partition.high_watermark
         if name == LOG_STARTS:
-            return _raised_start(partition)
+            floor = self._floors.get((partition.topic, partition.number), 0)
+            return _raised_start(partition, floor)
         ceiling = self._ceilings.get((partition.topic, partition.number))
         point = partition.recovery_point
         return point if ceiling is None else min(point, ceiling)
 
 
-def _raised_start(partition: Partition) -> int | None:
+def _raised_start(partition: Partition, floor: int) -> int | None:
     segments = partition.log.chain.segments
     # No segments: for a moment, while the partition is emptied.
     base = segments.first.base_offset if len(segments) else 0
-    start = partition.start_offset
+    start = max(partition.start_offset, floor)
     return start if start > base else None

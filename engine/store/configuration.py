@@ -5,21 +5,25 @@ A change is checked as a whole, then written, and only then takes effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidNameError, InvalidSettingError
-from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
 from engine.files.names import MAX_NAME_LENGTH, validate_topic
-from engine.files.properties import edit_properties, read_properties, write_properties
+from engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
 from engine.record import Clock
 from engine.settings import topic as topic_settings
 from engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, TOPIC_BY_NAME, TOPIC_HINTS
 from engine.settings.setting import refuse_unknown
 from engine.settings.topic import Explained, TopicSettings, resolve_topic
+
+log = logging.getLogger(__name__)
 
 SERVER_PROPERTIES: Final = "server.properties"
 TOPICS: Final = "topics"
@@ -121,7 +125,8 @@ class Configuration:
         settings = self.check(topic, overrides)
         if overrides:
             comment = f"Settings of the topic {topic}"
-            write_properties(self._path(topic), overrides, comment, self._clock)
+            with _unchanged_on_error(self._path(topic)):
+                write_properties(self._path(topic), overrides, comment, self._clock)
             self._publish(topic, overrides, settings)
         else:
             self.remove_topic(topic)
@@ -132,7 +137,8 @@ class Configuration:
         wanted = _changed(self.overrides(topic), changes)
         settings = self.check(topic, wanted)
         if changes:
-            edit_properties(self._path(topic), changes)
+            with _unchanged_on_error(self._path(topic)):
+                edit_properties(self._path(topic), changes)
         self._publish(topic, wanted, settings)
 
     def remove_topic(self, topic: str) -> None:
@@ -156,7 +162,8 @@ class Configuration:
         daemon = validate_change(state.lines, wanted)
         changed = _resolved(self._backing, wanted, daemon, state.overrides)
         if changes:
-            edit_properties(self._backing / SERVER_PROPERTIES, changes)
+            with _unchanged_on_error(self._backing / SERVER_PROPERTIES):
+                edit_properties(self._backing / SERVER_PROPERTIES, changes)
         self._state = changed
 
     def _publish(self, topic: str, overrides: Mapping[str, str], settings: TopicSettings) -> None:
@@ -169,6 +176,31 @@ class Configuration:
 
     def _path(self, topic: str) -> Path:
         return _topic_file(self._backing, topic)
+
+
+@contextlib.contextmanager
+def _unchanged_on_error(path: Path) -> Iterator[None]:
+    """Give a file that is being replaced its old content back where the error came after the replacement: what was
+    refused must not hold after the next start."""
+    before = _content(path)
+    try:
+        yield
+    except BaseException:
+        if _content(path) != before:
+            log.error(f"{path}: could not be written durably, and is given its old content back")
+            if before is None:
+                path.unlink()
+                sync_directory(path.parent)
+            else:
+                write_atomically(path, before)
+        raise
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return read_bounded(path, MAX_BYTES)
+    except FileNotFoundError:
+        return None
 
 
 def _topic_file(backing: Path, topic: str) -> Path:

@@ -353,7 +353,7 @@ class Store(KeptStore):
             for number in range(count):
                 self._check_free(topic, number)
             topic_id = random_uuid()
-            with self._configured(topic, overrides):
+            with self._configured(topic, overrides), self._all_or_none(topic):
                 return [self._create(topic, number, topic_id) for number in range(count)]
 
     def _check_free(self, topic: str, number: int) -> None:
@@ -362,6 +362,19 @@ class Store(KeptStore):
             raise InvalidNameError(f"partition {name}: a broker keeps something else under this name")
         if (self.logs / name).exists():
             raise PartitionExistsError(f"{self.logs / name}: exists")
+
+    @contextlib.contextmanager
+    def _all_or_none(self, topic: str) -> Iterator[None]:
+        """Take a new topic's partitions back where one of them cannot be made."""
+        try:
+            yield
+        except BaseException:
+            for slot in self._partitions.of_topic(topic):
+                try:
+                    self._delete(slot)
+                except (EngineError, OSError) as error:
+                    log.error(f"{slot.name}: cannot be taken back, and stays without the others: {error}")
+            raise
 
     @contextlib.contextmanager
     def _configured(self, topic: str, overrides: Mapping[str, str] | None) -> Iterator[None]:
@@ -487,6 +500,14 @@ class Store(KeptStore):
         """`Partition.restart_at`, with the checkpoints following."""
         with self._cutting(topic, number, 0) as partition:
             partition.restart_at(offset)
+
+    def delete_records(self, topic: str, number: int, before: int) -> int:
+        """`Partition.delete_records`, written down before it is done: an error means that nothing was deleted."""
+        partition = self.partition(topic, number)
+        with self._guard:
+            offset = partition.deletion_bound(before)
+            with self._checkpoints.raised((topic, number), offset):
+                return partition.delete_records(offset)
 
     @contextlib.contextmanager
     def _cutting(self, topic: str, number: int, ceiling: int) -> Iterator[Partition]:
