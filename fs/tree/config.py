@@ -22,7 +22,7 @@ from engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
 from engine.settings.setting import Setting, refuse_unknown
 from engine.settings.topic import Explained
 from fs import errors
-from fs.commands import CommandFile
+from fs.commands import CommandFile, TakeBack
 from fs.tree.of_topic import OfTopic
 
 log = logging.getLogger(__name__)
@@ -60,16 +60,26 @@ class ConfigFile(OfTopic, CommandFile):
             lines.append(f"# refused at {moment:%Y-%m-%dT%H:%M:%SZ}: {' '.join(refusal[1].split())}")
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def apply(self, lines: Sequence[str]) -> None:
+    def apply(self, lines: Sequence[str]) -> TakeBack | None:
         setting = [line for line in map(read_line, lines) if line is not None]
         if not setting:
-            return
+            return None
         holding = {each.name: each for each in self.house.store.explain(self.topic)}
         changes = changes_of(setting, holding)
         if changes:
             self.house.store.configure(self.topic, changes)
             log.info(f"{self.path}: {', '.join(map(_told, changes.items()))}")
         self.house.refusals.pop(self.topic, None)
+        before = {name: _own(holding, name) for name in changes}
+        return lambda: self._take_back(before, changes)
+
+    def _take_back(self, before: Mapping[str, str | None], changes: Mapping[str, str | None]) -> None:
+        """Give settings the values that they had, where nobody has changed them since."""
+        holding = {each.name: each for each in self.house.store.explain(self.topic)}
+        undone = {name: value for name, value in before.items() if _own(holding, name) == changes[name]}
+        if undone:
+            self.house.store.configure(self.topic, undone)
+            log.info(f"{self.path}: taken back: {', '.join(map(_told, undone.items()))}")
 
     def note_refusal(self, error: Exception) -> None:
         self.house.refusals[self.topic] = (self.house.store.clock(), str(error))
@@ -113,6 +123,12 @@ def _changes_nothing(line: Line, present: Explained | None) -> bool:
         return present.source != TOPIC
     # A default in a copy that is written back stays one; on a line without its source it becomes the topic's own.
     return line.value == present.value and (present.source == TOPIC or line.elsewhere)
+
+
+def _own(holding: Mapping[str, Explained], name: str) -> str | None:
+    """The topic's own value; None where it has none."""
+    found = holding.get(name)
+    return None if found is None or found.source != TOPIC else found.value
 
 
 def _told(change: tuple[str, str | None]) -> str:

@@ -8,7 +8,7 @@ from engine.errors import OffsetOutOfRangeError
 from engine.files.atomic import shown as quoted
 from engine.files.integers import parse_int64
 from fs import errors
-from fs.commands import CommandFile
+from fs.commands import CommandFile, TakeBack
 from fs.house import House
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition
@@ -24,19 +24,19 @@ class StartFile(OfPartition, CommandFile):
     def content(self) -> bytes:
         return b"%d\n" % self.shown.partition.start_offset
 
-    def apply(self, lines: Sequence[str]) -> None:
+    def apply(self, lines: Sequence[str]) -> TakeBack | None:
         if len(lines) > 1:
             raise errors.BadInputError(f"expected one offset, found {len(lines)} lines")
         offset = parse_int64(lines[0].strip())
         if offset is None:
             raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
+        partition = self.shown.partition
         try:
-            self.shown.partition.delete_records(offset)
+            self.house.store.delete_records(partition.topic, partition.number, offset)
         except OffsetOutOfRangeError as error:
             # Here the offset is no name that is asked for: it is what was written.
             raise errors.BadInputError(str(error)) from None
-        # Also where the offset was there already: the checkpoint may have failed then. One that holds is not written.
-        self.house.store.checkpoint_start_offsets()
+        return None  # Records that are deleted do not come back.
 
     def note_refusal(self, error: Exception) -> None:
         self.shown.note_refusal(error)

@@ -255,7 +255,7 @@ def test_other_content_under_a_known_name_is_refused_and_nothing_is_removed(hous
     box.staging.open(("d", "x.txt"), os.O_WRONLY | os.O_CREAT).close()
     for start in (lambda: None, house.reopen, house.crash):
         start()
-        with pytest.raises(BatchExistsError, match="expected 1:.*, found 2:"):
+        with pytest.raises(BatchExistsError, match=r"expected 1:.*, found 2:"):
             inbox(house).commit("b", chunks(p0=(b"c",)), [("d",)], content(b"c\n", b"d\n"))
         assert inbox(house).staging.names(("d",)) == ["x.txt"]
     assert inbox(house).commit("b", (), [("d",)], content()).known

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.errors import EngineError, InvalidSettingError
 from engine.settings.topic import Explained
 from fs import errors
-from fs.commands import LINE_LIMIT
+from fs.commands import LINE_LIMIT, LINES_LIMIT
 from fs.tree.config import Line, changes_of, read_line
 
 CONFIG, START = "/topics/t/config", "/t-0/start"
@@ -144,13 +144,49 @@ def test_a_line_may_come_in_pieces(place: Furnished) -> None:
     assert own(place) == {"retention.ms": "5000", "segment.ms": "6000"}
 
 
-def test_a_refused_write_leaves_nothing_for_the_next_one(place: Furnished) -> None:
+def test_a_refused_write_takes_back_what_came_through_its_open_file(place: Furnished) -> None:
+    place.append(CONFIG, b"segment.ms=6000\n")
     file = opened(place, CONFIG)
-    place.files.write(file, array(b"retention.ms="))
-    failing(lambda: place.files.write(file, array(b"x\nsegment.ms=6000\nret")), InvalidSettingError)
-    place.files.write(file, array(b"segment.ms=7000\n"))
+    place.files.write(file, array(b"segment.ms=7000\nretention.ms=5000\n"))
+    place.files.write(file, array(b"segment.ms=8000\nretention.ms="))
+    assert own(place) == {"segment.ms": "8000", "retention.ms": "5000"}
+    failing(lambda: place.files.write(file, array(b"x\nsegment.ms=9000\nret")), InvalidSettingError)
+    assert own(place) == {"segment.ms": "6000"}
+    for _ in range(2):
+        assert "open the file again" in failing(lambda: place.files.write(file, array(b"segment.ms=9000\n")))
     place.files.flush(file)
+    place.files.release(file)
+    assert own(place) == {"segment.ms": "6000"}
+
+
+def test_what_is_taken_back_is_what_nobody_has_changed_since(place: Furnished) -> None:
+    file = opened(place, CONFIG)
+    place.files.write(file, array(b"segment.ms=7000\nretention.ms=5000\n"))
+    place.append(CONFIG, b"segment.ms=8000\n")
+    failing(lambda: place.files.write(file, array(b"x\n")))
+    assert own(place) == {"segment.ms": "8000"}
+
+
+def test_what_was_synced_is_not_taken_back(place: Furnished) -> None:
+    file = opened(place, CONFIG)
+    place.files.write(file, array(b"segment.ms=7000\n"))
+    place.files.fsync(file, False)
+    place.files.write(file, array(b"retention.ms=5000\n"))
+    failing(lambda: place.files.write(file, array(b"x\n")))
     assert own(place) == {"segment.ms": "7000"}
+
+
+def test_a_close_that_meets_half_a_line_takes_back_until_the_rest_comes(place: Furnished) -> None:
+    file = opened(place, CONFIG)
+    place.files.write(file, array(b"segment.ms=7000\nretention"))
+    failing(lambda: place.files.flush(file))
+    assert own(place) == {}
+    place.files.write(file, array(b".ms=50"))
+    assert own(place) == {}
+    place.files.flush(file)
+    assert own(place) == {"segment.ms": "7000", "retention.ms": "50"}
+    place.files.write(file, array(b"00\n"))
+    assert own(place) == {"segment.ms": "7000", "retention.ms": "5000"}
 
 
 def test_a_close_in_mid_line_takes_nothing_from_the_line(place: Furnished) -> None:
@@ -172,8 +208,14 @@ def test_no_more_than_a_line_is_kept(place: Furnished) -> None:
     file = opened(place, CONFIG)
     place.files.write(file, array(b"#" * LINE_LIMIT))
     assert "at most" in failing(lambda: place.files.write(file, array(b"#")))
+    file = opened(place, CONFIG)
     place.files.write(file, array(b"retention.ms=5000\n"))
-    assert own(place) == {"retention.ms": "5000"}
+    assert "at most" in failing(
+        lambda: [
+            place.files.write(file, array(b"#" * 10_000 + b"\n")) for _ in range(LINES_LIMIT // 10_000 + 2)
+        ]
+    )
+    assert own(place) == {}
 
 
 def test_a_handle_reads_what_held_when_it_was_opened(place: Furnished) -> None:
@@ -195,15 +237,16 @@ def test_only_to_nothing_is_a_command_file_cut(place: Furnished) -> None:
 
 
 def test_a_reason_is_told_until_a_setting_is_accepted_or_the_topic_is_gone(place: Furnished) -> None:
-    file = opened(place, CONFIG)
     for _ in range(2):
-        failing(lambda: place.files.write(file, array(b"retention.ms=x\n")), InvalidSettingError)
+        file = opened(place, CONFIG)
+        failing(lambda file=file: place.files.write(file, array(b"retention.ms=x\n")), InvalidSettingError)
         assert place.read(CONFIG).splitlines()[-1].endswith(b"at least -1, found 'x'")
+        file = opened(place, CONFIG)
         place.files.write(file, array(b"# still\n"))
         assert b"refused" in place.read(CONFIG)
         place.files.write(file, array(b"retention.ms=5000\n"))
         assert b"refused" not in place.read(CONFIG)
-    failing(lambda: place.files.write(file, array(b"x\n")))
+    failing(lambda: place.files.write(opened(place, CONFIG), array(b"x\n")))
     place.files.rmdir("/topics/t")
     place.files.mkdir("/topics/t", 0o755)
     assert b"refused" not in place.read(CONFIG)

@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from entries import commands, letters, read
-from served import Served, append, opened, refused
+from served import Served, append, fill, full_disk, opened, refused
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -107,9 +108,10 @@ def test_settings_hold_at_once(mount: Served) -> None:
 
 
 def test_bad_settings(mount: Served) -> None:
-    """W3. Lines of one write are done together; where one names no setting, has a value that is not
-    allowed, is no `name=value` or is above 16 KiB, the write is EINVAL and changes nothing, and `config`
-    ends with the reason until a setting is accepted.
+    """W3. The lines of one open file are done together, each write at once: where one names no setting,
+    has a value that is not allowed, is no `name=value` or is above 16 KiB, the write is EINVAL, what
+    was written through that open file before is taken back, save for what an fsync came behind, and
+    nothing more is taken through it; `config` ends with the reason until a setting is accepted.
     """
     config = config_of(mount, mount.new("bad-settings"))
     append(config, b"retention.ms=5000\n")
@@ -139,6 +141,24 @@ def test_bad_settings(mount: Served) -> None:
     with opened(config, APPEND) as file, refused(errno.EINVAL):
         for _ in range(20):
             os.write(file, b"x" * 1000)
+    # bash makes a write of each line, and goes on after one that fails; other programs make one of all.
+    for shell in ("bash", "dash", "sh"):
+        for lines in (r"segment.ms=1000\nsegment.bytes=xx\n", r"segment.bytes=xx\nsegment.ms=1000\n"):
+            for command in (f"printf '{lines}'", rf"printf '{lines}' | cat"):
+                assert run(f"{shell} -c {quote(command + ' > config')}", config.parent).returncode
+                assert own(config) == {"retention.ms": "5000"}
+    with opened(config, APPEND) as file:
+        os.write(file, b"segment.ms=1000\n")
+        os.fsync(file)
+        os.write(file, b"segment.bytes=2000000\n")
+        assert own(config) == {"retention.ms": "5000", "segment.bytes": "2000000", "segment.ms": "1000"}
+        for line in (b"segment.ms=x\n", b"segment.ms=2000\n"):
+            with refused(errno.EINVAL):
+                os.write(file, line)
+    assert own(config) == {"retention.ms": "5000", "segment.ms": "1000"}
+    append(config, b"segment.ms=default\n")
+    with opened(config, APPEND) as file, refused(errno.EINVAL):
+        os.write(file, b"segment.ms=x\n")
     append(config, b"# nothing\n\n")
     assert reason(config) is not None
     append(config, b"max.compaction.lag.ms=1\nmin.compaction.lag.ms=1\n")
@@ -229,8 +249,9 @@ def test_the_start_offset(mount: Served) -> None:
 
 
 def test_bad_start_offsets(mount: Served) -> None:
-    """W8. What is not one number, or one above the high watermark, is EINVAL; where `cleanup.policy` has no
-    `delete` it is EPERM; the reason is in `status.json`.
+    """W8. What is not one number, or one above the high watermark, is EINVAL, and nothing more is taken
+    through that open file; where `cleanup.policy` has no `delete` it is EPERM; the reason is in
+    `status.json`.
     """
     partition = letters(mount)
     bad = {
@@ -246,9 +267,12 @@ def test_bad_start_offsets(mount: Served) -> None:
         b"\xff": "expected UTF-8",
     }
     for line, words in bad.items():
-        with opened(partition / "start", APPEND) as file, refused(errno.EINVAL):
-            os.write(file, line + b"\n")
-        assert words in mount.status(partition)["last_refusal"]["reason"]
+        with opened(partition / "start", APPEND) as file:
+            for written in (line, b"1"):
+                with refused(errno.EINVAL):
+                    os.write(file, written + b"\n")
+                if written == line:
+                    assert words in mount.status(partition)["last_refusal"]["reason"]
     assert (partition / "start").read_bytes() == b"0\n"
     assert read(partition) == b"a\nb\nc\n"
     compacted = letters(mount, "compacted")
@@ -332,3 +356,39 @@ def test_editors(mount: Served) -> None:
     script = b",s/retention.ms=5001/retention.ms=5002/\nw\nq\n"
     subprocess.run(["ed", "-s", config], input=script, check=True, capture_output=True)
     assert own(config) == {"retention.ms": "5002"}
+
+
+def test_control_writes_on_a_full_disk(tmp_path: Path) -> None:
+    """W12. Where a setting, a start offset, a partition or a topic cannot be written down, as on a full disk,
+    the call fails, and nothing is changed.
+    """
+    with full_disk(tmp_path, "24m") as (mount, filler):
+        partition = letters(mount, "t")
+        config, start = commands(mount, partition)
+        append(config, b"retention.ms=5000000\n")
+        mount.expect("No space left")
+        mount.expect("left over")
+        fill(filler)
+        for command in ("echo -1 > start", "echo 2 >> start"):
+            done = run(command, partition)
+            assert done.returncode
+            assert b"No space left" in done.stderr
+        for command in ("echo segment.ms=7000 > config", "echo retention.ms=7000000 >> config"):
+            assert run(command, config.parent).returncode
+        for made in (mount / "t-7", mount / "topics" / "new"):
+            with refused(errno.ENOSPC):
+                made.mkdir()
+            assert not made.exists()
+        assert start.read_bytes() == b"0\n"
+        assert read(partition) == b"a\nb\nc\n"
+        assert own(config) == {"retention.ms": "5000000"}
+        mount.kill()
+        filler.unlink()
+        mount.start()
+        assert start.read_bytes() == b"0\n"
+        assert read(partition) == b"a\nb\nc\n"
+        assert own(config) == {"retention.ms": "5000000"}
+        assert not (mount / "t-7").exists()
+        assert not (mount / "topics" / "new").exists()
+        append(start, b"-1\n")
+        assert start.read_bytes() == b"3\n"
