@@ -229,10 +229,15 @@ def record_at(buffer: Bytes, row: Longs, offset: int, origin: int = 0) -> Record
     return Record(
         value=None if value_size < 0 else bytes(content[value : value + value_size]),
         key=None if key_size < 0 else bytes(content[key : key + key_size]),
-        timestamp=int(row[MAX_TIMESTAMP]) if stamped else int(row[BASE_TIMESTAMP]) + delta,
+        timestamp=int(row[MAX_TIMESTAMP]) if stamped else _sum(int(row[BASE_TIMESTAMP]), delta),
         headers=_headers(data, headers, body - headers) if body - headers > 1 else (),
         offset=offset,
     )
+
+
+def _sum(timestamp: int, delta: int) -> int:
+    """As 64 bits add, here and in every consumer: the delta from -1, none, to the largest timestamp is beyond them."""
+    return (timestamp + delta + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass(frozen=True, slots=True)

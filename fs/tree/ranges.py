@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from engine.partition.timestamps import MAX
-from engine.record import Record
+from engine.record import MAX_INT64, Record
 from fs.entry import BytesHandle, Directory, Entry, Handle, refuse_writing
 from fs.formats import FORMATS, Format
 from fs.names import (
@@ -49,6 +49,8 @@ def resolve(shown: ShownPartition, selection: Selection) -> tuple[int, int | Non
 def _first_at(shown: ShownPartition, timestamp: int) -> int:
     """The first offset that is not earlier; the end where there is none."""
     partition = shown.partition
+    if timestamp > MAX_INT64:
+        return partition.stable_offset
     found = partition.offset_for_timestamp(timestamp)
     if found is not None:
         return found.offset
@@ -148,6 +150,9 @@ class OffsetDirectory(OfPartition, Directory):
             return ValueFile(self.child(name), self.shown, self._record(offset, name))
         stem, _, suffix = name.rpartition(".")
         fmt, selection = FORMATS.get(suffix), parse_offsets(stem)
+        if fmt is not None and (one := parse_offset(stem)) is not None:
+            self._record(one, name)
+            selection = Offsets(one, one)
         if fmt is None or selection is None:
             raise self.missing(name)
         return RangeFile(self.child(name), self.shown, selection, fmt)
@@ -204,7 +209,7 @@ def periods(shown: ShownPartition, start: int, end: int | None, length: int) -> 
     latest = shown.partition.offset_for_timestamp(MAX)
     if latest is None:
         return
-    while end is None or start < end:
+    while start <= MAX_INT64 and (end is None or start < end):
         found = shown.partition.offset_for_timestamp(start)
         if (
             found is None

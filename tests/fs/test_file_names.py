@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -78,6 +79,8 @@ def test_no_range_of_offsets(stem: str) -> None:
         ("2026-05-01T06+0230", DAY + timedelta(hours=3, minutes=30)),
         ("2026-05-01T06:00-05:30", DAY + timedelta(hours=11, minutes=30)),
         ("2024-02-29", datetime(2024, 2, 29, tzinfo=UTC)),
+        ("2026-05", DAY),
+        ("2026", datetime(2026, 1, 1, tzinfo=UTC)),
     ],
 )
 def test_times_are_iso_8601(text: str, when: datetime) -> None:
@@ -87,7 +90,9 @@ def test_times_are_iso_8601(text: str, when: datetime) -> None:
 def test_ten_or_more_digits_are_milliseconds() -> None:
     assert names.parse_time("1700000000000") == 1_700_000_000_000
     assert names.parse_time("1700000000") == 1_700_000_000
-    assert names.parse_time("1" * 16) is None
+    assert names.parse_time(str(MAX_INT64)) == MAX_INT64
+    assert names.parse_time(str(MAX_INT64 + 1)) is None
+    assert names.parse_time("1" * 20) is None
 
 
 def test_times_before_1970_are_the_beginning() -> None:
@@ -97,7 +102,9 @@ def test_times_before_1970_are_the_beginning() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "2026", "2026-05", "2026-13-01", "2026-02-29", "2026-05-32", "0000-01-01", "2026-05-01T24",
+    ["", "202", "20260", "202605", "2026-", "2026-13", "2026-00", "0000", "2026-5", "2026Z", "2026-05Z", "+2026-05-01",
+     "10000-01-01", "+010000-01-01", "+1000", "+9999999999-01-01", "+10000-02-30",
+     "+292278995-01-01", "2026-13-01", "2026-02-29", "2026-05-32", "0000-01-01", "2026-05-01T24",
      "2026-05-01T",
      "2026-05-01T06:60", "2026-05-01T06:30:60", "2026-05-01T06:30:15.", "2026-05-01 06", "2026-05-01T06+24",
      "2026-05-01T06+0260", "2026-05-01T06+99:99", "2026-05-01t06", "2026-05-01T06z", "٢٠٢٦-٠٥-٠١",
@@ -128,6 +135,20 @@ def test_the_first_and_the_last_year_do_not_overflow(text: str) -> None:
         ("last-2h", Recent(7_200_000)),
         ("last-3d", Recent(3 * 86_400_000)),
         ("last-1w", Recent(7 * 86_400_000)),
+        ("last-1d12h", Recent(36 * 3_600_000)),
+        ("last-1w2d3h4m5s", Recent(((9 * 24 + 3) * 60 + 4) * 60_000 + 5_000)),
+        ("last-90m30s", Recent(5_430_000)),
+        ("2026-05-01", Times(ms(DAY), ms(DAY + timedelta(days=1)))),
+        ("20260501", Times(ms(DAY), ms(DAY + timedelta(days=1)))),
+        ("2026-05", Times(ms(DAY), ms(DAY + timedelta(days=31)))),
+        ("2026-12", Times(ms(datetime(2026, 12, 1, tzinfo=UTC)), ms(datetime(2027, 1, 1, tzinfo=UTC)))),
+        ("2024", Times(ms(datetime(2024, 1, 1, tzinfo=UTC)), ms(datetime(2025, 1, 1, tzinfo=UTC)))),
+        ("2026-05-01T06", Times(ms(DAY) + 6 * 3_600_000, ms(DAY) + 7 * 3_600_000)),
+        ("2026-05-01T06+02", Times(ms(DAY) + 4 * 3_600_000, ms(DAY) + 5 * 3_600_000)),
+        ("2026-05-01T06:30Z", Times(ms(DAY) + 390 * 60_000, ms(DAY) + 391 * 60_000)),
+        ("2026-05-01T063015", Times(ms(DAY) + 23_415_000, ms(DAY) + 23_416_000)),
+        ("2026-05--2026-06", Times(ms(DAY), ms(DAY + timedelta(days=31)))),
+        ("1969", Times(0, 0)),
     ],
 )
 def test_ranges_of_times(stem: str, meant: names.Selection) -> None:
@@ -135,7 +156,8 @@ def test_ranges_of_times(stem: str, meant: names.Selection) -> None:
 
 
 @pytest.mark.parametrize(
-    "stem", ["", "-", "--", "2026-05-01", "2026-05-02--2026-05-01", "2026-05-01--x", "x--2026-05-01",
+    "stem", ["", "-", "--", "2026-05-01T06:30:15.5", "1700000000000", "last-", "last-1h1d", "last-1h1h", "last-1d12",
+             "last-1d0h", "2026-05-02--2026-05-01", "2026-05-01--x", "x--2026-05-01",
     "2026-05-01---", "last-0m", "last-15", "last-m",
              "last--1m", "last-1y", "last-1M", "last-٣m", "last-99999999999d",
              "2026-05-01--2026-05-02--2026-05-03"]
@@ -153,6 +175,7 @@ def test_what_isoformat_writes_is_understood(when: datetime, minutes: int, colon
     zoned = when.replace(tzinfo=timezone(timedelta(minutes=minutes)))
     text = zoned.isoformat(timespec="milliseconds")
     text = text if colons else text.replace(":", "")
+    # The milliseconds are cut off in the zone's own time, as the text has them.
     expected = (zoned - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     assert names.parse_time(text) == max(0, expected)
 
@@ -161,6 +184,27 @@ def test_what_isoformat_writes_is_understood(when: datetime, minutes: int, colon
 def test_a_day_is_listed_as_it_is_read(name: str, day: int) -> None:
     assert names.parse_day(name) == day
     assert names.day_name(day) == names.day_name(day + names.DAY_MS - 1) == name
+
+
+@given(st.integers(0, MAX_INT64))
+def test_every_time_has_a_day_that_is_read_as_it_is_listed(time: int) -> None:
+    name = names.day_name(time)
+    day = names.parse_day(name)
+    assert day is not None
+    assert day <= time < day + names.DAY_MS
+    assert names.parse_times(name) == Times(day, day + names.DAY_MS)
+    if time < ms(datetime(9999, 12, 31, tzinfo=UTC)):
+        assert name == (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time)).strftime("%Y-%m-%d")
+    else:
+        assert re.fullmatch(r"\+\d{5,9}-\d\d-\d\d", name) or time < 253402300800000
+
+
+def test_days_beyond_the_year_9999() -> None:
+    assert names.day_name(253402300799999) == "9999-12-31"
+    assert names.day_name(253402300800000) == "+10000-01-01"
+    # As `datetime64` of numpy has it.
+    assert names.day_name(MAX_INT64) == "+292278994-08-17"
+    assert names.parse_time("+10000-01-01T00:00:01") == 253402300801000
 
 
 @pytest.mark.parametrize("name", ["", "20260501", "2026-5-1", "2026-05-01T00", "2026-02-30",

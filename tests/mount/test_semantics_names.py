@@ -6,12 +6,16 @@ import base64
 import errno
 import json
 import os
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from served import Served, append, eventually
+from served import ROOT, Served, append, eventually
+from shell import output
+
+from engine.record import MAX_INT64
 
 pytest_plugins = ["shared_mount"]
 
@@ -158,8 +162,8 @@ def test_values(mount: Served) -> None:
 
 
 def test_ranges(mount: Served) -> None:
-    """N9. `offset/<A>-<B>.<fmt>` has both ends, `offset/<A>-.<fmt>` goes on to the end, `offset/-<N>.<fmt>`
-    is the last N.
+    """N9. `offset/<A>-<B>.<fmt>` has both ends, `offset/<A>-.<fmt>` goes on to the end,
+    `offset/-<N>.<fmt>` is the last N, and `offset/<N>.<fmt>` is one record.
     """
     partition = hourly(mount)
     for first, last in ((0, 0), (3, 7), (40, 47)):
@@ -168,27 +172,34 @@ def test_ranges(mount: Served) -> None:
     assert numbers(partition / "offset/-2.txt") == [46, 47]
     for suffix in FORMATS:
         assert len((partition / f"offset/5-9.{suffix}").read_text().splitlines()) == 5
+        assert (partition / f"offset/7.{suffix}").read_text() == (
+            partition / f"offset/7-7.{suffix}"
+        ).read_text()
+    assert numbers(partition / "offset/7.txt") == [7]
 
 
 def test_ranges_of_what_is_not_there(mount: Served) -> None:
-    """N10. A range of offsets is cut to what is there, and is an empty file where nothing is; `offset/<N>`
-    of a record that is not there is ENOENT.
+    """N10. A range of offsets is cut to what is there, and is an empty file where nothing is;
+    `offset/<N>`, with or without a format, of a record that is not there is ENOENT.
     """
     partition = hourly(mount)
     assert numbers(partition / "offset/46-99.txt") == [46, 47]
     assert numbers(partition / "offset/-99.txt") == list(range(48))
     for name in ("48-.txt", "99-100.txt", "60-.jsonl"):
         assert (partition / "offset" / name).read_bytes() == b""
-    assert is_missing(partition / "offset/48")
+    for name in ("48", "48.txt", "99.jsonl"):
+        assert is_missing(partition / "offset" / name)
     mount.steer("raise_start", partition, 10)
     assert is_missing(partition / "offset/9")
+    assert is_missing(partition / "offset/9.txt")
     assert numbers(partition / "offset/5-11.txt") == [10, 11]
     assert (partition / "offset/3-4.txt").read_bytes() == b""
 
 
 def test_times(mount: Served) -> None:
-    """N11. `time/<T1>--<T2>.<fmt>` begins at the first record at or after T1 and ends before the first at
-    or after T2; either may be left out; `last-15m` is from that long ago on.
+    """N11. `time/<T1>--<T2>.<fmt>` begins at the first record at or after T1 and ends before the first
+    at or after T2; either may be left out; `time/<T>.<fmt>` is the year, month, day, hour, minute or
+    second that T names; `last-15m` and `last-1d12h` are from that long ago on.
     """
     partition = hourly(mount)
     day = numbers(partition / "time/2025-05-01--2025-05-02.txt")
@@ -197,17 +208,33 @@ def test_times(mount: Served) -> None:
     assert numbers(partition / f"time/{T0 + HOUR + 1}--{T0 + 3 * HOUR + 1}.txt") == [2, 3]
     assert numbers(partition / "time/2025-05-02T22--.txt") == [46, 47]
     assert numbers(partition / "time/--2025-05-01T02.txt") == [0, 1]
+    for name, first, end in (
+        ("2025", 0, 48),
+        ("2025-05", 0, 48),
+        ("2025-06", 0, 0),
+        ("2025-05-02", 24, 48),
+        ("20250502", 24, 48),
+        ("2025-05-02T05", 29, 30),
+        ("2025-05-02T05:00", 29, 30),
+        ("2025-05-02T0530", 0, 0),
+        ("2025-05-02T05:00:00", 29, 30),
+        ("2025-05-02T07+02", 29, 30),
+        ("2025-05--2025-06", 0, 48),
+    ):
+        assert numbers(partition / f"time/{name}.txt") == list(range(first, end)), name
     now = int(time.time() * 1000)
     late = [{"value": value, "timestamp": now - 1000 * s} for value, s in (("100", 1200), ("101", 60))]
     append(partition / JSONL, lines(*late))
     assert numbers(partition / "time/last-15m.txt") == [101]
-    assert numbers(partition / "time/last-1h.txt") == [100, 101]
+    for name in ("last-1h", "last-20m30s", "last-1d12h", "last-1w2d3h4m5s"):
+        assert numbers(partition / f"time/{name}.txt") == [100, 101]
+    assert numbers(partition / "time/last-15m30s.txt") == [101]
     assert numbers(partition / "time/last-9999w.txt")[:2] == [0, 1]
 
 
 def test_ways_to_write_times(mount: Served) -> None:
-    """N12. Times are ISO 8601, with or without `-` and `:`, in UTC where no zone is given, or milliseconds
-    since 1970; `time/<day>/<hour>.<fmt>` is an hour in UTC.
+    """N12. Times are ISO 8601, with or without `-` and `:`, in UTC where no zone is given, with a `+`
+    before a year above 9999, or milliseconds since 1970; `time/<day>/<hour>.<fmt>` is an hour in UTC.
     """
     partition = hourly(mount)
     wanted = list(range(6, 30))
@@ -229,9 +256,24 @@ def test_other_names(mount: Served) -> None:
     """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`."""
     partition = hourly(mount)
     names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "end", "keys", "offset/00"]
-    names += ["offset/5-4.txt", "offset/0-1", "offset/0.txt", "offset/99999999999999999999", "offset/-0.txt"]
+    names += [
+        "offset/5-4.txt",
+        "offset/0-1",
+        "offset/00.txt",
+        "offset/0.xml",
+        "offset/99999999999999999999",
+        "offset/-0.txt",
+    ]
     names += ["time/2025-13-01--.txt", "time/--.txt", "time/last-0m.txt", "time/2025-05-01/24.txt", "time/x"]
-    names += ["time/2025-05-02--2025-05-01.txt", "segments/0.txt", f"segments/{7:020}.txt", "sealed/parquet"]
+    names += [
+        "time/2025-13.txt",
+        "time/last-1h1d.txt",
+        "time/2025-05-01.xml",
+        "time/2025-05-02--2025-05-01.txt",
+        "segments/0.txt",
+        f"segments/{7:020}.txt",
+        "sealed/parquet",
+    ]
     names += [
         f"sealed/txt/{0:020}.txt",
         "sealed/txt/.x.crc",
@@ -263,6 +305,42 @@ def test_names_that_are_not_listed(mount: Served) -> None:
 
 
 # -- listing ------------------------------------------------------------------------------------------
+
+
+def test_far_times(mount: Served) -> None:
+    """N15. Days and times reach as far as timestamps do, from 1970 to the year 292278994; a record
+    without a timestamp begins no day and no range of times.
+    """
+    partition = mount.new("far")
+    append(mount / "topics/far/config", b"message.timestamp.after.max.ms=%d\n" % MAX_INT64)
+    year_10000, last = 253_402_300_800_000, MAX_INT64
+    times = [-1, 0, T0, year_10000 - 1, year_10000, last - 1, last, -1]
+    append(partition / JSONL, lines(*({"value": str(n), "timestamp": at} for n, at in enumerate(times))))
+    days = ["1970-01-01", "2025-05-01", "9999-12-31", "+10000-01-01", "+292278994-08-17"]
+    assert os.listdir(partition / "time") == days
+    for name, wanted in (
+        ("1970-01-01", [1]),
+        ("2025", [2]),
+        ("9999-12-31", [3]),
+        ("+10000", [4]),
+        ("+10000-01-01T00:00:00Z", [4]),
+        ("+292278994-08-17", [5, 6, 7]),
+        (f"{last}--", [6, 7]),
+        (f"--{year_10000}", [0, 1, 2, 3]),
+        ("last-1h", [3, 4, 5, 6, 7]),
+    ):
+        assert numbers(partition / f"time/{name}.txt") == wanted, name
+    assert numbers(partition / "time/+10000-01-01/00.txt") == [4]
+    assert os.listdir(partition / "time/+292278994-08-17")[:1] == ["07.txt"]
+    for offset, at in enumerate(times):
+        assert (partition / f"offset/{offset}").stat().st_mtime_ns == max(0, at) * 1_000_000
+    output("ls -lR . > /dev/null; find . -newermt 2020-01-01 > /dev/null", partition)
+    mount.status(partition)
+    mount.steer("roll", partition)
+    assert os.listdir(partition / "time") == days
+    mount.status(partition)
+    plan = output(f"{sys.executable} -m mountd.cli plan {mount.path}", ROOT)
+    assert b"far-0" in plan
 
 
 def test_what_offset_and_time_list(mount: Served) -> None:
