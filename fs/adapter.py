@@ -72,6 +72,10 @@ OPTIONS: Final[Mapping[str, str | bool]] = {
 """What every mount is mounted with."""
 
 
+_LIFE: Final = frozenset({"init", "destroy"})
+"""Callbacks that are no calls of a program."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open file.
@@ -90,10 +94,11 @@ class Operations(Protocol):
     """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
     null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
 
-    Five more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
+    Six more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
     call which waits whether to go on; `init()` before the first other call, where threads may start and an error
     ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
-    (else 0), and `releasedir(handle)`.
+    (else 0), and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or
+    with the handle of one that has none.
 
     Any error may be raised: `fs.errors` chooses the errno. Calls come from many threads at once.
     """
@@ -249,7 +254,7 @@ class Adapter:
         return table
 
     def _is_offered(self, name: str) -> bool:
-        if name in {"init", "destroy"}:
+        if name in _LIFE:
             return True
         if not hasattr(self, name):
             return False
@@ -270,9 +275,21 @@ class Adapter:
             try:
                 return function(*arguments)
             except BaseException as error:  # noqa: BLE001 - behind this line is C, where an error would be lost
-                return -errno_of(error, name, _place(name, arguments))
+                number = errno_of(error, name, _place(name, arguments))
+                self._tell(error, name, arguments)
+                return -number
 
         return callback
+
+    def _tell(self, error: BaseException, name: str, arguments: tuple[Any, ...]) -> None:
+        """Tell the operations what they have refused, where they want to know."""
+        if not hasattr(self.operations, "refused") or not isinstance(error, Exception) or name in _LIFE:
+            return
+        paths = [path_of(argument) for argument in arguments if isinstance(argument, bytes)]
+        try:
+            self.operations.refused(error, paths, None if paths else File.from_address(arguments[-1]).fh)
+        except Exception:
+            log.exception(f"{name}: what was refused could not be told")
 
     # -- life -------------------------------------------------------------------------------------------
 

@@ -230,6 +230,13 @@ def answer(error: BaseException) -> Answer:
     return ANSWERS[BaseException]
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says no to what was asked for, in words that who asked will want: not that a name is not there,
+    and not that something is broken."""
+    found = answer(error)
+    return found.loudness is Loudness.TOLD or found.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def errno_of(error: BaseException, operation: str, place: str) -> int:
     """The errno of an error that ended an operation; counts it, and tells the log about it. `place` is the path, or the
     handle."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from engine import Store
+from engine.errors import EngineError
+from engine.files.names import partition_directory
 from engine.files.views import VIEWS
 from engine.parquet.table import Tables
 from fs.ahead import ReadAhead
@@ -17,6 +21,9 @@ from fs.commits import Commits
 from fs.entrance import Entrance
 from fs.shown import ShownPartition
 from fs.texts import Shelf
+
+TOPICS: Final = "topics"
+"""The directory of all topics, in the root."""
 
 
 @dataclass(slots=True)
@@ -86,6 +93,23 @@ class House:
                     self.commits,
                 )
             return found
+
+    def note_refusal(self, error: Exception, path: str) -> bool:
+        """Have the status of the partition that a path lies in, or of all partitions of its topic, tell why something
+        was refused. False where the path lies in neither."""
+        # What is no path begins without a slash: the target of a link that was to be made is any text.
+        root, first, second = [*path.split("/"), "", ""][:3]
+        if root:
+            return False
+        if first == TOPICS:
+            found = [(second, number) for number in self.store.topics().get(second, ())]
+        else:
+            found = [key for key in self.store.partitions() if partition_directory(*key) == first]
+        for each in found:
+            # One that is offline, or deleted just now, has nobody to tell.
+            with contextlib.suppress(EngineError, OSError):
+                self.shown(*each).note_refusal(error, path)
+        return bool(found)
 
     def looked_at(self) -> list[ShownPartition]:
         """The partitions that somebody looked at."""

@@ -63,6 +63,15 @@ class FileSystem:
         """Calls that wait for records ask this, every now and then, whether anybody still waits for them."""
         self.house.given_up = given_up
 
+    def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:
+        """A call has failed: where that is a refusal, the status of what it was about tells why."""
+        opened = None if handle is None else self._handles.get(handle)
+        if errors.is_refusal(error):
+            any(
+                self.house.note_refusal(error, path)
+                for path in (paths if opened is None else [opened.entry.path])
+            )
+
     # -- names ----------------------------------------------------------------------------------------
 
     def _entry(self, path: str) -> Entry:

@@ -45,7 +45,8 @@ class ShownPartition:
 
     partition  theirs
     texts      its segments in all formats
-    refusal    why an append was last refused, in words, with its time in milliseconds; None if none was
+    refusal    what was last refused: the time in milliseconds, why, in words, and the path where it is known; None if
+               nothing was
     written     the active segment and its size when its file's time was last asked for, and that time
     _last_record the record that was last asked for, and the segments in which it was found
     kept        the files whose pages the kernel has
@@ -59,7 +60,7 @@ class ShownPartition:
         self.texts = PartitionTexts(partition, shelf, ahead)
         self.whole = WholeLog(self.texts)
         self.kept = KeptPages()
-        self.refusal: tuple[int, str] | None = None
+        self.refusal: tuple[int, str, str | None] | None = None
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._sealed_sizes: dict[str, _Sealed] = {}
@@ -122,9 +123,9 @@ class ShownPartition:
             self._sealed_sizes[fmt.suffix] = sealed
         return sealed
 
-    def note_refusal(self, error: Exception) -> None:
-        """Remember why an append was refused: an errno is all that the writer was told."""
-        self.refusal = (self.partition.log.clock(), str(error))
+    def note_refusal(self, error: Exception, path: str | None = None) -> None:
+        """Remember why something was refused: an errno is all that its caller was told."""
+        self.refusal = (self.partition.log.clock(), str(error), path)
 
     # -- closing writers ------------------------------------------------------------------------------
 

@@ -113,6 +113,8 @@ class StatusFile(OfPartition, GeneratedFile):
             **upkeep(self.house.store, self.shown),
             "parquet": self.house.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),
-            "last_refusal": None if refusal is None else {"timestamp": refusal[0], "reason": refusal[1]},
+            "last_refusal": None
+            if refusal is None
+            else dict(zip(("timestamp", "reason", "path"), refusal, strict=True)),
         }
         return json.dumps(status, indent=2).encode() + b"\n"

@@ -386,3 +386,48 @@ def test_read_only(tmp_path: Path) -> None:
         for change in changes:
             with refused(errno.EROFS):
                 change()
+
+
+def test_last_refusals(mount: Served) -> None:
+    """E15. Whatever is refused in a partition's directory, or of it, with EPERM, EINVAL, EMSGSIZE,
+    EBUSY or ENOSPC, is in its `status.json` under `last_refusal`, with the reason and the path; what is
+    refused in a topic's directory is in those of all its partitions.
+    """
+    partition, other = letters(mount, "told"), letters(mount, "told")
+    topic, inbox = mount / "topics" / "told", mount / "topics" / "told" / "inbox"
+
+    changes: dict[Path, list[Callable[[Path], object]]] = {
+        partition / "log.txt": [os.unlink, lambda path: os.truncate(path, 0), os.utime],
+        partition / "log.tsv": [
+            lambda path: os.rename(path, path.with_name("x")),
+            lambda path: append(path, b"x\n"),
+        ],
+        partition / "log.jsonl": [lambda path: path.chmod(0o600), lambda path: os.open(path, os.O_WRONLY)],
+        partition / "status.json": [lambda path: path.write_text("x")],
+        partition / "new": [Path.touch, Path.mkdir, lambda path: path.symlink_to("x"), os.mkfifo],
+        partition / "offset/0": [lambda path: path.write_text("x"), os.unlink],
+        partition / "start": [lambda path: path.write_text("x"), lambda path: os.truncate(path, 1)],
+        topic / "config": [os.unlink, lambda path: append(path, b"x=y\n")],
+        topic / "new": [Path.touch, Path.mkdir],
+        topic / "in.tsv": [lambda path: append(path, b"x\n"), lambda path: os.open(path, os.O_RDONLY)],
+        inbox / "x.txt": [lambda path: path.write_text("x")],
+        inbox / "x.csv": [Path.touch],
+        inbox: [os.rmdir],
+    }
+    for path, calls in changes.items():
+        for number, change in enumerate(calls):
+            before = mount.status(other)["last_refusal"]
+            with pytest.raises(OSError) as caught:  # noqa: PT011 - any refusal will do
+                change(path)
+            assert caught.value.errno in (errno.EPERM, errno.EINVAL), (path, number)
+            last = mount.status(partition)["last_refusal"]
+            assert last["path"] == f"/{path.relative_to(mount.path)}", (path, number)
+            assert last["reason"]
+            after = mount.status(other)["last_refusal"]
+            assert after == (last if topic in path.parents else before)
+    # What concerns no partition leaves no trace in one.
+    before = mount.status(partition)["last_refusal"]
+    with refused(errno.EPERM):
+        (mount / "file").touch()
+    assert mount.status(partition)["last_refusal"] == before
+    assert "files are not made here" in mount.said()
