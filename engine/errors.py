@@ -152,6 +152,14 @@ class BatchExistsError(EngineError):
     """A batch with other content was committed under this name before."""
 
 
+class PartitionNotEmptyError(EngineError):
+    """A partition or topic is to be removed only if it holds nothing, and it holds something."""
+
+
+class NothingDeletedError(EngineError):
+    """No deletion of that topic or partition can be taken back: there was none, or its time is over."""
+
+
 class InconsistentTopicIdError(EngineError):
     """A partition's topic id differs from the one asked for."""
 

@@ -216,6 +216,10 @@ class Inbox:
 
     # -- files -----------------------------------------------------------------------------------------
 
+    def holds_files(self) -> bool:
+        """Whether files lie here that are not committed."""
+        return any(parts[-1] not in SPENT for parts in self.staging.files(()))
+
     def close(self) -> None:
         """The topic goes: nothing is committed any more."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import EngineError, UnknownPartitionError
+from engine.files.atomic import sync_directory
 from engine.files.regular import NotRegularError
 from engine.inbox.inbox import PRODUCER_ID, Inbox
 from engine.inbox.journal import Journal, State
@@ -108,12 +110,28 @@ class Inboxes:
                 removed += self.of(directory.name).sweep(now, SPENT_MS, ABANDONED_MS)
         return removed
 
-    def forget(self, topic: str) -> None:
-        """A topic is gone: so is what was on its way in, and the names of what was committed."""
+    def restore(self, topic: str, kept: Path) -> None:
+        """A deleted topic comes back with the inbox that `forget` has kept, where one was kept and it has none."""
+        if kept.is_dir() and not (self.directory / topic).exists():
+            with self._lock:
+                self._open.pop(topic, None)
+            kept.rename(self.directory / topic)
+            sync_directory(self.directory)
+            if self._numbers(topic):
+                self._settle(self.of(topic))
+
+    def forget(self, topic: str, kept: Path | None = None) -> None:
+        """A topic is gone: so is what was on its way in, and the names of what was committed; unless all of that is
+        to be kept somewhere."""
         with self._lock:
             inbox = self._open.pop(topic, None)
         if inbox is not None:
             inbox.close()
+        if kept is not None:
+            with contextlib.suppress(FileNotFoundError):
+                (self.directory / topic).rename(kept)
+                sync_directory(self.directory)
+            return
         condemned = self.directory / f"{_CONDEMNED}{uuid.uuid4().hex}"
         try:
             (self.directory / topic).rename(condemned)

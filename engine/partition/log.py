@@ -6,8 +6,9 @@ last, in one step, so that readers never see a state between two.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -457,6 +458,12 @@ class Log(LogState):
         with self.lock:
             self._shut()
             self.chain.abandon()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Meanwhile nobody else appends, flushes, or changes segments."""
+        with self._flushing, self.lock:
+            yield
 
     def rename(self, directory: Path) -> None:
         """Move the directory, for its deletion. Nothing can be read or appended any more."""

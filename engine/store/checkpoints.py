@@ -90,6 +90,14 @@ class Checkpoints:
             self._known[HIGH_WATERMARKS].get(key),
         )
 
+    def adopt(self, key: PartitionKey, known: Known) -> None:
+        """A partition comes back with what was known of it: that holds until it is loaded, and is written next."""
+        with self._lock:
+            self._known[RECOVERY_POINTS][key] = known.recovery_point
+            self._known[LOG_STARTS][key] = known.start
+            if known.high_watermark is not None:
+                self._known[HIGH_WATERMARKS][key] = known.high_watermark
+
     # -- writing --------------------------------------------------------------------------------------
 
     def write_recovery_points(self) -> None:

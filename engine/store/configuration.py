@@ -141,11 +141,26 @@ class Configuration:
                 edit_properties(self._path(topic), changes)
         self._publish(topic, wanted, settings)
 
-    def remove_topic(self, topic: str) -> None:
-        """Drop the topic's overrides and their file."""
+    def restore_topic(self, topic: str, kept: Path) -> None:
+        """Give the topic the overrides that `remove_topic` has kept, where some were kept and it has none."""
+        if topic in self._state.overrides or not kept.exists():
+            return
+        overrides = _read(kept)
+        settings = self.check(topic, overrides)
+        kept.replace(self._path(topic))
+        sync_directory(self._backing / TOPICS)
+        self._publish(topic, overrides, settings)
+
+    def remove_topic(self, topic: str, kept: Path | None = None) -> None:
+        """Drop the topic's overrides; their file is removed, or moved to where it is to be kept."""
         state = self._state
         if topic in state.overrides:
-            self._path(topic).unlink(missing_ok=True)
+            path = self._path(topic)
+            if kept is None:
+                path.unlink(missing_ok=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    path.replace(kept)
             sync_directory(self._backing / TOPICS)
             self._state = replace(
                 state,

@@ -13,6 +13,7 @@ from engine.retention.removal import Removed
 from engine.settings.daemon import DaemonSettings
 from engine.store import upkeep
 from engine.store.checkpoints import Checkpoints
+from engine.store.deletion import Deletions
 from engine.store.partitions import Partitions
 from engine.store.removal import Removals
 
@@ -27,6 +28,7 @@ class KeptStore:
     cleaning: CleaningManager
     _partitions: Partitions
     _checkpoints: Checkpoints
+    _deletions: Deletions
     _removals: Removals
     _schedule: upkeep.Schedule
 
@@ -77,6 +79,7 @@ class KeptStore:
         """Remove files and directories whose deletion delay is over. Gives how many went."""
         self._check_writable()
         now = self.clock() if now is None else now
+        self._deletions.hand_over(now, self._removals)
         return upkeep.remove_due(self._partitions.loaded(), now) + self._removals.remove_due(now)
 
     def expire_producers(self, now: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Directories of deleted partitions: renamed at once, removed after a delay."""
+"""Directories that are to be removed: those of deleted partitions after a delay, and what was never finished."""
 
 from __future__ import annotations
 

@@ -7,14 +7,16 @@
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
     │   └── <topic>-<partition>/ …
     ├── staging/                     what is on its way in: engine/inbox, and what jobs write anew
+    ├── deleted/                     deletions that can be taken back: engine/store/deletion.py
     └── views/                       not the engine's
 
 After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
 After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep` is to be called
 every second or so.
 
-Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), one slot's
-(loading), then those of partitions and checkpoints. Finding a partition that is loaded takes none.
+Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), a slot's
+(loading; a deletion takes those of all that it deletes), then those of partitions and checkpoints. Finding a
+partition that is loaded takes none.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -34,7 +36,9 @@ from engine.errors import (
     EngineError,
     InvalidNameError,
     InvalidSettingError,
+    NothingDeletedError,
     PartitionExistsError,
+    PartitionNotEmptyError,
     PolicyViolationError,
     ReadOnlyError,
     UnknownPartitionError,
@@ -57,6 +61,9 @@ from engine.record import Clock, now_ms
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store.configuration import TOPICS, Configuration
+from engine.store.deletion import INBOX as KEPT_INBOX
+from engine.store.deletion import SETTINGS as KEPT_SETTINGS
+from engine.store.deletion import DeletedPartition, Deletion, Deletions
 from engine.store.keeping import KeptStore
 from engine.store.listing import Listing, PartitionKey
 from engine.store.partitions import Partitions
@@ -112,6 +119,7 @@ class Store(KeptStore):
         self._partitions = partitions
         self._checkpoints = partitions.checkpoints
         self._removals = Removals()
+        self._deletions = Deletions(backing, self.logs)
         self.retention = Retention(partitions.use, partitions.known, configuration.topic)
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention
@@ -207,8 +215,12 @@ class Store(KeptStore):
         )
         store = cls(backing, clock, lock, configuration, meta, tuple(listing.strays), partitions)
         store.cleaning.load(partitions.slots.keys())
+        store._deletions.load(clock(), lambda topic: configuration.topic(topic).file_delete_delay_ms)
+        answered_for = store._deletions.waiting()
         for directory in listing.condemned:
-            store._condemn(directory)
+            if directory.name not in answered_for:
+                store._condemn(directory)
+        store._finish_restoring()
         if not clean:
             try:
                 partitions.recover()
@@ -216,6 +228,7 @@ class Store(KeptStore):
                 partitions.abandon()
                 raise
             store.cleaning.follow_recovery()
+        store._finish_deletions()
         store.inboxes.recover()
         for left in (backing / STAGING).glob(f"*/{COMPACTING}"):
             log.info(f"{left}: left over from a compaction that was broken off, removed")
@@ -433,49 +446,133 @@ class Store(KeptStore):
 
     # -- deleting and cutting -------------------------------------------------------------------------
 
-    def delete(self, topic: str, number: int | None = None) -> None:
-        """Delete a partition: gone at once, its files after `log.segment.delete.delay.ms`. The topic's
-        settings stay, also without a partition."""
+    def delete(self, topic: str, number: int | None = None) -> Deletion:
+        """Delete a partition with its records: gone at once, its files after `file.delete.delay.ms`; until then it can
+        be taken back. The topic's settings stay, also without a partition."""
         with self._guard:
             self._check_writable()
             slot = self._partitions.find(topic, number)
-            self._check_deletion(slot.name)
-            self._delete(slot)
-            if not self._partitions.of_topic(slot.topic):
-                self.inboxes.forget(slot.topic)
+            return self._delete(slot.topic, [slot])
 
-    def delete_topic(self, topic: str) -> None:
-        """Delete all partitions of a topic, then its settings."""
+    def delete_topic(self, topic: str) -> Deletion:
+        """Delete all partitions of a topic with their records, its settings and its inbox, in the same way."""
         with self._guard:
             self._check_writable()
-            slots = self._slots_of(topic)
-            self._check_deletion(topic)
-            for slot in slots:
-                self._delete(slot)
-            self._configuration.remove_topic(topic)
-            self.inboxes.forget(topic)
+            return self._delete(topic, self._slots_of(topic), whole=True)
 
-    def _check_deletion(self, name: str) -> None:
+    def remove_empty(self, topic: str, number: int | None = None) -> Deletion:
+        """Delete a partition that holds no record; PartitionNotEmptyError where it holds one, or its topic would go
+        with files in its inbox."""
+        with self._guard:
+            self._check_writable()
+            slot = self._partitions.find(topic, number)
+            return self._delete(slot.topic, [slot], only_empty=True)
+
+    def remove_empty_topic(self, topic: str) -> Deletion:
+        """Delete a topic that holds no record and has no file in its inbox; else PartitionNotEmptyError."""
+        with self._guard:
+            self._check_writable()
+            return self._delete(topic, self._slots_of(topic), whole=True, only_empty=True)
+
+    def _delete(
+        self, topic: str, slots: Sequence[Slot], whole: bool = False, only_empty: bool = False
+    ) -> Deletion:
         if not self.daemon.delete_topic_enable:
-            raise PolicyViolationError(f"{name}: not deleted, as delete.topic.enable is false")
+            raise PolicyViolationError(f"{topic}: not deleted, as delete.topic.enable is false")
+        slots = sorted(slots, key=lambda slot: slot.key)
+        self._prepare_deletion(slots, only_empty)
+        is_last = len(slots) == len(self._partitions.of_topic(topic))
+        with contextlib.ExitStack() as held:
+            for slot in slots:
+                held.enter_context(self.cleaning.paused(slot.key))
+            for slot in slots:
+                held.enter_context(slot.lock)
+                if slot.partition is not None:
+                    held.enter_context(slot.partition.log.still())
+            if only_empty:
+                self._check_empty(topic, slots, is_last)
+            deletion = self._noted_deletion(topic, slots)
+            for slot, part in zip(slots, deletion.partitions, strict=True):
+                self._rename(slot, self.logs / part.directory)
+        for slot, part in zip(slots, deletion.partitions, strict=True):
+            log.info(f"{slot.name}: deleted, removed later as {part.directory}")
+        place = self._deletions.place(deletion)
+        kept = place if place.is_dir() else None
+        if whole:
+            self._configuration.remove_topic(topic, kept and kept / KEPT_SETTINGS)
+        if is_last:
+            self.inboxes.forget(topic, kept and kept / KEPT_INBOX)
+        return deletion
 
-    def _delete(self, slot: Slot) -> None:
-        condemned = self.logs / deletion_directory(slot.topic, slot.number)
-        with self.cleaning.paused(slot.key), slot.lock:
+    def _prepare_deletion(self, slots: Iterable[Slot], only_empty: bool) -> None:
+        """Have the partitions loaded, and on disk: one that is taken back is checked from the recovery point on."""
+        for slot in slots:
             try:
-                if slot.partition is not None and slot.error is None:
-                    slot.partition.log.rename(condemned)
-                else:
-                    slot.directory.rename(condemned)
-                    sync_directory(self.logs)
+                partition = self._partitions.use(slot)
+                partition.flush()
             except (EngineError, OSError) as error:
-                # What is closed half way is offline; deleting it can be tried again.
-                slot.error = error
-                raise
-            slot.gone = True
-        log.info(f"{slot.name}: deleted, removed later as {condemned.name}")
+                if only_empty:
+                    raise
+                # What is broken can be deleted as well.
+                log.info(f"{slot.name}: deleted as it is on disk: {error}")
+
+    def _check_empty(self, topic: str, slots: Iterable[Slot], is_last: bool) -> None:
+        for slot in slots:
+            assert slot.partition is not None, "it was loaded, and the guard is held"
+            now = slot.partition.offsets
+            if now.start < now.end:
+                raise PartitionNotEmptyError(
+                    f"{slot.name}: expected no records, found offsets {now.start} to {now.end - 1}; "
+                    f"`topicfs delete` deletes them as well"
+                )
+        if is_last and self.inboxes.of(topic).holds_files():
+            raise PartitionNotEmptyError(f"topic {topic}: expected an empty inbox, found files in it")
+
+    def _noted_deletion(self, topic: str, slots: Iterable[Slot]) -> Deletion:
+        """The deletion that begins, written down so that it can be taken back."""
+        now = self.clock()
+        due = now + self._configuration.topic(topic).file_delete_delay_ms
+        parts = tuple(self._deleted(slot) for slot in slots)
+        deletion = Deletion(random_uuid(), topic, now, due, parts)
+        try:
+            self._deletions.add(deletion)
+        except OSError as error:
+            # On a full disk a deletion is what makes room.
+            log.warning(f"{topic}: this deletion cannot be taken back, as it cannot be written down: {error}")
+            for part in parts:
+                self._removals.add(self.logs / part.directory, due)
+        return deletion
+
+    def _deleted(self, slot: Slot) -> DeletedPartition:
+        """What has to be known of a partition to take its deletion back."""
+        directory = deletion_directory(slot.topic, slot.number)
+        cleaned = self.cleaning.offsets.get(slot.key)
+        partition = slot.partition
+        if partition is None:
+            known = self._partitions.known(slot)
+            start, point = known.start, known.recovery_point
+            return DeletedPartition(
+                slot.number, directory, start, max(start, point), 0, point, known.high_watermark, cleaned
+            )
+        now, point = partition.offsets, partition.recovery_point
+        return DeletedPartition(
+            slot.number, directory, now.start, now.end, partition.size, point, now.high_watermark, cleaned
+        )
+
+    def _rename(self, slot: Slot, condemned: Path) -> None:
+        """Give a partition's directory the name under which it waits for its removal. Its lock is held."""
+        try:
+            if slot.partition is not None and slot.error is None:
+                slot.partition.log.rename(condemned)
+            else:
+                slot.directory.rename(condemned)
+                sync_directory(self.logs)
+        except (EngineError, OSError) as error:
+            # What is closed half way is offline; deleting it can be tried again.
+            slot.error = error
+            raise
+        slot.gone = True
         self._partitions.remove(slot)
-        self._condemn(condemned)
         try:
             self._forget(slot)
         except OSError as error:
@@ -490,6 +587,84 @@ class Store(KeptStore):
     def _condemn(self, directory: Path) -> None:
         delay = self._configuration.topic_defaults.file_delete_delay_ms
         self._removals.add(directory, self.clock() + delay)
+
+    # -- taking a deletion back -----------------------------------------------------------------------
+
+    def deletions(self) -> list[Deletion]:
+        """Deletions that can be taken back, the newest first."""
+        return self._deletions.all()
+
+    def undelete(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion:
+        """Take back the newest deletion of a topic, or of one partition, or a certain one: records, offsets and
+        settings are what they were, and so is the inbox where the topic has none now. Either all of it comes back, or
+        nothing does. Gives what has come back."""
+        with self._guard:
+            self._check_writable()
+            found = self._deletions.newest(topic, number, deletion)
+            if found is None:
+                name = topic if number is None else f"{topic}-{number}"
+                raise NothingDeletedError(
+                    f"{name}: expected a deletion that can be taken back, found none: there was none, or its files "
+                    f"are removed"
+                )
+            for part in found.partitions:
+                self._check_free(topic, part.number)
+            self._check_same_topic(found)
+            with self._deletions.restoring(found):
+                self._configuration.restore_topic(topic, self._deletions.place(found) / KEPT_SETTINGS)
+                for part in found.partitions:
+                    self._restore(topic, part)
+                self._checkpoints.write_all()
+                self.inboxes.restore(topic, self._deletions.place(found) / KEPT_INBOX)
+            return found
+
+    def _check_same_topic(self, deletion: Deletion) -> None:
+        """A broker does not take partitions of two topics for those of one."""
+        present = self._partitions.of_topic(deletion.topic)
+        ids = {PartitionMetadata.load(slot.directory).topic_id for slot in present}
+        ids |= {PartitionMetadata.load(self.logs / part.directory).topic_id for part in deletion.partitions}
+        if present and len(ids) > 1:
+            raise PartitionExistsError(
+                f"topic {deletion.topic} was made again, with partitions {self._numbers(deletion.topic)}: delete it "
+                f"before what it was is taken back"
+            )
+
+    def _restore(self, topic: str, part: DeletedPartition) -> None:
+        slot = self._partitions.empty_slot(topic, part.number)
+        self._forget(slot)
+        self._adopt(slot, part)
+        (self.logs / part.directory).rename(slot.directory)
+        sync_directory(self.logs)
+        with contextlib.suppress(ClosedError):
+            # What was offline when it was deleted, is offline again: the slot says why.
+            slot.use(lambda empty: self._partitions.load(empty, part.known))
+        self._partitions.add(slot)
+        log.info(f"{slot.name}: its deletion is taken back, offsets {part.start} to {part.end}")
+
+    def _adopt(self, slot: Slot, part: DeletedPartition) -> None:
+        self._checkpoints.adopt(slot.key, part.known)
+        if part.cleaned is not None:
+            self.cleaning.offsets.put(slot.key, part.cleaned)
+
+    def _finish_restoring(self) -> None:
+        """A crash has stopped the taking back of a deletion: what has its name again gets what was known of it."""
+        for deletion, part in self._deletions.restored():
+            slot = self._partitions.slots.get((deletion.topic, part.number))
+            if slot is not None:
+                log.info(f"{slot.name}: its deletion is taken back, which a crash had stopped")
+                self._adopt(slot, part)
+
+    def _finish_deletions(self) -> None:
+        """What a crash has left to do of deletions, and of those that were being taken back."""
+        for deletion in self._deletions.every():
+            place = self._deletions.place(deletion)
+            present = self._partitions.of_topic(deletion.topic)
+            if deletion.restoring and present:
+                self.inboxes.restore(deletion.topic, place / KEPT_INBOX)
+            elif not present and not (place / KEPT_INBOX).exists():
+                self.inboxes.forget(deletion.topic, place / KEPT_INBOX)
+            if deletion.restoring:
+                self._deletions.settle(deletion.id)
 
     def truncate(self, topic: str, number: int, offset: int) -> bool:
         """`Partition.truncate_to`, with the checkpoints following."""

@@ -27,6 +27,7 @@ from engine.store import partitions as loading
 
 ID, OTHER_ID = "Q1Rz8vWkS3yTb0nNfXk4Ag", "R1Rz8vWkS3yTb0nNfXk4Ag"
 DELAY = 60_000
+OWN_DELAY = 90_000
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_a_crash_within_a_creation_leaves_what_the_next_opening_removes(
 def test_a_deleted_partition_is_gone_at_once_and_its_files_after_the_delay(
     house: House, loaded: bool
 ) -> None:
-    partition = house.store.create("orders", overrides={"file.delete.delay.ms": "1"})
+    partition = house.store.create("orders", overrides={"file.delete.delay.ms": str(OWN_DELAY)})
     some(partition)
     if not loaded:
         house.reopen()
@@ -223,7 +224,7 @@ def test_a_deleted_partition_is_gone_at_once_and_its_files_after_the_delay(
     (name,) = house.names()
     assert name.startswith("orders-0.")
     assert name.endswith("-delete")
-    house.now += DELAY - 1
+    house.now += OWN_DELAY - 1
     house.store.upkeep()
     assert house.names() == [name]
     house.now += 1
