@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from engine.files.place import Kind, kind_of
 from engine.plan.plan import PartitionPlan
@@ -20,6 +17,7 @@ from engine.record import now_ms
 from engine.retention.rules import Reason
 from fs.forecast import cleaning, next_removal
 from mountd import mounts
+from mountd.tables import show_line, show_table, size_text, time_text
 
 
 def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:
@@ -79,18 +77,8 @@ def _object(plan: PartitionPlan) -> dict[str, Any]:
 
 def show(plans: Sequence[PartitionPlan], console: Console) -> None:
     """The table, and below it what could not be told."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, justify in (
-        ("partition", "left"),
-        ("policy", "left"),
-        ("segments", "right"),
-        ("size", "right"),
-        ("retention", "left"),
-        ("compaction", "left"),
-    ):
-        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
-    for each in plans:
-        cells = (
+    rows = [
+        (
             each.name,
             each.policy or "keep",
             str(each.segments),
@@ -98,12 +86,14 @@ def show(plans: Sequence[PartitionPlan], console: Console) -> None:
             retention_text(each),
             cleaning_text(each),
         )
-        table.add_row(*map(Text, cells))
-    console.print(table)
+        for each in plans
+    ]
+    titles = ("partition", "policy", "segments", "size", "retention", "compaction")
+    show_table(console, titles, rows, right=("segments", "size"))
     if not plans:
-        console.print("no partitions")
+        show_line(console, "no partitions")
     for words, names in _remarks(plans).items():
-        console.print(Text(f"{', '.join(names)}: {words}"))
+        show_line(console, f"{', '.join(names)}: {words}")
 
 
 def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:
@@ -152,21 +142,3 @@ def cleaning_text(plan: PartitionPlan) -> str:
         )
     later = found.next_eligible_ms
     return f"no: {found.why_not}" + ("" if later is None else f"; at {time_text(later)}")
-
-
-def size_text(size: int) -> str:
-    """Bytes as people read them."""
-    number, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if number < 1024:
-            break
-        number, unit = number / 1024, larger
-    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
-
-
-def time_text(ms: int) -> str:
-    """A time as ISO 8601, in UTC; the number where no calendar reaches."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"

@@ -11,10 +11,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from engine.errors import EngineError
+from mountd.tables import show_line, show_table
 
 _OUT: Final = Console(highlight=False)
 _ERRORS: Final = Console(stderr=True, highlight=False)
@@ -72,13 +71,12 @@ def verify_command(place: Path, topics: tuple[str, ...], master: str | None, con
     bad = sorted((row for row in rows if row["problems"]), key=lambda row: row["segment"])
     for row in bad:
         for problem in row["problems"]:
-            _OUT.print(
-                Text(f"{row['topic']}-{row['partition']} segment {row['segment']}: {problem}"), soft_wrap=True
-            )
+            show_line(_OUT, f"{row['topic']}-{row['partition']} segment {row['segment']}: {problem}")
     partitions = {(row["topic"], row["partition"]) for row in rows}
-    _OUT.print(
+    show_line(
+        _OUT,
         f"{len(partitions)} partitions, {len(rows)} segments, {sum(row['records'] for row in rows)} records, "
-        f"{sum(row['bytes'] for row in rows)} bytes: {len(bad)} segments with problems"
+        f"{sum(row['bytes'] for row in rows)} bytes: {len(bad)} segments with problems",
     )
     if bad:
         sys.exit(1)
@@ -156,9 +154,10 @@ def import_command(
         made = import_rows(
             spark, rows_of(spark, kind, sources, sort_by), backing.absolute(), topic, partitions, settings
         )
-    _OUT.print(
+    show_line(
+        _OUT,
         f"{topic}: {made.records} records, {made.bytes} bytes in {made.segments} segments of {made.partitions} "
-        "partitions"
+        "partitions",
     )
 
 
@@ -178,17 +177,16 @@ def compact_command(
         from engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
 
         done = compact(spark, backing.absolute(), topics, everything)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("partition", "segments", "records", "bytes"):
-        table.add_column(title)
-    for name, cleaned in done.items():
-        table.add_row(
+    rows = [
+        (
             name,
             f"{cleaned.segments_before} → {cleaned.segments_after}",
             f"{cleaned.records_read} → {cleaned.records_kept}",
             f"{cleaned.bytes_read} → {cleaned.bytes_written}",
         )
-    _OUT.print(table)
+        for name, cleaned in done.items()
+    ]
+    show_table(_OUT, ("partition", "segments", "records", "bytes"), rows)
 
 
 @contextlib.contextmanager

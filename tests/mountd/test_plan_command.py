@@ -16,7 +16,7 @@ from rich.console import Console
 
 from engine.record import Record
 from engine.store.store import Store
-from mountd import mounts, plans
+from mountd import mounts, plans, tables
 from mountd.cli import main
 
 SMALL = {"internal.segment.bytes": "110"}
@@ -160,9 +160,9 @@ def test_empty_store_is_said_to_be_empty(tmp_path: Path) -> None:
 
 
 def test_times_and_sizes_are_readable() -> None:
-    assert plans.time_text(0) == "1970-01-01T00:00:00Z"
-    assert plans.time_text(2**63 - 1) == f"{2**63 - 1} ms"
-    assert [plans.size_text(size) for size in (0, 1023, 1536, 5 << 30)] == [
+    assert tables.time_text(0) == "1970-01-01T00:00:00Z"
+    assert tables.time_text(2**63 - 1) == f"{2**63 - 1} ms"
+    assert [tables.size_text(size) for size in (0, 1023, 1536, 5 << 30)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",

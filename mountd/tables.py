@@ -1,0 +1,71 @@
+"""What commands print as tables: for people fitted to their terminal, for programs a row a line with whole values.
+
+The engine is not imported here: commands that go through a mount answer before its kernels would be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_GAP: Final = "  "
+
+
+def show_table(
+    console: Console, titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> None:
+    """Print a table: values in columns, with titles above them; those in `right` end together.
+
+    Into a pipe or a file nothing is wrapped or cut, whatever it takes: columns are two blanks apart."""
+    if not console.file.isatty():
+        _print_lines(console, titles, rows, right)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _print_lines(
+    console: Console, titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
+) -> None:
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        cells = [
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for title, cell, width in zip(titles, row, widths, strict=True)
+        ]
+        show_line(console, _GAP.join(cells).rstrip())
+
+
+def show_line(console: Console, words: str) -> None:
+    """Print a line. A terminal wraps it between words, and nobody else does."""
+    if console.file.isatty():
+        console.print(Text(words))
+    else:
+        console.file.write(words + "\n")
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def time_text(ms: int) -> str:
+    """A time as ISO 8601, in UTC; the number where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
