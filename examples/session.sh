@@ -57,4 +57,6 @@ echo
 echo "look into it, and delete what is old"
 show "jq -c '{start_offset, end_offset, segments, next_removal}' orders-0/status.json"
 show "echo 2 > orders-0/start && cat orders-0/log.txt"
-show "rmdir topics/orders && ls"
+show "rmdir topics/orders || topicfs delete . orders --yes"
+show "topicfs undelete . orders && cat orders-0/log.txt"
+show "topicfs delete . orders --yes && ls"

@@ -158,6 +158,11 @@ class AppendHandle:
         """When the first line that waits came."""
         return self.target.waiting_since()
 
+    @property
+    def holds_lines(self) -> bool:
+        """Whether lines wait, or the beginning of one."""
+        return bool(self._tail) or self.target.waiting_since() is not None
+
     def release(self) -> None:
         """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
         with self._lock:
@@ -204,6 +209,12 @@ class Writers:
         with self._noted:
             self._open[handle] = None
         return handle
+
+    def hold_lines_for(self, shown: ShownPartition) -> bool:
+        """Whether a writer holds lines that it may append to a partition."""
+        with self._noted:
+            handles = list(self._open)
+        return any(handle.holds_lines and shown in handle.target.shown() for handle in handles)
 
     def note(self, handle: AppendHandle) -> None:
         """Lines of a writer may wait from now on."""

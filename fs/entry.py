@@ -38,6 +38,7 @@ class Attributes(NamedTuple):
 
     mode, ino, nlink, size, uid, gid  as in stat(2)
     mtime_ns                          of the data, never of the question
+    stored                            bytes that are stored for it, which st_blocks tells; None for its size
     """
 
     mode: int
@@ -47,11 +48,12 @@ class Attributes(NamedTuple):
     mtime_ns: int
     uid: int
     gid: int
+    stored: int | None = None
 
     @property
     def blocks(self) -> int:
         """Honest for tools that take 0 for a hole."""
-        return -(-self.size // BLOCK)
+        return -(-(self.size if self.stored is None else self.stored) // BLOCK)
 
 
 class Handle:
@@ -106,6 +108,7 @@ class Entry:
             self.mtime_ns(),
             owner.uid,
             owner.gid,
+            self.stored(),
         )
 
     @property
@@ -122,6 +125,10 @@ class Entry:
         """Bytes, exactly."""
         return 0
 
+    def stored(self) -> int | None:
+        """Bytes that are stored for it, as st_blocks is to tell; None for its size."""
+        return None
+
     def mtime_ns(self) -> int:
         """When the data last changed, in nanoseconds."""
         return 0
@@ -129,6 +136,14 @@ class Entry:
     def xattrs(self) -> dict[str, bytes]:
         """Extended attributes."""
         return {}
+
+    def xattr(self, name: str) -> bytes | None:
+        """An extended attribute, also one that is not listed, so that no tool copies it; None where there is none."""
+        return self.xattrs().get(name)
+
+    def set_xattr(self, name: str, value: bytes) -> None:
+        """setxattr."""
+        raise errors.AttributeNotSupportedError(f"{self.path}: attributes cannot be set")
 
     # -- directories ----------------------------------------------------------------------------------
 
@@ -218,6 +233,9 @@ class Link(Entry):
 
     def size(self) -> int:
         return len(self.target())
+
+    def stored(self) -> int | None:
+        return 0
 
     def open(self, flags: int) -> Handle:
         raise errors.NotSupportedError(f"{self.path} is a symbolic link")

@@ -153,6 +153,10 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     NotADirectoryError: Answer(errno.ENOTDIR, _QUIET),
     IsADirectoryError: Answer(errno.EISDIR, _QUIET),
     NotEmptyError: Answer(errno.ENOTEMPTY, _QUIET),
+    # Told, since it says how records are deleted that are meant to go.
+    engine.PartitionNotEmptyError: Answer(errno.ENOTEMPTY, _TOLD),
+    # There is no deletion of that name to take back.
+    engine.NothingDeletedError: Answer(errno.ENOENT, _TOLD),
     # What readlink(2) says of anything that is no link.
     NotALinkError: Answer(errno.EINVAL, _QUIET),
     # mkdir of a name that no topic can have: the name itself is the bad argument. ENOENT would send people looking.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from engine import Store
-from engine.errors import EngineError
+from engine.errors import EngineError, PartitionNotEmptyError
 from engine.files.names import partition_directory
 from engine.files.views import VIEWS
 from engine.parquet.table import Tables
@@ -24,6 +25,9 @@ from fs.texts import Shelf
 
 TOPICS: Final = "topics"
 """The directory of all topics, in the root."""
+
+_LONGEST_ATTRIBUTE: Final = 60_000
+"""Bytes: the kernel hands on values of up to 64 KiB."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,11 @@ class House:
 
     def __post_init__(self) -> None:
         self.tables = Tables(self.store.backing / VIEWS)
+
+    @property
+    def lists_all(self) -> bool:
+        """Whether every view is listed as a file or directory of its own, instead of as a link."""
+        return self.store.daemon.list_all_views
 
     def shown(self, topic: str, number: int) -> ShownPartition:
         """A partition as it is shown; UnknownPartitionError where there is none."""
@@ -115,19 +124,55 @@ class House:
         """The partitions that somebody looked at."""
         return list(self._shown.values())
 
+    def remove_partition(self, topic: str, number: int) -> None:
+        """Delete a partition that holds nothing; PartitionNotEmptyError where it holds something."""
+        self._refuse_waiting_lines(topic, [number])
+        self.store.remove_empty(topic, number)
+        self._shown.pop((topic, number), None)
+
+    def remove_topic(self, topic: str) -> None:
+        """Delete a topic that holds nothing; PartitionNotEmptyError where it holds something."""
+        numbers = self.store.topics().get(topic, [])
+        self._refuse_waiting_lines(topic, numbers)
+        self.store.remove_empty_topic(topic)
+        self._forget(topic, numbers)
+
     def delete_partition(self, topic: str, number: int) -> None:
-        """Delete a partition."""
+        """Delete a partition with its records."""
         self.store.delete(topic, number)
         self._shown.pop((topic, number), None)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic."""
+        """Delete a topic with its records."""
         numbers = self.store.topics().get(topic, [])
         self.store.delete_topic(topic)
+        self._forget(topic, numbers)
+
+    def _refuse_waiting_lines(self, topic: str, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            shown = self._shown.get((topic, number))
+            if shown is not None and self.writers.hold_lines_for(shown):
+                raise PartitionNotEmptyError(
+                    f"{topic}-{number}: expected no lines on their way into it, found some of an open file"
+                )
+
+    def _forget(self, topic: str, numbers: Iterable[int]) -> None:
         self.refusals.pop(topic, None)
         self._entrances.pop(topic, None)
         for number in numbers:
             self._shown.pop((topic, number), None)
+
+    def deletions(self) -> bytes:
+        """The deletions that can be taken back, as JSON, the newest first: as many as an attribute has room for."""
+        found: list[bytes] = []
+        room = _LONGEST_ATTRIBUTE
+        for deletion in self.store.deletions():
+            told = json.dumps(deletion.told()).encode()
+            room -= len(told) + 2
+            if room < 0:
+                break
+            found.append(told)
+        return b"[" + b",\n".join(found) + b"]\n"
 
     def mtime_ns(self) -> int:
         """When partitions last came or went."""

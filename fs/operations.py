@@ -126,7 +126,7 @@ class FileSystem:
         parent.remove_directory(name)
 
     def getxattr(self, path: str, name: str) -> bytes:
-        value = self._entry(path).xattrs().get(name)
+        value = self._entry(path).xattr(name)
         if value is None:
             raise errors.NoAttributeError(f"{path} has no attribute {name}")
         return value
@@ -230,7 +230,7 @@ class FileSystem:
         self._entry(path).set_times(accessed_ns, modified_ns)
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:
-        raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be set")
+        self._entry(path).set_xattr(name, value)
 
     def removexattr(self, path: str, name: str) -> None:
         raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be removed")

@@ -52,6 +52,7 @@ class ShownPartition:
     kept        the files whose pages the kernel has
     whole       the views of the whole log that somebody holds open
     _sealed_sizes what sealed segments add up to, by format
+    _stored_sealed bytes of the sealed segments' `.log` files, and the segments
     _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
     """
 
@@ -64,6 +65,7 @@ class ShownPartition:
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._sealed_sizes: dict[str, _Sealed] = {}
+        self._stored_sealed: tuple[Segments, int] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Condition()
         self._closing: dict[object, float] = {}
@@ -122,6 +124,16 @@ class ShownPartition:
         if last is segments.last:
             self._sealed_sizes[fmt.suffix] = sealed
         return sealed
+
+    def stored(self) -> int:
+        """Bytes of all `.log` files. Of the sealed segments they are added up once: each command asks for it."""
+        segments = self.partition.log.chain.segments
+        known = self._stored_sealed
+        if known is None or known[0] is not segments:
+            last = segments.last
+            known = segments, sum(segment.size for segment in segments if segment is not last)
+            self._stored_sealed = known
+        return known[1] + segments.last.size
 
     def note_refusal(self, error: Exception, path: str | None = None) -> None:
         """Remember why something was refused: an errno is all that its caller was told."""

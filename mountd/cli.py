@@ -20,6 +20,7 @@ from engine.errors import EngineError
 from engine.files import place
 from mountd import background, mounts
 from mountd.background import Teller
+from mountd.delete_command import delete_command, undelete_command
 from mountd.events import STOP_SIGNALS, Events
 from mountd.spark_commands import spark_group
 
@@ -48,6 +49,8 @@ def main() -> None:
 
 
 main.add_command(spark_group)
+main.add_command(delete_command)
+main.add_command(undelete_command)
 
 
 @main.command("mount")

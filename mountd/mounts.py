@@ -94,6 +94,11 @@ def find(point: Path) -> Mount | None:
     )
 
 
+def points_of(backing: Path) -> list[Path]:
+    """Where a backing directory is mounted, as far as this process sees mounts."""
+    return [mount.point for mount in _mounts(_TABLE.read_bytes()) if mount.backing == backing]
+
+
 def _mounts(table: bytes) -> Iterator[Mount]:
     for line in table.splitlines():
         placed, _, filesystem = line.partition(b" - ")

@@ -52,6 +52,7 @@ class DaemonSettings:
     log_dir_failure_timeout_ms: int
     batch_size: int
     linger_ms: int
+    list_all_views: bool
 
 
 def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:

@@ -454,4 +454,12 @@ DAEMON: Final = (
         "how long an open file keeps lines back to append more at once",
         ranges=at_least(0),
     ),
+    Setting(
+        "list.all.views",
+        Kind.BOOL,
+        False,
+        "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
+        # The kernel must not find that a name it knows has become of another kind.
+        running=False,
+    ),
 )

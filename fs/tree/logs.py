@@ -9,7 +9,7 @@ from engine.batch.table import Bytes
 from engine.errors import ClosedError
 from fs import errors
 from fs.append import AppendHandle
-from fs.entry import Entry, Handle, Link, wants_writing
+from fs.entry import Attributes, Entry, Handle, Link, Owner, wants_writing
 from fs.formats import Format
 from fs.house import House
 from fs.names import base_name
@@ -104,6 +104,14 @@ class LogFile(OfPartition):
     def size(self) -> int:
         self.shown.await_closing()
         return self.shown.log_size(self.format)
+
+    def attributes(self, owner: Owner) -> Attributes:
+        found = super().attributes(owner)
+        if self.format != Format.TXT or not found.size:
+            return found
+        # `du` of a partition's directory meets no other file of records: so it tells what is stored. It is never 0
+        # where there are bytes to read, since tar takes that for a file without data.
+        return found._replace(stored=max(self.shown.stored(), 1))
 
     def xattrs(self) -> dict[str, bytes]:
         now = self.shown.partition.offsets

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Final
 
-from fs.entry import Directory, Entry, GeneratedFile
+from fs.entry import Directory, Entry, GeneratedFile, Link
 from fs.forecast import upkeep
-from fs.formats import FORMATS
+from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.shown import ShownPartition
 from fs.tree.logs import CurrentLink, FollowFile, LogFile
@@ -16,11 +17,21 @@ from fs.tree.ranges import OffsetDirectory, TimeDirectory
 from fs.tree.segments import SealedDirectory, SegmentsDirectory
 from fs.tree.start import StartFile
 
-STATUS = "status.json"
+STATUS: Final = "status.json"
+VIEWS: Final = "views"
+LINKED: Final = (
+    *(f"log.{suffix}" for suffix in FORMATS if suffix != Format.TXT.suffix),
+    "offset",
+    "time",
+    "segments",
+    "sealed",
+)
+"""Views of records that `log.txt` has as well."""
 
 
 class PartitionDirectory(Directory):
-    """Everything that can be seen of a partition.
+    """Everything that can be seen of a partition. `log.txt` has each record once; every other view is listed as a link,
+    which tools that go through whole trees do not follow.
 
     _found  the partition as it was last found; it may have been deleted since
     """
@@ -54,15 +65,15 @@ class PartitionDirectory(Directory):
 
     def lookup(self, name: str) -> Entry:
         shown, path = self._shown(), self.child(name)
+        if name == VIEWS:
+            return ViewsDirectory(path, self.house, shown)
+        if name in LINKED:
+            return (
+                view_of(path, name, self.house, shown)
+                if self.house.lists_all
+                else ViewLink(path, shown, name)
+            )
         match name:
-            case "offset":
-                return OffsetDirectory(path, shown)
-            case "time":
-                return TimeDirectory(path, shown)
-            case "segments":
-                return SegmentsDirectory(path, shown)
-            case "sealed":
-                return SealedDirectory(path, shown, self.house.tables)
             case "start":
                 return StartFile(path, self.house, shown)
             case "status.json":
@@ -78,6 +89,47 @@ class PartitionDirectory(Directory):
                 case "follow":
                     return FollowFile(path, self.house, shown, fmt)
         raise self.missing(name)
+
+
+def view_of(path: str, name: str, house: House, shown: ShownPartition) -> Entry:
+    """What a link leads to; its name is one of LINKED."""
+    match name:
+        case "offset":
+            return OffsetDirectory(path, shown)
+        case "time":
+            return TimeDirectory(path, shown)
+        case "segments":
+            return SegmentsDirectory(path, shown)
+        case "sealed":
+            return SealedDirectory(path, shown, house.tables)
+    return LogFile(path, house, shown, FORMATS[name.partition(".")[2]])
+
+
+class ViewLink(OfPartition, Link):
+    """Leads to what has the same name in `views`."""
+
+    def __init__(self, path: str, shown: ShownPartition, name: str) -> None:
+        super().__init__(path, shown)
+        self.name = name
+
+    def target(self) -> str:
+        return f"{VIEWS}/{self.name}"
+
+
+class ViewsDirectory(OfPartition, Directory):
+    """What a partition's links lead to; not listed itself."""
+
+    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
+        super().__init__(path, shown)
+        self.house = house
+
+    def names(self) -> Iterable[str]:
+        return LINKED
+
+    def lookup(self, name: str) -> Entry:
+        if name not in LINKED:
+            raise self.missing(name)
+        return view_of(self.child(name), name, self.house, self.shown)
 
 
 class StatusFile(OfPartition, GeneratedFile):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from engine.errors import InvalidNameError, UnknownPartitionError
 from engine.files.names import parse_partition_directory
-from fs.entry import Directory, Entry, GeneratedFile
+from fs.entry import Entry, GeneratedFile
 from fs.house import House
+from fs.tree.deleting import Deleting
 from fs.tree.partition import PartitionDirectory
 from fs.tree.topics import TopicsDirectory
 
@@ -30,15 +31,18 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     echo 500 > orders-0/start                  delete the records below offset 500
     mv clicks.jsonl topics/orders/inbox/       append all of a file's lines, or none
     mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
+    rmdir topics/clicks                        remove one that holds no records; `topicfs delete` deletes others
     echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl
 
 Formats: txt is the value; tsv is key TAB value, as PostgreSQL's COPY reads it; jsonl has everything.
 tsv and jsonl can be appended as they were read. Logs are only appended to: `>`, mv and rm are refused.
+All but `log.txt` shows the same records once more, and is a link: grep -r, cp -a and du meet each record once.
+A slash behind a link, as in `find orders-0/segments/`, has such tools follow it.
 """
 
 
-class RootDirectory(Directory):
-    """Partitions, topics, and two files about the whole. mkdir creates a partition, rmdir deletes one."""
+class RootDirectory(Deleting):
+    """Partitions, topics, and two files about the whole. mkdir creates a partition, rmdir removes an empty one."""
 
     permissions = 0o777
 
@@ -93,9 +97,20 @@ class RootDirectory(Directory):
             super().remove_directory(name)
         topic, number = self._partition(name)
         try:
+            self.house.remove_partition(topic, number)
+        except UnknownPartitionError:
+            raise self.missing(name) from None
+
+    def delete(self, name: str) -> None:
+        topic, number = self._partition(name)
+        try:
             self.house.delete_partition(topic, number)
         except UnknownPartitionError:
             raise self.missing(name) from None
+
+    def undelete(self, name: str) -> None:
+        topic, number = self._partition(name)
+        self.house.store.undelete(topic, number)
 
 
 class TextFile(GeneratedFile):

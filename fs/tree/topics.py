@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import Final
 
 from engine.errors import InvalidNameError, UnknownPartitionError
 from fs import errors
-from fs.entry import Directory, Entry, Handle
+from fs.entry import Directory, Entry, Handle, Link
 from fs.formats import FORMATS, Format
 from fs.house import House
 from fs.targets import PartitionTarget, TopicTarget
 from fs.tree.config import ConfigFile
+from fs.tree.deleting import Deleting
 from fs.tree.inbox import INBOX, InboxDirectory
 from fs.tree.logs import WriterHandle, require_append
 from fs.tree.of_topic import OfTopic
 from fs.tree.parquet import TABLE, table_of
+from fs.tree.partition import VIEWS
+
+WAYS_IN: Final = tuple(f"in.{suffix}" for suffix in FORMATS)
 
 
-class TopicsDirectory(Directory):
-    """All topics. mkdir creates one, rmdir deletes one."""
+class TopicsDirectory(Deleting):
+    """All topics. mkdir creates one, rmdir removes an empty one."""
 
     permissions = 0o777
 
@@ -45,35 +50,76 @@ class TopicsDirectory(Directory):
 
     def remove_directory(self, name: str) -> None:
         try:
+            self.house.remove_topic(name)
+        except (UnknownPartitionError, InvalidNameError):
+            raise self.missing(name) from None
+
+    def delete(self, name: str) -> None:
+        try:
             self.house.delete_topic(name)
         except (UnknownPartitionError, InvalidNameError):
             raise self.missing(name) from None
 
+    def undelete(self, name: str) -> None:
+        for deletion in self.house.store.deletions():
+            if deletion.id == name:
+                self.house.store.undelete(deletion.topic, deletion=name)
+                return
+        self.house.store.undelete(name)
+
 
 class TopicDirectory(OfTopic, Directory):
-    """One topic."""
+    """One topic. What shows records that partitions show too, or cannot be read, is listed as a link."""
 
     def names(self) -> Iterable[str]:
         yield "config"
-        for suffix in FORMATS:
-            yield f"in.{suffix}"
+        yield from WAYS_IN
         yield INBOX
         if table_of(self.child(TABLE), self.house, self.topic) is not None:
             yield TABLE
 
     def lookup(self, name: str) -> Entry:
+        path = self.child(name)
         if name == "config":
-            return ConfigFile(self.child(name), self.house, self.topic)
+            return ConfigFile(path, self.house, self.topic)
         if name == INBOX:
-            return InboxDirectory(self.child(name), self.house.entrance(self.topic), ())
-        table = table_of(self.child(name), self.house, self.topic) if name == TABLE else None
+            return InboxDirectory(path, self.house.entrance(self.topic), ())
+        if name == VIEWS:
+            return TopicViewsDirectory(path, self.house, self.topic)
+        found = self.view(path, name)
+        return found if self.house.lists_all else TopicViewLink(path, self.house, self.topic, name)
+
+    def view(self, path: str, name: str) -> Entry:
+        """What a link leads to."""
+        table = table_of(path, self.house, self.topic) if name == TABLE else None
         if table is not None:
             return table
-        stem, _, suffix = name.partition(".")
-        fmt = FORMATS.get(suffix)
-        if stem != "in" or fmt is None:
+        if name not in WAYS_IN:
             raise self.missing(name)
-        return InFile(self.child(name), self.house, self.topic, fmt)
+        return InFile(path, self.house, self.topic, FORMATS[name.partition(".")[2]])
+
+
+class TopicViewLink(OfTopic, Link):
+    """Leads to what has the same name in `views`."""
+
+    def __init__(self, path: str, house: House, topic: str, name: str) -> None:
+        super().__init__(path, house, topic)
+        self.name = name
+
+    def target(self) -> str:
+        return f"{VIEWS}/{self.name}"
+
+
+class TopicViewsDirectory(TopicDirectory):
+    """What a topic's links lead to; not listed itself."""
+
+    def names(self) -> Iterable[str]:
+        yield from WAYS_IN
+        if table_of(self.child(TABLE), self.house, self.topic) is not None:
+            yield TABLE
+
+    def lookup(self, name: str) -> Entry:
+        return self.view(self.child(name), name)
 
 
 class InFile(OfTopic):

@@ -106,6 +106,7 @@ DAEMON_TABLE = [
     ("log.dir.failure.timeout.ms", "30000", 1, MAX_INT64),
     ("batch.size", "131072", 0, MAX_INT32),
     ("linger.ms", "5", 0, MAX_INT64),
+    ("list.all.views", "false", None, None),
 ]
 
 

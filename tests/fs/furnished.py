@@ -30,6 +30,8 @@ class Furnished:
         self.clock = Clock(NOW)
         self.place = place
         self.shelf = Shelf()
+        # Paths lead to views themselves: there is no kernel here that would follow links.
+        settings.setdefault("list_all_views", "true")
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.open()
 
@@ -61,6 +63,11 @@ class Furnished:
         assert self.files.write(handle, array(data)) == len(data)
         self.files.flush(handle)
         self.files.release(handle)
+
+    def delete(self, path: str) -> None:
+        """A partition or a topic with its records, as `topicfs delete` does it."""
+        parent, _, name = path.rpartition("/")
+        self.files.setxattr(parent or "/", "user.topicfs.delete", name.encode(), 0)
 
     def read(self, path: str) -> bytes:
         """As `cat` does it, and its size is what there is."""

@@ -300,7 +300,7 @@ def test_what_a_close_was_told_of_and_the_last_close_could_not_append_is_gone_an
 def test_appending_to_a_partition_that_was_deleted_fails(place: Furnished) -> None:
     handle = writer(place)
     handle.write(array(b"one\n"))
-    place.files.rmdir("/t-0")
+    place.delete("/t-0")
     with pytest.raises(ClosedError):
         handle.flush()
     handle.release()

@@ -247,7 +247,7 @@ def test_a_reason_is_told_until_a_setting_is_accepted_or_the_topic_is_gone(place
         place.files.write(file, array(b"retention.ms=5000\n"))
         assert b"refused" not in place.read(CONFIG)
     failing(lambda: place.files.write(opened(place, CONFIG), array(b"x\n")))
-    place.files.rmdir("/topics/t")
+    place.delete("/topics/t")
     place.files.mkdir("/topics/t", 0o755)
     assert b"refused" not in place.read(CONFIG)
 

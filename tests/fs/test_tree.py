@@ -276,13 +276,15 @@ def test_deleting_can_be_forbidden(tmp_path: Path) -> None:
         place.create()
         assert refused(lambda: place.files.rmdir("/t-0")) == "EPERM"
         assert refused(lambda: place.files.rmdir("/topics/t")) == "EPERM"
+        assert refused(lambda: place.delete("/t-0")) == "EPERM"
+        assert refused(lambda: place.delete("/topics/t")) == "EPERM"
         assert place.store.topics() == {"t": [0]}
 
 
 def test_a_partition_of_the_same_name_is_another_one(place: Furnished) -> None:
     lines(place.create().partition, b"old")
     assert place.read("/t-0/log.txt") == b"old\n"
-    place.files.rmdir("/t-0")
+    place.delete("/t-0")
     place.files.mkdir("/t-0", 0o755)
     assert place.read("/t-0/log.txt") == b""
     assert refused(lambda: place.files.getattr("/t-0/offset/0", None)) == "ENOENT"

@@ -193,6 +193,16 @@ def write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+def delete(path: Path) -> None:
+    """A partition or a topic with its records, as `topicfs delete` does it."""
+    os.setxattr(path.parent, "user.topicfs.delete", path.name.encode())
+
+
+def undelete(path: Path) -> None:
+    """Take back the newest deletion of what was there."""
+    os.setxattr(path.parent, "user.topicfs.undelete", path.name.encode())
+
+
 @contextmanager
 def opened(file: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor, closed at the end."""

@@ -153,7 +153,10 @@ def test_mount_append_read_and_unmount(script: Script) -> None:
         topicfs mount --create data mnt
         user sh -c 'echo two >> mnt/orders-0/log.txt'
         [ "$(user cat mnt/orders-0/log.txt | tr '\\n' ' ')" = "one two " ] || fail "not the same after a remount"
-        user rmdir mnt/orders-0
+        ! user rmdir mnt/orders-0 2> /dev/null || fail "rmdir removed records"
+        topicfs delete mnt orders-0 --yes > said
+        [ -z "$(user ls mnt | grep orders)" ] || fail "it is still there"
+        grep -q 'topicfs undelete mnt orders-0' said || fail "nobody said how to take it back"
         topicfs umount mnt
         ! grep ' ERROR \\| WARNING ' data/topicfs.log || fail "something was wrong"
         """

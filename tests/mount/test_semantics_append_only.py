@@ -91,7 +91,9 @@ def test_names_stay(mount: Served) -> None:
 
 
 def test_attributes_stay(mount: Served) -> None:
-    """O4. chmod, chown and touch are EPERM; setting or removing an extended attribute is ENOTSUP."""
+    """O4. chmod, chown and touch are EPERM; setting or removing an extended attribute is ENOTSUP, but for those of G3
+    and G4.
+    """
     partition = letters(mount)
     for path in everything(mount, partition):
         before = path.stat()
@@ -129,17 +131,18 @@ def test_files_that_are_only_read_or_only_written(mount: Served) -> None:
 
 def test_other_directories(mount: Served) -> None:
     """O6. Directories are made in the root and in `topics` only, and only partitions and topics are
-    removed: mkdir or rmdir of anything else is EPERM.
+    removed: mkdir or rmdir of any other directory is EPERM.
     """
     partition = letters(mount)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     for directory in (partition, partition / "offset", partition / "time", partition / "segments", topic):
         with refused(errno.EPERM):
             os.mkdir(directory / "new-0")
+    views = partition / "views"
     inner = [
-        partition / name for name in ("offset", "time", "segments", "sealed", "sealed/txt", "time/2030-01-01")
+        views / name for name in ("offset", "time", "segments", "sealed", "sealed/txt", "time/2030-01-01")
     ]
-    for directory in (*inner, mount / "topics"):
+    for directory in (*inner, views, topic / "views", mount / "topics"):
         with refused(errno.EPERM):
             os.rmdir(directory)
     assert read(partition) == b"a\nb\nc\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, append, eventually, fill, full_disk, opened, write_all
+from served import Served, append, delete, eventually, fill, full_disk, opened, write_all
 
 pytest_plugins = ["shared_mount"]
 
@@ -168,7 +168,7 @@ def test_partitions_by_key(mount: Served) -> None:
     for _ in range(8):
         append(mount / "topics/keyed/in.txt", b"no key\n")
     assert [len(read(mount / f"keyed-{number}")) for number in range(4)] == [size + 14 for size in before]
-    (mount / "topics/keyed").rmdir()
+    delete(mount / "topics/keyed")
 
 
 def test_partitions_by_name(mount: Served) -> None:
@@ -182,7 +182,7 @@ def test_partitions_by_name(mount: Served) -> None:
         with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is looked at
             os.write(file, b'{"value":"x","partition":2}\n')
         assert caught.value.errno == errno.EINVAL
-    (mount / "topics/chosen").rmdir()
+    delete(mount / "topics/chosen")
 
 
 def test_jsonl_as_input(mount: Served) -> None:

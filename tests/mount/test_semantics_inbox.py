@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from inboxes import Topic, commit, spark_job
-from served import Served, append, eventually, opened, own_mount, refused, write_all
+from served import Served, append, delete, eventually, opened, own_mount, refused, undelete, write_all
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -236,7 +236,7 @@ def test_known_names(mount: Served, tmp_path: Path) -> None:
         (batch / "w.txt").write_text("a\nb\nc\n")
         commit(batch)
         assert topic.values() == ["a", "b", "c", "file", "file"]
-        (served / "topics/t").rmdir()
+        delete(served / "topics/t")
         topic = Topic(served, "t")
         commit(topic.batch("q1-7", x="new\n"))
         assert topic.values() == ["new"]
@@ -449,7 +449,7 @@ def test_what_spark_has_and_an_inbox_has_not(mount: Served) -> None:
 
 def test_leftovers(tmp_path: Path) -> None:
     """I15. What is not committed stays over a restart, since its writer may have outlived the daemon; seven
-    days after its last change it is removed, and with its topic at once.
+    days after its last change it is removed, and with its topic at once, with which it can be taken back.
     """
     with own_mount(tmp_path) as served:
         topic = Topic(served, "t")
@@ -463,8 +463,10 @@ def test_leftovers(tmp_path: Path) -> None:
         assert served.steer("sweep_inboxes", topic.partition(), 7 * DAY + 60_000) == 1
         assert os.listdir(topic.inbox) == []
         topic.batch("c", x="a\n")
-        (served / "topics/t").rmdir()
+        delete(served / "topics/t")
         assert list((served.backing / "staging").iterdir()) == []
+        undelete(served / "topics/t")
+        assert (topic.inbox / "c/x.txt").read_text() == "a\n"
 
 
 def test_other_lines_under_a_known_name(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import glob
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from served import ROOT, Served, append, eventually
+from served import ROOT, Served, append, eventually, own_mount, refused
 from shell import output
 
 from engine.record import MAX_INT64
@@ -65,12 +66,15 @@ def test_root(mount: Served) -> None:
 
 def test_mkdir_and_rmdir(mount: Served) -> None:
     """N2. `mkdir orders-0` makes a partition and `mkdir topics/orders` makes a topic with `num.partitions`
-    partitions; `rmdir` of either deletes it with its records.
+    partitions; `rmdir` removes either where it holds nothing: see G1.
     """
     (mount / "topics/fruit").mkdir()
     assert (mount / "fruit-0").is_dir()
     (mount / "fruit-3").mkdir()
     append(mount / "fruit-0/log.txt", b"pear\n")
+    with refused(errno.ENOTEMPTY):
+        (mount / "fruit-0").rmdir()
+    (mount / "fruit-0/start").write_text("-1\n")
     (mount / "fruit-0").rmdir()
     assert not (mount / "fruit-0").exists()
     assert (mount / "fruit-3").is_dir()
@@ -83,14 +87,15 @@ def test_mkdir_and_rmdir(mount: Served) -> None:
 
 def test_what_directories_have(mount: Served) -> None:
     """N3. A topic's directory has `config`, `in.<fmt>` and `inbox`; a partition's has `log.<fmt>`,
-    `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>`
-    unlisted.
+    `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>` and
+    `views` unlisted.
     """
     partition = mount.new()
     kinds = {f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS}
     others = {"offset", "time", "segments", "sealed", "start", "status.json"}
     assert set(os.listdir(partition)) == kinds | others
     assert all((partition / f"follow.{suffix}").is_file() for suffix in FORMATS)
+    assert (partition / "views").is_dir()
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl", "inbox"}
     assert "cleanup.policy=delete " in (topic / "config").read_text()
@@ -304,6 +309,41 @@ def test_names_that_are_not_listed(mount: Served) -> None:
         (partition / name).read_bytes()
 
 
+def test_links(mount: Served, tmp_path: Path) -> None:
+    """N16. What shows records that `log.txt` has too, and `in.<fmt>` and `table` of a topic, is a relative symbolic
+    link to the same name in `views` beside it; with `list.all.views=true` each is a file or directory itself.
+    """
+    partition = mount.new()
+    append(partition / JSONL, lines({"key": "k", "value": "v"}))
+    topic = mount / "topics" / partition.name.rpartition("-")[0]
+    linked = {TSV, JSONL, "offset", "time", "segments", "sealed"}
+    plain = {TXT, "start", "status.json"}
+    for directory, links, others in (
+        (partition, linked, plain),
+        (topic, {f"in.{suffix}" for suffix in FORMATS}, {"config", "inbox"}),
+    ):
+        for name in links:
+            assert os.readlink(directory / name) == f"views/{name}"
+            assert (directory / name).stat().st_ino == (directory / "views" / name).lstat().st_ino
+        assert not [name for name in others if (directory / name).is_symlink()]
+        assert set(os.listdir(directory / "views")) == links
+        assert "views" not in os.listdir(directory)
+        for name in (*others, "x", "views", ".x.crc"):
+            assert is_missing(directory / "views" / name)
+    with own_mount(tmp_path, "-o", "list.all.views=true", "-o", "log.parquet.enable=true") as other:
+        partition = other.new()
+        append(partition / JSONL, lines({"key": "k", "value": "v"}))
+        topic = other / "topics" / partition.name.rpartition("-")[0]
+        assert not [name for name in linked if (partition / name).is_symlink()]
+        assert not [name for name in os.listdir(topic) if (topic / name).is_symlink()]
+        assert (topic / "table").is_dir()
+        assert other.stop() == 0
+        other.start("-o", "log.parquet.enable=true")
+        assert os.readlink(topic / "table") == "views/table"
+        assert os.listdir(topic / "table") == ["partition=0"]
+        assert (partition / TSV).read_bytes() == b"k\tv\n"
+
+
 # -- listing ------------------------------------------------------------------------------------------
 
 
@@ -432,7 +472,7 @@ def test_no_listed_file_waits(mount: Served) -> None:
     append(partition / TXT, b"one\n")
     mount.steer("roll", partition)
     append(partition / TXT, b"two\n")
-    found = [Path(top) / name for top, _, names in os.walk(partition) for name in names]
+    found = [Path(top) / name for top, _, names in os.walk(partition, followlinks=True) for name in names]
     assert sum(b"two" in path.read_bytes() for path in found) > len(FORMATS)
     assert not [path for path in found if path.name.startswith("follow")]
 
@@ -446,3 +486,79 @@ def test_old_segments_are_sealed(mount: Served) -> None:
     assert os.listdir(partition / "sealed/txt") == []
     (mount / "topics/aged/config").write_text("segment.ms=300\n")
     eventually(lambda: os.listdir(partition / "sealed/txt") == [f"{0:020d}.txt"], "the sealed segment")
+
+
+# The count of calls in `metrics` changes with each call, of which tar would complain.
+TREE = """
+    grep -r TOKEN . | sort
+    grep -rc TOKEN . | grep -v ':0$'
+    find . -type f -exec grep -l TOKEN {} +
+    cp -a . $OUT/cp; grep -rh TOKEN $OUT/cp
+    rsync -a ./ $OUT/rsync/; grep -rh TOKEN $OUT/rsync
+    tar cf $OUT/all.tar --exclude=./metrics . ; tar xOf $OUT/all.tar | grep TOKEN
+    tar -cSf $OUT/sparse.tar --exclude=./metrics . ; tar xOf $OUT/sparse.tar | grep TOKEN
+"""
+
+
+def test_tools_meet_each_record_once(tmp_path: Path) -> None:
+    """L8. A tool that goes through a whole tree and follows no links, such as `grep -r`, `find`, `cp -a`, `rsync
+    -a`, `tar` and `du`, meets each record once, and each file that it meets can be read.
+    """
+    with own_mount(tmp_path, "-o", "log.parquet.enable=true", "-o", "linger.ms=0") as mount:
+        partition = mount.new("orders")
+        for number in range(3):
+            append(partition / JSONL, lines({"key": "k", "value": f"TOKEN {number} " + "x" * 30_000}))
+            mount.steer("roll", partition)
+        for place in (mount.path, partition):
+            name = "orders-0/log.txt" if place == mount.path else "log.txt"
+            expected = [
+                3,
+                [f"./{name}:3"],
+                [f"./{name}"],
+                *[3] * 4,
+            ]
+            for at, (script, count) in enumerate(zip(TREE.strip().splitlines(), expected, strict=True)):
+                out = tmp_path / f"out-{place.name}-{at}"
+                out.mkdir()
+                # Any complaint, and any status but 0, fails here.
+                said = output(f"OUT={out}\n{script.strip()}", place).decode().splitlines()
+                assert said == count or len(said) == count, (script, said)
+            copied = int(output(f"du -s --block-size=1 {tmp_path}/out-{place.name}-3/cp", place).split()[0])
+            assert copied < 2 * 90_000
+        here = int(output(f"du -s --block-size=1 {partition}", mount.path).split()[0])
+        assert mount.status(partition)["log_bytes"] <= here < mount.status(partition)["log_bytes"] + 6 * 512
+
+
+def test_paths_lead_through_links(tmp_path: Path) -> None:
+    """L9. Globs of shells and of Python lead through links, and so do `cd`, `ls`, `cat` and `>>`; `find`, `cp -a`,
+    `rsync -a` and `du` that are given a link itself follow it with a slash behind its name, and `tar` with `/.`.
+    """
+    with own_mount(tmp_path) as mount:
+        partition = mount.new("orders")
+        append(partition / TXT, b"one\n")
+        mount.steer("roll", partition)
+        append(partition / TXT, b"two\n")
+        first, second = (f"{base:020d}.txt" for base in (0, 1))
+        there = ["orders-0", "segments"]
+        for script, said in (
+            ("echo */segments/*.txt", f"orders-0/segments/{first} orders-0/segments/{second}\n"),
+            ("cat orders-*/sealed/txt/*", "one\n"),
+            ("cd orders-0/segments && ls *.txt && cd .. && cat log.txt", f"{first}\n{second}\none\ntwo\n"),
+            ("ls orders-0/sealed/txt", f"{first}\n"),
+            ("find orders-0/segments/ -name '*.txt' | wc -l", "2\n"),
+            (f"cp -a orders-0/sealed/ {tmp_path}/copy && cat {tmp_path}/copy/txt/*", "one\n"),
+            ("tar cf - orders-0/sealed/. | tar tf - | grep -c 'txt/0'", "1\n"),
+            ("du -s --apparent-size --block-size=1 orders-0/sealed/txt | cut -f1", "4\n"),
+            ("grep -r one orders-0/segments/*.txt orders-0/offset/0", "one"),
+        ):
+            found = output(script, mount.path).decode()
+            assert (said in found) if said == "one" else (found == said), script
+        assert sorted(glob.glob(str(mount.path / "*/segments/*.txt"))) == [
+            str(mount.path.joinpath(*there, name)) for name in (first, second)
+        ]
+        assert sorted(path.name for path in mount.path.glob("*/sealed/jsonl/*")) == [f"{0:020d}.jsonl"]
+        assert output("echo 'k	three' >> orders-0/log.tsv; tail -n 1 orders-0/log.jsonl", mount.path)
+        assert json.loads((partition / JSONL).read_text().splitlines()[-1])["value"] == "three"
+        with (mount / "topics/orders/in.jsonl").open("ab", buffering=0) as file:
+            file.write(b'{"value":"four"}\n')
+        assert (partition / TXT).read_bytes() == b"one\ntwo\nthree\nfour\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from entries import commands, letters, read, writable
-from served import Served, append, fill, full_disk, opened, own_mount, refused
+from served import Served, append, delete, fill, full_disk, opened, own_mount, refused
 
 pytest_plugins = ["shared_mount"]
 
@@ -202,12 +202,16 @@ def test_names_of_new_partitions(mount: Served) -> None:
 
 
 def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
-    """E9. With `delete.topic.enable=false` rmdir of a topic or partition is EPERM."""
+    """E9. With `delete.topic.enable=false` rmdir of a topic or partition, and deleting one with its records, is
+    EPERM.
+    """
     with own_mount(tmp_path, "-o", "delete.topic.enable=false") as mount:
         partition = letters(mount)
         for path in (partition, mount / "topics" / partition.name.rpartition("-")[0]):
             with refused(errno.EPERM):
                 os.rmdir(path)
+            with refused(errno.EPERM):
+                delete(path)
         assert read(partition) == b"a\nb\nc\n"
 
 
@@ -353,7 +357,7 @@ def test_deleted_while_open(mount: Served) -> None:
         if again:
             os.mkdir(partition)
         else:
-            os.rmdir(partition)
+            delete(partition)
         with refused(errno.EIO):
             os.pread(reader, 100, 0)
         with refused(errno.EIO):
@@ -376,6 +380,7 @@ def test_read_only(tmp_path: Path) -> None:
         changes = [lambda path=path: os.open(path, APPEND) for path in writable(mount, partition)]
         changes += [lambda path=path: os.open(path, os.O_WRONLY) for path in commands(mount, partition)]
         changes += [lambda: os.mkdir(mount / "new-0"), lambda: os.rmdir(partition), lambda: os.rmdir(topic)]
+        changes += [lambda: delete(partition), lambda: delete(topic)]
         changes += [lambda: os.unlink(partition / "log.txt"), lambda: os.truncate(partition / "log.txt", 0)]
         changes += [lambda: os.chmod(partition, 0o700), lambda: os.utime(partition / "log.txt")]
         changes += [lambda: os.open(partition / "new", APPEND | os.O_CREAT)]

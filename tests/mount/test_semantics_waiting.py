@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from served import Served, append, eventually, opened, write_all
+from served import Served, append, delete, eventually, opened, write_all
+from shell import output
 
 pytest_plugins = ["shared_mount"]
 
@@ -215,12 +216,28 @@ def test_sizes(mount: Served) -> None:
 
 
 def test_blocks(mount: Served) -> None:
-    """T2. The count of blocks is the size in units of 512 bytes, rounded up."""
-    partition = letters(mount)
-    append(partition / "log.txt", b"x" * 5000 + b"\n")
+    """T2. The count of blocks is the size in units of 512 bytes, rounded up; of directories and links it is 0, and of
+    `log.txt` that of its partition's `.log` files, so that `du` tells what is stored.
+    """
+    partition = letters(mount, "zipped")
+    (mount / "topics/zipped/config").write_text("compression.type=zstd\n")
+    append(partition / "log.txt", b"x" * 50_000 + b"\n")
     for path in every_file(mount, partition):
         status = path.stat()
-        assert status.st_blocks == (status.st_size + 511) // 512
+        if path.name != "log.txt":
+            assert status.st_blocks == (status.st_size + 511) // 512
+    for path in (partition, partition / "views", mount / "topics", mount.path, partition / "views/segments"):
+        assert path.lstat().st_blocks == 0
+    for name in ("log.jsonl", "segments", "current.txt"):
+        assert (partition / name).lstat().st_blocks == 0
+    stored = mount.status(partition)["log_bytes"]
+    logs = Path(mount.steer("files", partition)).glob("*.log")
+    assert stored == sum(path.stat().st_size for path in logs) < 1000
+    assert (partition / "log.txt").stat().st_blocks == (stored + 511) // 512
+    small = sum((partition / name).stat().st_blocks for name in ("start", "status.json"))
+    assert output(f"du -s --block-size=512 {partition}", mount.path).split()[0] == b"%d" % (
+        (stored + 511) // 512 + small
+    )
 
 
 def test_times(mount: Served) -> None:
@@ -318,7 +335,7 @@ def test_fstat_asks_by_name(mount: Served) -> None:
             os.open(sealed, os.O_RDONLY)
     eventually(lambda: not sealed.exists(), "the name to go")
     log = os.open(partition / "log.txt", os.O_RDONLY)
-    partition.rmdir()
+    delete(partition)
     with pytest.raises(FileNotFoundError):
         os.fstat(log)
     os.close(log)

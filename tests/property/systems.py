@@ -30,6 +30,9 @@ from fs.formats import FORMATS
 from fs.operations import FileSystem
 from mountd.shelf import DirectoryShelf
 
+SETTINGS = {"list.all.views": "true"}
+"""Called directly, no kernel follows links."""
+
 FSYNC = os.fsync
 """The real one: the stores here do without, the mount is told."""
 
@@ -139,11 +142,11 @@ class Engine:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.clock = Clock()
-        self.hand: Any = Hand(Store.open(place, clock=self.clock, create=True), self.clock)
+        self.hand: Any = Hand(Store.open(place, SETTINGS, clock=self.clock, create=True), self.clock)
 
     def remount(self) -> None:
         self.hand.store.close()
-        self.hand = Hand(Store.open(self.place, clock=self.clock, create=True), self.clock)
+        self.hand = Hand(Store.open(self.place, SETTINGS, clock=self.clock, create=True), self.clock)
 
     def stop(self) -> None:
         self.hand.store.close()

@@ -43,6 +43,9 @@ def test_a_shell_session(tmp_path: Path) -> None:
     assert "\nann\t3 pears\n" in said
     assert '{"offset":3,"key":"ann","value":"5 figs","headers":[{"key":"shop","value":"north"}]}' in said
     assert "\na late order\n" in said
+    assert "until" in said
+    assert "\norders is back\n" in said
+    assert said.rstrip().endswith("README.txt\nmetrics\ntopics")
 
 
 def test_a_batch_job_with_a_plot(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from opening import NOW
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from served import Served, eventually
+from served import Served, delete, eventually
 
 from engine import Record, Store
 from engine.errors import EngineError
@@ -111,7 +111,7 @@ def door(
                 (mount / name).mkdir()
             yield Door(spark, mount.path, mount.backing)
             for name in ("t-0", "t-1", "u-0"):
-                (mount / name).rmdir()
+                delete(mount / name)
 
 
 def test_all_that_a_record_has_is_written(door: Door) -> None:

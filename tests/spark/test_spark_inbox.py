@@ -22,7 +22,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's users call it
-from served import Served
+from served import Served, delete
 
 V2 = "mapreduce.fileoutputcommitter.algorithm.version"
 NAMES = itertools.count()
@@ -264,7 +264,7 @@ def test_a_topic_that_is_made_anew_has_nothing_of_what_was_on_its_way_in(
         assert topic.values() == expected(10), "rm -r takes what is on its way in, and no record"
         (pending / "_temporary" / "0").mkdir(parents=True)
         (pending / "part-00000.txt").write_text("pending again\n")
-        above.rmdir()
+        delete(above)
         for number in (0, 1):
             (topic.mount / f"{topic.name}-{number}").mkdir()
     assert os.listdir(topic.inbox) == []
