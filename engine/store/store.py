@@ -383,8 +383,11 @@ class Store(KeptStore):
             yield
         except BaseException:
             for slot in self._partitions.of_topic(topic):
+                condemned = self.logs / deletion_directory(slot.topic, slot.number)
                 try:
-                    self._delete(slot)
+                    with self.cleaning.paused(slot.key), slot.lock:
+                        self._rename(slot, condemned)
+                    self._removals.add(condemned, self.clock())
                 except (EngineError, OSError) as error:
                     log.error(f"{slot.name}: cannot be taken back, and stays without the others: {error}")
             raise
@@ -678,6 +681,7 @@ class Store(KeptStore):
 
     def delete_records(self, topic: str, number: int, before: int) -> int:
         """`Partition.delete_records`, written down before it is done: an error means that nothing was deleted."""
+        self._check_writable()
         partition = self.partition(topic, number)
         with self._guard:
             offset = partition.deletion_bound(before)

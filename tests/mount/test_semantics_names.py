@@ -310,7 +310,7 @@ def test_names_that_are_not_listed(mount: Served) -> None:
 
 
 def test_links(mount: Served, tmp_path: Path) -> None:
-    """N16. What shows records that `log.txt` has too, and `in.<fmt>` and `table` of a topic, is a relative symbolic
+    """N15. What shows records that `log.txt` has too, and `in.<fmt>` and `table` of a topic, is a relative symbolic
     link to the same name in `views` beside it; with `list.all.views=true` each is a file or directory itself.
     """
     partition = mount.new()
@@ -348,7 +348,7 @@ def test_links(mount: Served, tmp_path: Path) -> None:
 
 
 def test_far_times(mount: Served) -> None:
-    """N15. Days and times reach as far as timestamps do, from 1970 to the year 292278994; a record
+    """N16. Days and times reach as far as timestamps do, from 1970 to the year 292278994; a record
     without a timestamp begins no day and no range of times.
     """
     partition = mount.new("far")

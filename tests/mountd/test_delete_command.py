@@ -24,7 +24,7 @@ def topicfs(*words: object, answer: str | None = None) -> Result:
 
 @pytest.fixture
 def backing(tmp_path: Path) -> Path:
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         for number in (0, 1):
             partition = store.create("orders", number)
             for at in range(3):

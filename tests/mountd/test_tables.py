@@ -53,7 +53,7 @@ def test_a_line_is_wrapped_on_a_terminal_alone() -> None:
 
 def test_the_plan_in_a_pipe_can_be_searched_line_by_line(tmp_path: Path) -> None:
     topic = "t" * 200
-    with Store.open(tmp_path) as store:
+    with Store.open(tmp_path, create=True) as store:
         for number in (0, 1):
             store.create(topic, number).append(Record(b"x"))
     done = subprocess.run(
