@@ -599,8 +599,8 @@ class Store(KeptStore):
 
     def undelete(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion:
         """Take back the newest deletion of a topic, or of one partition, or a certain one: records, offsets and
-        settings are what they were, and so is the inbox where the topic has none now. Either all of it comes back, or
-        nothing does. Gives what has come back."""
+        settings are what they were, and so is the inbox. Where something of that name is in the way, nothing comes
+        back. Gives what has come back."""
         with self._guard:
             self._check_writable()
             found = self._deletions.newest(topic, number, deletion)

@@ -219,7 +219,9 @@ def test_blocks(mount: Served) -> None:
     """T2. The count of blocks is the size in units of 512 bytes, rounded up; of directories and links it is 0, and of
     `log.txt` that of its partition's `.log` files, so that `du` tells what is stored.
     """
-    partition = letters(mount, "zipped")
+    partition = mount.new("zipped")
+    append(partition / "log.txt", b"a\n")
+    mount.steer("roll", partition)
     (mount / "topics/zipped/config").write_text("compression.type=zstd\n")
     append(partition / "log.txt", b"x" * 50_000 + b"\n")
     for path in every_file(mount, partition):

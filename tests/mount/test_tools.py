@@ -206,6 +206,44 @@ def test_ls_find_and_du_agree_about_sizes(mount: Served, places: tuple[Path, Pat
     assert total == size
 
 
+@pytest.fixture(scope="module")
+def zipped(shared: Served) -> tuple[Path, bytes]:
+    """A partition that takes a small part of its views' sizes on disk, and its values."""
+    partition = shared.new("zipped")
+    (shared / "topics/zipped/config").write_text("compression.type=zstd\n")
+    lines = b"".join(b"%06d %s\n" % (number, b"\0" * 4000) for number in range(200))
+    append(partition / "log.txt", lines)
+    status = (partition / "log.txt").stat()
+    assert 0 < status.st_blocks * 512 < status.st_size // 10
+    return partition, lines
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cp log.txt $OUT/x",
+        "cp --sparse=always log.txt $OUT/x",
+        "cp -a ./log.txt $OUT/x",
+        "tar cSf $OUT/t log.txt; tar xSf $OUT/t -C $OUT; mv $OUT/log.txt $OUT/x",
+        "tar cf $OUT/t log.txt; tar xf $OUT/t -C $OUT; mv $OUT/log.txt $OUT/x",
+        "rsync -S log.txt $OUT/x",
+        "rsync -a log.txt $OUT/x",
+        "dd if=log.txt of=$OUT/x conv=sparse status=none",
+        "grep -a . log.txt > $OUT/x",
+        "cat log.txt > $OUT/x",
+    ],
+)
+def test_what_is_stored_in_less_room_is_taken_for_no_hole(
+    zipped: tuple[Path, bytes], tmp_path: Path, script: str
+) -> None:
+    partition, lines = zipped
+    assert output(f"OUT={tmp_path}\n{script}", partition) == b""
+    assert (tmp_path / "x").read_bytes() == lines
+    with (partition / "log.txt").open("rb") as file:
+        assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == len(lines)
+        assert os.lseek(file.fileno(), 5000, os.SEEK_DATA) == 5000
+
+
 def test_find_walks_everything_and_each_name_it_finds_can_be_asked_for(
     mount: Served, places: tuple[Path, Path]
 ) -> None:
