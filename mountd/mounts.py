@@ -127,7 +127,9 @@ def lock_owner(backing: Path) -> int | None:
         return None
     layout = "hhqqi4x"
     try:
-        with open(backing / "logs" / ".lock", "rb") as lock:
+        # Not to wait for ever where somebody has put a FIFO there.
+        descriptor = os.open(backing / "logs" / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as lock:
             question = struct.pack(layout, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, process = struct.unpack(layout, fcntl.fcntl(lock, fcntl.F_GETLK, question))
     except OSError:

@@ -10,6 +10,7 @@ from typing import Final
 
 from engine.errors import CorruptError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from engine.files.regular import write_regular
 from engine.parquet.table import LIST, SUFFIX
 
 # A map has some bytes for each index interval of a segment: of the largest one it is far below this.
@@ -37,7 +38,7 @@ class DirectoryShelf:
         path = self.directory / partition / name
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(name + TEMPORARY_SUFFIX)
-        beside.write_bytes(data)
+        write_regular(beside, data, sync=False)
         os.replace(beside, path)
 
     def remove(self, partition: str, name: str) -> None:

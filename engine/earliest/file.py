@@ -35,6 +35,7 @@ import google_crc32c
 
 from engine.errors import CorruptError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from engine.files.regular import write_regular
 from engine.files.views import made_of
 
 SUFFIX: Final = ".earliest"
@@ -83,7 +84,7 @@ def write(path: Path, earliest: Earliest) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        beside.write_bytes(_packed(earliest))
+        write_regular(beside, _packed(earliest), sync=False)
         beside.replace(path)
     except OSError:
         # A disk that is full stays full as long as the half-written file is there.

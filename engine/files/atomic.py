@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import CorruptCheckpointError
+from engine.files.regular import read_regular, write_regular
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -20,10 +21,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file's content, durably. On an error the old content stays."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_regular(temporary, data, sync=True)
         temporary.replace(path)
     except OSError:
         # A disk that is full stays full as long as the half-written file is there.
@@ -42,9 +40,9 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
-    """The file's bytes; CorruptCheckpointError when there are more than `limit`."""
-    with path.open("rb") as file:
+def read_bounded(path: Path, limit: int, follow: bool = False) -> bytes:
+    """The file's bytes; CorruptCheckpointError when there are more than `limit`. With `follow` it may be a link."""
+    with read_regular(path, follow) as file:
         # No more than the file has: the buffer is made before anything is read.
         data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > limit:

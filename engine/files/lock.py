@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import StoreLockedError
+from engine.files.regular import open_regular
 
 LOCK_FILE: Final = ".lock"
 
@@ -48,7 +49,7 @@ class DirectoryLock:
         with _held_guard:
             if path.exists() and _identity(path.stat()) in _held:
                 raise StoreLockedError(f"{path}: expected no owner, found another Store of this process")
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 _lock(path, descriptor)
                 identity = _identity(os.fstat(descriptor))

@@ -37,7 +37,7 @@ _CONTROL_NAMES: Final = {control: name for name, control in _CONTROLS.items()}
 def read_properties(path: Path) -> dict[str, str]:
     """Names and values. A missing file is FileNotFoundError, a broken escape CorruptCheckpointError."""
     values = {}
-    for _, name, value in _entries(path, read_bounded(path, MAX_BYTES).decode("iso-8859-1")):
+    for _, name, value in _entries(path, read_bounded(path, MAX_BYTES, follow=True).decode("iso-8859-1")):
         values[name] = value
     return values
 
@@ -56,7 +56,7 @@ def edit_properties(path: Path, changes: Mapping[str, str | None]) -> None:
     A missing file counts as an empty one, a broken escape in it is CorruptCheckpointError.
     """
     try:
-        text = read_bounded(path, MAX_BYTES).decode("iso-8859-1")
+        text = read_bounded(path, MAX_BYTES, follow=True).decode("iso-8859-1")
     except FileNotFoundError:
         text = ""
     lines: list[str | None] = list(_LINE_END.split(text))

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
@@ -39,7 +39,8 @@ def open_regular(
     # Looked at before as well: to open a device may already do something.
     check_regular(path, directory, follow)
     try:
-        descriptor = os.open(path, guarded, mode, dir_fd=directory)
+        beside = {} if directory is None else {"dir_fd": directory}
+        descriptor = os.open(path, guarded, mode, **beside)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             check_regular(path, directory, follow)
@@ -50,6 +51,24 @@ def open_regular(
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_regular(path: Path, data: bytes | bytearray, sync: bool) -> None:
+    """Make a file of these bytes; a file that is there gets them as its content."""
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path | str, follow: bool = False) -> BinaryIO:
+    """A file, open to be read."""
+    return os.fdopen(open_regular(path, os.O_RDONLY, follow=follow), "rb")
 
 
 def check_regular(path: Path | str, directory: int | None = None, follow: bool = False) -> None:

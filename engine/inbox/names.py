@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.files.atomic import sync_directory, write_atomically
+from engine.files.regular import open_regular, read_regular
 
 KEPT: Final = 10_000
 
@@ -41,7 +42,8 @@ class CommittedNames:
     def _loaded(self) -> dict[str, str | None]:
         if self._names is None:
             try:
-                lines = self.path.read_bytes().split(b"\n")
+                with read_regular(self.path) as file:
+                    lines = file.read().split(b"\n")
             except FileNotFoundError:
                 lines = [b""]
             # Behind the last newline is what a crash left half-written: its journal brings it again.
@@ -71,7 +73,7 @@ class CommittedNames:
 
     def _append(self, name: str, content: str | None, names: dict[str, str | None]) -> None:
         new = self._lines == 0
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             line = _written(name, content)
             if os.write(descriptor, line) < len(line):

@@ -25,6 +25,7 @@ from typing import Final
 from engine.batch.table import Bytes
 from engine.errors import CorruptError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from engine.files.regular import open_regular
 from engine.files.views import made_of
 from engine.partition.partition import Partition
 from engine.segment.segment import Segment
@@ -96,7 +97,7 @@ class OpenTableFile:
     """A file that can be read until it is closed, also when another one has replaced it."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = open_regular(path, os.O_RDONLY)
 
     def read_into(self, position: int, into: Bytes) -> int:
         """Fill the buffer from a position on; gives how many bytes there were."""

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from engine.batch.columns import Columns
 from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.files.regular import open_regular
 from engine.parquet.schema import FILE_SCHEMA, batches
 from engine.parquet.table import TableFile
 from engine.record import NO_TIMESTAMP
@@ -116,7 +117,7 @@ def _latest_ms(group: pa.Table) -> int:
 
 def _sync(path: Path) -> int:
     """Bring the file onto the disk; gives its size."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
         return os.fstat(descriptor).st_size

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from engine.errors import CorruptCheckpointError
 from engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
 from engine.files.integers import parse_int32, parse_int64
+from engine.files.regular import open_regular
 from engine.record import NO_LEADER_EPOCH, NO_OFFSET
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class LeaderEpochs:
     def open(cls, path: Path) -> LeaderEpochs:
         """Read the file, or create an empty one; CorruptCheckpointError where it breaks the format."""
         # Not Path.touch, which would also change the time of a file that exists.
-        os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o644))
+        os.close(open_regular(path, os.O_RDONLY | os.O_CREAT, 0o644))
         return cls(path, _parse(path, read_lines(path)))
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Final
 
 from engine.errors import CorruptSegmentError, InvalidNameError
 from engine.files.names import LOG_SUFFIX, log_file, offset_of_file, time_index_file
+from engine.files.regular import open_regular, read_regular
 from engine.kernels.scan import HEADER_SIZE
 from engine.kernels.search import TIME_ENTRY_SIZE
 from engine.partition.loading import Known
@@ -53,7 +54,7 @@ class ListedSegment:
     def first_batch_timestamp(self) -> int | None:
         """Max timestamp of the first batch; None while there is no batch."""
         path = self._directory / log_file(self.base_offset)
-        with path.open("rb") as file:
+        with read_regular(path) as file:
             header = file.read(HEADER_SIZE)
         if not self.size:
             return None
@@ -93,7 +94,7 @@ def _last_time(path: Path) -> int:
     """The last timestamp of a time index, -1 without one. A broker gives an active index its full size at once:
     behind its entries are zeros then."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return NO_TIMESTAMP
     try:

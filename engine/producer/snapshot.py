@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from engine.errors import CorruptSnapshotError
 from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from engine.files.regular import open_regular, read_regular, write_regular
 from engine.kernels.crc import crc32c
 from engine.producer.entry import BatchMetadata, ProducerEntry
 from engine.record import NO_OFFSET
@@ -77,11 +78,7 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
     HEADER.pack_into(data, 0, VERSION, _checksum(data), len(entries))
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            if fsync:
-                file.flush()
-                os.fsync(file.fileno())
+        write_regular(temporary, data, fsync)
         temporary.replace(path)
     except OSError:
         # A disk that is full stays full as long as the half-written file is there.
@@ -95,7 +92,7 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
 def flush(path: Path) -> None:
     """Make a snapshot durable that was written without fsync; nothing to do when it is gone by now."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     try:
@@ -132,7 +129,7 @@ def read(path: Path) -> list[ProducerEntry]:
 
 
 def _read_table(path: Path) -> npt.NDArray[Any]:
-    with path.open("rb") as file:
+    with read_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if not HEADER.size <= size <= MAX_BYTES:
             raise CorruptSnapshotError(f"{path}: expected {HEADER.size} to {MAX_BYTES} bytes, found {size}")

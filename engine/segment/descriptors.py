@@ -16,6 +16,7 @@ import threading
 from typing import Any, Protocol, TypeVar
 
 from engine.errors import ClosedError, CorruptSegmentError
+from engine.files.regular import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Descriptor:
 
     @classmethod
     def open(cls, path: str) -> Descriptor:
-        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return cls(open_regular(path, os.O_RDONLY))
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -284,7 +285,7 @@ def cut_file(fd: int, size: int) -> None:
 
 def sync_file(path: str) -> None:
     """fsync a file that nobody here has open for writing."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from engine.files.regular import open_regular, read_regular
 from engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
 from engine.record import MAX_INT32
 from engine.segment.descriptors import SecondChance, cut_file, sync_file, write_exactly
@@ -127,7 +128,7 @@ class IndexFile:
         return self._cache.admit(self, (data, data.size // self.ENTRY_SIZE), data.size + 256)
 
     def _read(self) -> IndexBytes:
-        with open(self.path, "rb") as file:
+        with read_regular(self.path) as file:
             size = os.fstat(file.fileno()).st_size
             largest = max(self.max_bytes, LARGEST_FILE)
             if size > largest:
@@ -170,7 +171,7 @@ class IndexFile:
         """The file open for writing, as long as its entries: odd bytes behind them are cut off."""
         if self._fd < 0:
             size = self.entries * self.ENTRY_SIZE
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 cut_file(fd, size)
             except OSError:

@@ -20,6 +20,7 @@ from engine.errors import (
     ReadOnlyError,
     RecordBatchTooLargeError,
 )
+from engine.files.regular import open_regular
 from engine.kernels.scan import (
     BASE_OFFSET,
     FULL,
@@ -82,8 +83,8 @@ class Segment(StoredSegment):
     ) -> Segment:
         """A new, empty, active segment. FileExistsError when there is such a `.log`."""
         segment = cls(directory, base_offset, settings, clock, descriptors, suffix)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        segment._writer = os.open(segment.log.path, flags, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        segment._writer = open_regular(segment.log.path, flags, 0o644)
         if settings.preallocate:
             os.ftruncate(segment._writer, settings.segment_bytes)
         segment._size = 0
@@ -125,7 +126,7 @@ class Segment(StoredSegment):
         self._largest_known()
         self.offset_index.activate()
         self.time_index.activate()
-        writer = os.open(self.log.path, os.O_RDWR | os.O_CLOEXEC)
+        writer = open_regular(self.log.path, os.O_RDWR)
         found = os.fstat(writer).st_size
         if found < size:
             os.close(writer)
@@ -224,7 +225,7 @@ class Segment(StoredSegment):
         found = os.stat(self.log.path).st_size
         self._check_size(found)
         if self._writer < 0:
-            self._writer = os.open(self.log.path, os.O_RDWR | os.O_CLOEXEC)
+            self._writer = open_regular(self.log.path, os.O_RDWR)
         self._size = found
         self.offset_index.truncate()
         self.time_index.truncate()

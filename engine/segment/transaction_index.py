@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from engine.errors import CorruptIndexError, InvalidOffsetError
 from engine.files.names import DELETED_SUFFIX
+from engine.files.regular import open_regular
 from engine.record import NO_OFFSET
 
 log = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class TransactionIndex:
         while True:
             path = self.path
             try:
-                opened = _Descriptor(os.open(path, os.O_RDONLY))
+                opened = _Descriptor(open_regular(path, os.O_RDONLY))
             except FileNotFoundError:
                 opened = None
             if self._kept is not None:
@@ -261,7 +262,7 @@ class TransactionIndex:
             entry.last_stable_offset,
         )
         data = np.array(row, ENTRY).tobytes()
-        descriptor = _Descriptor(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
         try:
             _write(descriptor, data, size)
         except OSError:

@@ -213,7 +213,7 @@ def _unchanged_on_error(path: Path) -> Iterator[None]:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return read_bounded(path, MAX_BYTES)
+        return read_bounded(path, MAX_BYTES, follow=True)
     except FileNotFoundError:
         return None
 

@@ -378,7 +378,7 @@ def test_reader_beside_a_deletion_finds_nothing(path: Path, monkeypatch: pytest.
     index = index_with(path, FOUR)
     opening = os.open
 
-    def delete_first(name: Path, flags: int) -> int:
+    def delete_first(name: Path, flags: int, *mode: int) -> int:
         index.delete_if_exists()
         return opening(name, flags)
 

@@ -120,11 +120,28 @@ def test_parts_are_appended_in_their_order(spark: SparkSession, topic: Topic) ->
 
 
 def test_overwrite_of_a_batch_that_was_committed_adds_nothing(spark: SparkSession, topic: Topic) -> None:
-    for first in (0, 1000):
-        numbers(spark, 10, first).write.mode("overwrite").text(str(topic.inbox / "b"))
+    for files, version, codec in ((1, "1", "none"), (3, "1", "none"), (2, "2", "gzip")):
+        rows = numbers(spark, 10).repartition(files).write.mode("overwrite")
+        rows.option(V2, version).option("compression", codec).text(str(topic.inbox / "b"))
         assert topic.values() == expected(10)
-    numbers(spark, 10, 2000).write.mode("append").text(str(topic.inbox / "b"))
-    assert topic.values() == expected(10)
+        assert os.listdir(topic.inbox) == []
+
+
+def test_other_rows_under_the_name_of_a_batch_that_was_committed_are_an_error(
+    spark: SparkSession, topic: Topic
+) -> None:
+    writes = (("overwrite", "1"), ("append", "1"), ("overwrite", "2"))
+    for number, (mode, version) in enumerate(writes):
+        batch = str(topic.inbox / f"b{number}")
+        numbers(spark, 10).write.text(batch)
+        mark = len(topic.mount.said())
+        with pytest.raises(Py4JJavaError, match="File exists"):
+            numbers(spark, 10, 1000).write.mode(mode).option(V2, version).text(batch)
+        assert f"batch:b{number} was committed before with other lines" in topic.log_since(mark)
+        assert os.listdir(topic.inbox) == [f"b{number}"]
+        numbers(spark, 10).write.mode("overwrite").text(batch)
+        assert os.listdir(topic.inbox) == []
+        assert topic.values() == sorted(expected(10) * (number + 1))
 
 
 def test_overwrite_of_a_batch_that_was_not_committed_replaces_it(spark: SparkSession, topic: Topic) -> None:
@@ -137,7 +154,9 @@ def test_overwrite_of_a_batch_that_was_not_committed_replaces_it(spark: SparkSes
 def test_no_rows(spark: SparkSession, topic: Topic) -> None:
     numbers(spark, 10).where("value < 0").write.text(str(topic.inbox / "b"))
     assert topic.values() == []
-    numbers(spark, 10).write.mode("append").text(str(topic.inbox / "b"))
+    numbers(spark, 10).where("value < 0").write.mode("append").text(str(topic.inbox / "b"))
+    with pytest.raises(Py4JJavaError, match="File exists"):
+        numbers(spark, 10).write.mode("append").text(str(topic.inbox / "b"))
     assert topic.values() == [], "the empty batch was committed under this name"
 
 
