@@ -16,7 +16,7 @@ from typing import Final
 from fs.errors import GoingAwayError
 
 CLOSING_S: Final = 2.0
-"""So long, at most, the files by which something was committed may take to be closed."""
+"""So long after the last commit, at most, the files by which something was committed may take to be closed."""
 
 QUIET_S: Final = 0.1
 """So long after the last commit calls are still answered: those that its command makes beside that file."""
@@ -75,7 +75,9 @@ class Commits:
             self._changed.wait_for(lambda: not self._active)
             if self._last is None:
                 return
-            self._changed.wait_for(lambda: not self._open, CLOSING_S)
+            self._changed.wait_for(
+                lambda: not self._open, max(0.0, self._last + CLOSING_S - time.monotonic())
+            )
             left = self._last + QUIET_S - time.monotonic()
         if left > 0:
             time.sleep(left)
