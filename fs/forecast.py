@@ -29,6 +29,7 @@ def upkeep(store: Store, shown: ShownPartition) -> dict[str, Any]:
         found["set_aside"] = store.cleaning.uncleanable.get(key)
     return {
         "cleanup_policy": log.settings.cleanup_policy_text,
+        "kept": store.why_kept(partition.topic),
         "next_removal": removal,
         "retention_error": store.retention.failing.get(f"{partition.topic}-{partition.number}"),
         "cleaning": found,

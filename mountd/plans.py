@@ -71,6 +71,7 @@ def _object(plan: PartitionPlan) -> dict[str, Any]:
         "next_removal": next_removal(plan.next),
         "cleaning": None if plan.cleaning is None else cleaning(plan.cleaning),
         "unknown": list(plan.unknown),
+        "kept": plan.kept,
         "error": plan.error,
     }
 
@@ -80,7 +81,7 @@ def show(plans: Sequence[PartitionPlan], console: Console) -> None:
     rows = [
         (
             each.name,
-            each.policy or "keep",
+            each.policy if each.policy and each.kept is None else "keep",
             str(each.segments),
             size_text(each.bytes),
             retention_text(each),
@@ -100,7 +101,8 @@ def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:
     """What could not be told, and of which partitions."""
     remarks: dict[str, list[str]] = {}
     for each in plans:
-        for words in each.unknown if each.error is None else (each.error,):
+        kept = () if each.kept is None else (each.kept,)
+        for words in (*each.unknown, *kept) if each.error is None else (each.error,):
             remarks.setdefault(words, []).append(each.name)
     return {words: ["all"] if len(names) == len(plans) > 1 else names for words, names in remarks.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from engine.files.checkpoint import (
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
-from engine.files.metadata import CleanShutdown
+from engine.files.metadata import CleanShutdown, MetaProperties
 from engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
 from engine.files.place import logs_in
 from engine.partition.loading import Known
@@ -29,7 +29,7 @@ from engine.partition.offsets import Offsets
 from engine.plan.listed import ListedSegment, listed, offsets_of
 from engine.retention.rules import Due, Forecast, due, forecast
 from engine.settings.topic import TopicSettings
-from engine.store.configuration import Configuration
+from engine.store.configured import configured
 from engine.store.listing import Listing, PartitionKey
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class PartitionPlan:
     next           what it removes next, where it removes nothing now; None where it never will
     cleaning       what compaction would do now; None where the topic is not compacted
     unknown        in words, what could not be told
+    kept           in words, why it is neither deleted nor compacted: nobody has said what holds for it
     error          why nothing could be told; the other fields are empty then
     """
 
@@ -62,6 +63,7 @@ class PartitionPlan:
     next: Forecast[ListedSegment] | None = None
     cleaning: Candidate | None = None
     unknown: tuple[str, ...] = ()
+    kept: str | None = None
     error: str | None = None
 
     @property
@@ -102,7 +104,8 @@ def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) ->
     What Configuration.load and Listing.of raise, and NoStoreError where there is no log directory."""
     logs = logs_in(backing)
     partitions = Listing.of(logs).partitions
-    configuration = Configuration.load(backing, given, lambda: now)
+    node_id = MetaProperties.load_or_create(logs, lambda: now, read_only=True).node_id
+    configuration = configured(backing, given, lambda: now, partitions, node_id)
     checkpoints = _Checkpoints(logs)
     points, starts, marks, cleaned = (
         checkpoints.read(name) for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
@@ -114,11 +117,10 @@ def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) ->
     plans = []
     for key in sorted(partitions):
         known = Known(clean, points.get(key, 0), starts.get(key, 0), marks.get(key))
-        plans.append(
-            _planned(
-                logs, key, known, cleaned.get(key), configuration.topic(key[0]), now, general, is_running
-            )
+        planned = _planned(
+            logs, key, known, cleaned.get(key), configuration.topic(key[0]), now, general, is_running
         )
+        plans.append(replace(planned, kept=configuration.why_kept(key[0])))
     return plans
 
 

@@ -40,10 +40,13 @@ def _synonym_setting(topic: Setting, synonym: Synonym) -> Setting:
     )
 
 
+SYNONYMS: Final = {
+    synonym.name: _synonym_setting(setting, synonym) for setting in TOPIC for synonym in setting.synonyms
+}
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC}
 DAEMON_BY_NAME: Final = {
     # A name that is a setting of its own as well keeps its own definition.
-    **{synonym.name: _synonym_setting(setting, synonym) for setting in TOPIC for synonym in setting.synonyms},
+    **SYNONYMS,
     **{setting.name: setting for setting in DAEMON},
 }
 

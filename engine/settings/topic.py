@@ -1,9 +1,17 @@
-"""A topic's settings, each from the first place that has it: the topic, server.properties, the default."""
+"""A topic's settings, each from the first place that has it.
+
+topic            topics/<topic>.properties
+cluster          the topic's own in the cluster that a broker's directory comes from
+cluster:<name>   that cluster's broker, while it ran
+daemon:<name>    server.properties, and what the command line says
+kept             of topics that were not made here: how old their records may become is not decided by us
+default
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
 from engine.errors import InvalidSettingError
@@ -107,7 +115,7 @@ class Explained(NamedTuple):
 
     name    of the topic setting
     value   as text, in the topic setting's unit
-    source  "topic", "daemon:<name in server.properties>" or "default"
+    source  "topic", "cluster", "cluster:<name>", "daemon:<name in server.properties>", "kept" or "default"
     """
 
     name: str
@@ -115,13 +123,47 @@ class Explained(NamedTuple):
     source: str
 
 
-def resolve_topic(overrides: Mapping[str, str], daemon: Mapping[str, str]) -> TopicSettings:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a topic comes from, which says what holds for it where nobody has said so here.
+
+    settings  its own in the cluster that it comes from
+    broker    those of the cluster's broker that stand in for topics' settings
+    adopted   its records were not made here: our default would delete them at an age that nobody has decided
+    internal  it is one of Kafka's own: what is said of topics in general is not said of it either
+    """
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    broker: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False
+    internal: bool = False
+
+
+OURS: Final = Origin()
+"""The origin of a topic that was made here."""
+
+KEPT: Final = "kept"
+"""The source of a value that keeps records until somebody says what holds."""
+
+_KEPT_OF_ADOPTED: Final[Mapping[str, Value]] = {"retention.ms": -1}
+_KEPT_OF_INTERNAL: Final[Mapping[str, Value]] = {
+    "cleanup.policy": (),
+    "retention.ms": -1,
+    "retention.bytes": -1,
+}
+
+
+def resolve_topic(
+    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin = OURS
+) -> TopicSettings:
     """The settings of a topic with these overrides under these lines of server.properties.
 
     InvalidSettingError for an unknown override, a value that is not allowed, or two that exclude each other.
     Also checks a change while the daemon runs: every setting of a topic may change then.
     """
-    found = {setting.name: _resolve(setting, overrides, daemon)[0] for setting in _settings(overrides)}
+    found = {
+        setting.name: _resolve(setting, overrides, daemon, origin)[0] for setting in _settings(overrides)
+    }
     _check_together(found)
     segment_bytes = found.pop("internal.segment.bytes")
     if segment_bytes is not None:
@@ -133,11 +175,13 @@ def resolve_topic(overrides: Mapping[str, str], daemon: Mapping[str, str]) -> To
     return TopicSettings(**fields)  # type: ignore[arg-type]
 
 
-def explain(overrides: Mapping[str, str], daemon: Mapping[str, str]) -> list[Explained]:
+def explain(
+    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin = OURS
+) -> list[Explained]:
     """Every setting that has a value, with its source, in the order of the table."""
     explained = []
     for setting in _settings(overrides):
-        value, source = _resolve(setting, overrides, daemon)
+        value, source = _resolve(setting, overrides, daemon, origin)
         if value is not None:
             explained.append(Explained(setting.name, text_of(value), source))
     return explained
@@ -149,14 +193,21 @@ def _settings(overrides: Mapping[str, str]) -> tuple[Setting, ...]:
 
 
 def _resolve(
-    setting: Setting, overrides: Mapping[str, str], daemon: Mapping[str, str]
+    setting: Setting, overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin
 ) -> tuple[Value | None, str]:
     if setting.name in overrides:
         return setting.parse(overrides[setting.name]), "topic"
-    for synonym in setting.synonyms:
-        if synonym.name in daemon:
-            value = DAEMON_BY_NAME[synonym.name].parse(daemon[synonym.name])
-            return _converted(setting, value, synonym.factor), f"daemon:{synonym.name}"
+    if setting.name in origin.settings:
+        return setting.parse(origin.settings[setting.name]), "cluster"
+    if origin.internal and setting.name in _KEPT_OF_INTERNAL:
+        return _KEPT_OF_INTERNAL[setting.name], KEPT
+    for source, lines in (("cluster", origin.broker), ("daemon", daemon)):
+        for synonym in setting.synonyms:
+            if synonym.name in lines:
+                value = DAEMON_BY_NAME[synonym.name].parse(lines[synonym.name])
+                return _converted(setting, value, synonym.factor), f"{source}:{synonym.name}"
+    if origin.adopted and setting.name in _KEPT_OF_ADOPTED:
+        return _KEPT_OF_ADOPTED[setting.name], KEPT
     return setting.default, "default"
 
 

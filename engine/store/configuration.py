@@ -1,27 +1,37 @@
 """The settings of a store and their files: `server.properties`, and `topics/<topic>.properties` beside it.
 
 A change is checked as a whole, then written, and only then takes effect.
+
+    created-topics      the ids of the topics that were made here, one a line
+
+A topic whose id is not among them is adopted: a broker, or somebody with cp, has put it there. No default of ours
+removes its records: see `engine.settings.topic`. What its cluster says of it holds where the topic's id is the one that
+the cluster knows by that name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine.errors import InvalidNameError, InvalidSettingError
+from engine.cluster.image import Cluster, ClusterTopic
+from engine.errors import CorruptCheckpointError, InvalidNameError, InvalidSettingError
 from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
+from engine.files.metadata import PartitionMetadata, parse_uuid
 from engine.files.names import MAX_NAME_LENGTH, validate_topic
 from engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
 from engine.record import Clock
 from engine.settings import topic as topic_settings
 from engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
-from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, TOPIC_BY_NAME, TOPIC_HINTS
-from engine.settings.setting import refuse_unknown
-from engine.settings.topic import Explained, TopicSettings, resolve_topic
+from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
+from engine.settings.setting import Setting, refuse_unknown
+from engine.settings.topic import KEPT, OURS, Explained, Origin, TopicSettings, resolve_topic
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +39,26 @@ SERVER_PROPERTIES: Final = "server.properties"
 TOPICS: Final = "topics"
 PROPERTIES_SUFFIX: Final = ".properties"
 
+CREATED: Final = "created-topics"
+
+INTERNAL_TOPICS: Final = frozenset(
+    {
+        "__cluster_metadata",
+        "__consumer_offsets",
+        "__remote_log_metadata",
+        "__share_group_state",
+        "__transaction_state",
+    }
+)
+"""Kafka's own, whose settings its code gives them."""
+
+WHY_KEPT: Final = (
+    "its records were not made here, and nobody has said how long they are kept: they stay until retention.ms is set, "
+    "for the topic or, but for Kafka's own topics, in server.properties"
+)
+
+_MOST_CREATED_BYTES: Final = 64 * 1024 * 1024
+_MOST_IDLE: Final = 1000
 _LONGEST_TOPIC: Final = MAX_NAME_LENGTH - len(PROPERTIES_SUFFIX + TEMPORARY_SUFFIX)
 
 
@@ -53,20 +83,46 @@ class _State:
 class Configuration:
     """The settings of one store. Who changes them holds the store's guard; looking needs no lock.
 
-    _backing  the store's directory
-    _clock    dates new files
-    _state    see _State
+    cluster      what a broker's metadata says of topics, where there is some
+    _backing     the store's directory
+    _clock       dates new files
+    _state       see _State
+    _found       directories of the partitions that were found at the opening, by topic
+    _created     ids of the topics that were made here
+    _first_origins  of the topics that were found and asked for: where each comes from
+    _origins     the same as far as it is used, the state that it was used with, and the settings then
     """
 
-    def __init__(self, backing: Path, clock: Clock, state: _State) -> None:
+    def __init__(
+        self,
+        backing: Path,
+        clock: Clock,
+        state: _State,
+        cluster: Cluster,
+        found: Mapping[str, Sequence[Path]],
+        created: Collection[str],
+    ) -> None:
+        self.cluster = cluster
         self._backing = backing
         self._clock = clock
         self._state = state
+        self._found = dict(found)
+        self._created = set(created)
+        self._first_origins: dict[str, Origin] = {}
+        self._origins: dict[str, tuple[Origin, _State, TopicSettings]] = {}
 
     @classmethod
-    def load(cls, backing: Path, given: Mapping[str, str], clock: Clock) -> Configuration:
+    def load(
+        cls,
+        backing: Path,
+        given: Mapping[str, str],
+        clock: Clock,
+        cluster: Cluster | None = None,
+        found: Mapping[str, Sequence[Path]] | None = None,
+    ) -> Configuration:
         """Read every file. InvalidSettingError, CorruptCheckpointError or InvalidNameError, with the file's
-        path, where one is refused. The lines `given` outrank those of server.properties."""
+        path, where one is refused. The lines `given` outrank those of server.properties. Of the partitions' directories
+        `found`, by topic, each is looked at when its topic is asked for."""
         path = backing / SERVER_PROPERTIES
         lines = _read(path)
         try:
@@ -83,7 +139,9 @@ class Configuration:
                 except InvalidNameError as error:
                     raise InvalidNameError(f"{file}: {error}") from None
                 overrides[topic] = _read(file)
-        return cls(backing, clock, _resolved(backing, lines, resolve_daemon(lines), overrides))
+        state = _resolved(backing, lines, resolve_daemon(lines), overrides)
+        created = _read_created(backing / CREATED)
+        return cls(backing, clock, state, cluster or Cluster(), found or {}, created)
 
     @property
     def daemon(self) -> DaemonSettings:
@@ -98,7 +156,119 @@ class Configuration:
     def topic(self, topic: str) -> TopicSettings:
         """Of a topic, known or not."""
         state = self._state
+        if topic in self._found or topic in INTERNAL_TOPICS:
+            known = self._origins.get(topic)
+            if known is None or known[1] is not state:
+                known = self._origins[topic] = self._settings_of_found(topic, state)
+            return known[2]
         return state.resolved.get(topic, state.defaults)
+
+    def _settings_of_found(self, topic: str, state: _State) -> tuple[Origin, _State, TopicSettings]:
+        origin = self._origin(topic)
+        overrides = state.overrides.get(topic, {})
+        try:
+            return origin, state, resolve_topic(overrides, state.lines, origin)
+        except InvalidSettingError as error:
+            # The cluster's and ours together are not allowed: ours were, and nothing is to be removed by them alone.
+            log.error(f"topic {topic}: what its cluster says of it is left out: {error}")
+            origin = replace(origin, settings={}, broker={}, adopted=True)
+            return origin, state, resolve_topic(overrides, state.lines, origin)
+
+    def origin(self, topic: str) -> Origin:
+        """Where a topic comes from."""
+        if topic in self._found or topic in INTERNAL_TOPICS:
+            self.topic(topic)
+            return self._origins[topic][0]
+        return OURS
+
+    def why_kept(self, topic: str) -> str | None:
+        """Why a topic's records are neither deleted nor compacted; None where somebody has decided what holds."""
+        if self.origin(topic) == OURS:
+            return None
+        sources = {each.name: each.source for each in self.explain(topic)}
+        settings = self.topic(topic)
+        is_kept = (
+            KEPT in (sources["cleanup.policy"], sources["retention.ms"])
+            and not settings.compact
+            and settings.retention_bytes < 0
+        )
+        return WHY_KEPT if is_kept else None
+
+    def cluster_topic(self, topic: str) -> ClusterTopic | None:
+        """What a cluster says of a topic that was found; None where it does not know this one."""
+        known = self.cluster.topics.get(topic)
+        if known is None or topic not in self._found:
+            return None
+        ids = self._ids(topic)
+        return known if all(each in (None, known.topic_id) for each in ids) else None
+
+    def _ids(self, topic: str) -> set[str | None]:
+        ids = set()
+        for directory in self._found.get(topic, ()):
+            try:
+                ids.add(PartitionMetadata.load(directory).topic_id)
+            except (CorruptCheckpointError, OSError):
+                ids.add(None)
+        return ids
+
+    def _origin(self, topic: str) -> Origin:
+        found = self._first_origins.get(topic)
+        if found is None:
+            found = self._first_origins[topic] = self._look_at_origin(topic)
+        return found
+
+    def _look_at_origin(self, topic: str) -> Origin:
+        known = self.cluster_topic(topic)
+        adopted = topic in self._found and not self._ids(topic) <= self._created
+        internal = topic in INTERNAL_TOPICS
+        if known is None:
+            return Origin(adopted=adopted, internal=internal)
+        return Origin(
+            _allowed(known.settings, TOPIC_BY_NAME, f"topic {topic} of the cluster"),
+            _allowed(self.cluster.settings, SYNONYMS, "the cluster's broker"),
+            adopted,
+            internal,
+        )
+
+    # -- where topics come from -----------------------------------------------------------------------
+
+    def note_created(self, topic_id: str) -> None:
+        """A topic with this id is about to be made here: written down before it is there, durably."""
+        if topic_id in self._created:
+            return
+        path = self._backing / CREATED
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            # A line that was cut off by a crash is ended first.
+            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
+            line = before + topic_id.encode() + b"\n"
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(path.parent)
+        self._created.add(topic_id)
+
+    def tidy_created(self) -> None:
+        """Forget ids of topics that are gone, where they have become many. The caller holds the store."""
+        if len(self._created) > _MOST_IDLE + 2 * len(self._found):
+            self._created &= {topic_id for topic in self._found for topic_id in self._ids(topic) if topic_id}
+            lines = "".join(f"{topic_id}\n" for topic_id in sorted(self._created))
+            write_atomically(self._backing / CREATED, lines.encode())
+
+    def forget_found(self, topic: str) -> None:
+        """A topic that was found is gone: a later one of that name is another."""
+        self._found.pop(topic, None)
+        self._first_origins.pop(topic, None)
+        self._origins.pop(topic, None)
+
+    def find_again(self, topic: str, directory: Path) -> None:
+        """Take a partition's directory as found: its deletion was taken back."""
+        known = self._found.get(topic, ())
+        self.forget_found(topic)
+        self._found[topic] = [*known, directory]
 
     def overrides(self, topic: str) -> Mapping[str, str]:
         """The topic's own lines."""
@@ -107,7 +277,7 @@ class Configuration:
     def explain(self, topic: str) -> list[Explained]:
         """Every setting of the topic, with where it comes from."""
         state = self._state
-        return topic_settings.explain(state.overrides.get(topic, {}), state.lines)
+        return topic_settings.explain(state.overrides.get(topic, {}), state.lines, self.origin(topic))
 
     # -- changing -------------------------------------------------------------------------------------
 
@@ -118,7 +288,7 @@ class Configuration:
                 f"topic of {len(topic)} characters: expected at most {_LONGEST_TOPIC} for one with settings of "
                 f"its own, as its file's name ends in {PROPERTIES_SUFFIX}"
             )
-        return resolve_topic(overrides, self._state.lines)
+        return resolve_topic(overrides, self._state.lines, self.origin(topic))
 
     def set_topic(self, topic: str, overrides: Mapping[str, str]) -> None:
         """Give a new topic its overrides, all of them; a file left over from one of that name is replaced."""
@@ -191,6 +361,30 @@ class Configuration:
 
     def _path(self, topic: str) -> Path:
         return _topic_file(self._backing, topic)
+
+
+def _read_created(path: Path) -> set[str]:
+    """The ids in the file; a line that is none is what a crash has left."""
+    try:
+        text = read_bounded(path, _MOST_CREATED_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return set()
+    return {topic_id for line in text.splitlines() if (topic_id := parse_uuid(line.strip())) is not None}
+
+
+def _allowed(values: Mapping[str, str], known: Mapping[str, Setting], whose: str) -> dict[str, str]:
+    """The settings that there are here, with values that are allowed here. A value that is not is told of; the topic's
+    records are then kept as if nobody had given one."""
+    allowed = {}
+    for name, value in values.items():
+        if name in known:
+            try:
+                known[name].parse(value)
+            except InvalidSettingError as error:
+                log.warning(f"{whose}: a setting is left out: {error}")
+            else:
+                allowed[name] = value
+    return allowed
 
 
 @contextlib.contextmanager

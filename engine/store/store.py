@@ -3,6 +3,7 @@
     BACKING/
     ├── server.properties            of the daemon, and defaults of topics
     ├── topics/<topic>.properties    overrides of a topic
+    ├── created-topics               ids of the topics that were made here, not by a broker: engine/store/configuration
     ├── logs/                        a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
     │   └── <topic>-<partition>/ …
@@ -31,6 +32,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from engine.cleaner.manager import CleaningManager
+from engine.cluster.image import ClusterTopic
 from engine.errors import (
     ClosedError,
     EngineError,
@@ -61,6 +63,7 @@ from engine.record import Clock, now_ms
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store.configuration import TOPICS, Configuration
+from engine.store.configured import configured
 from engine.store.deletion import INBOX as KEPT_INBOX
 from engine.store.deletion import SETTINGS as KEPT_SETTINGS
 from engine.store.deletion import DeletedPartition, Deletion, Deletions
@@ -174,9 +177,9 @@ class Store(KeptStore):
     @classmethod
     def _open_read_only(cls, backing: Path, settings: Mapping[str, str], clock: Clock, lone: bool) -> Store:
         logs = place.logs_in(backing)
-        configuration = Configuration.load(backing, settings, clock)
         listing = Listing.of(logs)
         meta = MetaProperties.load_or_create(logs, clock, read_only=True)
+        configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
         clean = CleanShutdown.of(logs).exists() or not listing.partitions
         partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone, True)
         held = DirectoryLock.is_held(logs)
@@ -201,9 +204,11 @@ class Store(KeptStore):
     ) -> Store:
         logs = backing / LOGS
         # What refuses the opening comes before the marker goes: it says nothing against the logs.
-        configuration = Configuration.load(backing, settings, clock)
+        Configuration.load(backing, settings, clock)
         listing = Listing.of(logs)
         meta = MetaProperties.load_or_create(logs, clock)
+        configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
+        configuration.tidy_created()
         marker = CleanShutdown.of(logs)
         # Without partitions there is nothing that could be unclean.
         clean = marker.exists() or not listing.partitions
@@ -422,6 +427,9 @@ class Store(KeptStore):
                 if wanted is not None:
                     found.record(wanted)
                 return found.topic_id
+        known = self._configuration.cluster_topic(topic)
+        if known is not None and wanted is None:
+            return known.topic_id
         return random_uuid() if wanted is None else wanted
 
     def _create(self, topic: str, number: int, topic_id: str) -> Partition:
@@ -431,6 +439,8 @@ class Store(KeptStore):
         slot = self._partitions.empty_slot(topic, number)
         metadata = PartitionMetadata.load(unfinished)
         metadata.record(topic_id)
+        if not self._partitions.of_topic(topic):
+            self._configuration.note_created(topic_id)
         self._forget(slot)
         unfinished.mkdir()
         try:
@@ -504,6 +514,7 @@ class Store(KeptStore):
         if whole:
             self._configuration.remove_topic(topic, kept and kept / KEPT_SETTINGS)
         if is_last:
+            self._configuration.forget_found(topic)
             self.inboxes.forget(topic, kept and kept / KEPT_INBOX)
         return deletion
 
@@ -615,6 +626,10 @@ class Store(KeptStore):
             self._check_same_topic(found)
             with self._deletions.restoring(found):
                 self._configuration.restore_topic(topic, self._deletions.place(found) / KEPT_SETTINGS)
+                directories = [
+                    self.logs / partition_directory(topic, part.number) for part in found.partitions
+                ]
+                self._configuration.find_again(topic, directories)
                 for part in found.partitions:
                     self._restore(topic, part)
                 self._checkpoints.write_all()
@@ -638,6 +653,7 @@ class Store(KeptStore):
         self._adopt(slot, part)
         (self.logs / part.directory).rename(slot.directory)
         sync_directory(self.logs)
+        self._configuration.find_again(topic, slot.directory)
         with contextlib.suppress(ClosedError):
             # What was offline when it was deleted, is offline again: the slot says why.
             slot.use(lambda empty: self._partitions.load(empty, part.known))
@@ -714,6 +730,15 @@ class Store(KeptStore):
         """Every setting of a topic, with its value and where it comes from."""
         self._slots_of(topic)
         return self._configuration.explain(topic)
+
+    def why_kept(self, topic: str) -> str | None:
+        """Why a topic's records are neither deleted nor compacted, in words; None where somebody has decided what
+        holds for it."""
+        return self._configuration.why_kept(topic)
+
+    def cluster_topic(self, topic: str) -> ClusterTopic | None:
+        """What a cluster's metadata says of the topic; None where it does not know it."""
+        return self._configuration.cluster_topic(topic)
 
     def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change overrides of a topic; None removes one. All of them take effect at once, or none."""

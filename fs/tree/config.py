@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 DEFAULT: Final = "default"
 TOPIC: Final = "topic"
 _COMMENT: Final = re.compile(r"(?:^|\s)\s*#")
-_ELSEWHERE: Final = re.compile(r"default|daemon:\S+")
+_ELSEWHERE: Final = re.compile(r"default|kept|cluster|(?:cluster|daemon):\S+")
 
 
 class Line(NamedTuple):

@@ -144,10 +144,12 @@ class StatusFile(OfPartition, GeneratedFile):
         now, segments = log.offsets, log.chain.segments
         pinned = [segment for segment in (*segments, *log.chain.doomed_segments) if segment.pins]
         refusal = self.shown.refusal
+        cluster = self.house.store.cluster_topic(partition.topic)
         status = {
             "topic": partition.topic,
             "partition": partition.number,
             "topic_id": partition.topic_id,
+            "cluster_partitions": None if cluster is None else cluster.partitions,
             "start_offset": now.start,
             "stable_offset": now.stable,
             "high_watermark": now.high_watermark,

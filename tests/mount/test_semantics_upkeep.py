@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 from served import Served, append, eventually, opened, own_mount
+
+from engine import Record, Store
 
 BASE = f"{0:020d}"
 SETTINGS = {
@@ -212,7 +215,14 @@ def test_plan(tmp_path: Path) -> None:
     """U6. `topicfs plan` prints what retention and compaction would do now, for a backing directory and for a mount,
     and changes nothing.
     """
-    with own_mount(tmp_path, "-o", "log.cleaner.enable=false") as mount:
+    # The daemon itself changes nothing meanwhile, however long it takes.
+    still = (
+        "-o",
+        "replica.high.watermark.checkpoint.interval.ms=600000",
+        "-o",
+        "log.initial.task.delay.ms=600000",
+    )
+    with own_mount(tmp_path, "-o", "log.cleaner.enable=false", *still) as mount:
         partition = mount.new("keys")
         policy(mount, partition, "compact")
         keyed(partition, mount)
@@ -226,3 +236,46 @@ def test_plan(tmp_path: Path) -> None:
             assert (plan["cleaning"]["from_offset"], plan["cleaning"]["to_offset"]) == (0, 600)
         after = {path: path.stat().st_mtime_ns for path in sorted((mount.backing / "logs").rglob("*"))}
         assert before == after
+
+
+def test_records_that_were_not_made_here(tmp_path: Path) -> None:
+    """U7. Records that were not made here, as in a log directory that a broker wrote, are neither deleted nor
+    compacted until somebody says what holds for them: the cluster's metadata beside them, the topic's `config`, or
+    `server.properties`. `config`, `status.json` and `topicfs plan` say so.
+    """
+    old = 1_600_000_000_000
+    small = {"internal.segment.bytes": "300"}
+    with Store.open(tmp_path / "backing", create=True) as store:
+        for topic in ("orders", "__consumer_offsets"):
+            store.create(topic, 0, small).append(Record(b"first", b"key", old))
+            for number in range(9):
+                store.partition(topic, 0).append(Record(b"v" * 120, b"key", old + number))
+    made_here = tmp_path / "made here"
+    made_here.mkdir()
+    shutil.copytree(tmp_path / "backing", made_here / "backing")
+    for path in ((tmp_path / "backing" / "topics").iterdir(), [tmp_path / "backing" / "created-topics"]):
+        for each in path:
+            each.unlink()
+    with upkeep(made_here) as mount:
+        eventually(lambda: not (mount / "orders-0/log.txt").stat().st_size, "retention of what was made here")
+        assert (mount / "__consumer_offsets-0/log.txt").stat().st_size, (
+            "but of Kafka's own topics nothing goes"
+        )
+    with upkeep(tmp_path) as mount:
+        time.sleep(3)
+        for name in ("orders-0", "__consumer_offsets-0"):
+            assert (mount / name / "log.txt").read_bytes().startswith(b"first\n")
+            assert "stay until retention.ms is set" in mount.status(mount / name)["kept"]
+        config = mount / "topics/orders/config"
+        assert [
+            line.split() for line in config.read_text().splitlines() if line.startswith("retention.ms")
+        ] == [["retention.ms=-1", "#", "kept"]]
+        words = [Path(sys.executable).with_name("topicfs"), "plan", "--json", mount.path]
+        plans = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+        assert [(each["remove"], each["kept"] is None) for each in plans] == [([], False), ([], False)]
+        config.write_text(config.read_text())
+        assert mount.status(mount / "orders-0")["kept"] is not None
+        config.write_text("retention.ms=1000\n")
+        assert mount.status(mount / "orders-0")["kept"] is None
+        eventually(lambda: not (mount / "orders-0/log.txt").stat().st_size, "retention, as it was said")
+        assert (mount / "__consumer_offsets-0/log.txt").read_bytes().startswith(b"first\n")

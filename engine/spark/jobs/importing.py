@@ -161,7 +161,9 @@ def _import(
         outputs = list(_outputs(work / "logs", topic, partitions, pieces, settings))
         made = spread(spark, outputs, _Segments(settings), _SEGMENTS).collect()
         shutil.rmtree(work / "pieces")
-        _finish(work / "logs", topic, partitions)
+        topic_id = random_uuid()
+        _finish(work / "logs", topic, partitions, topic_id)
+        configuration.note_created(topic_id)
         configuration.set_topic(topic, overrides)
         (work / "logs").rename(work.with_name("publishing"))
         sync_directory(work.parent)
@@ -344,9 +346,8 @@ def _remove_left(output: Output) -> None:
         path.unlink(missing_ok=True)
 
 
-def _finish(logs: Path, topic: str, partitions: int) -> None:
+def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
     """What a partition has beside its segments; times that rise with the offsets; and all of it on disk."""
-    topic_id = random_uuid()
     for number in range(partitions):
         directory = logs / partition_directory(topic, number)
         metadata = PartitionMetadata.load(directory)

@@ -1,0 +1,1 @@
+"""What a Kafka cluster has written down about the topics of a log directory: see `engine.cluster.reading`."""

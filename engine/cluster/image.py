@@ -1,0 +1,112 @@
+"""A cluster's topics and settings, as its metadata log leaves them when all of its records are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from engine.cluster.records import (
+    ABORT,
+    BEGIN,
+    OF_BROKER,
+    OF_TOPIC,
+    MetadataRecord,
+    PartitionRecord,
+    RemovedRecord,
+    SettingRecord,
+    TopicRecord,
+    Transaction,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopic:
+    """One topic of a cluster.
+
+    topic_id    as in its partitions' `partition.metadata`
+    partitions  how many it has in the whole cluster
+    settings    its own, by Kafka's names
+    """
+
+    topic_id: str
+    partitions: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is known of a cluster.
+
+    topics    by name
+    settings  of the broker whose log directory this is, which were changed while it ran: they outrank its
+              server.properties
+    """
+
+    topics: Mapping[str, ClusterTopic] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Topic:
+    name: str
+    partitions: set[int] = field(default_factory=set)
+
+
+class Image:
+    """What records have said so far.
+
+    _topics    by id
+    _settings  by resource type and resource
+    _waiting   records of a transaction that has not ended; None while there is none
+    """
+
+    def __init__(self) -> None:
+        self._topics: dict[str, _Topic] = {}
+        self._settings: dict[tuple[int, str], dict[str, str]] = {}
+        self._waiting: list[MetadataRecord] | None = None
+
+    def apply_all(self, records: Iterable[MetadataRecord]) -> None:
+        """Take records into account, in their order."""
+        for record in records:
+            if isinstance(record, Transaction):
+                waiting, self._waiting = self._waiting, [] if record.kind == BEGIN else None
+                for each in waiting or () if record.kind != ABORT else ():
+                    self._apply(each)
+            elif self._waiting is not None:
+                self._waiting.append(record)
+            else:
+                self._apply(record)
+
+    def _apply(self, record: MetadataRecord) -> None:
+        match record:
+            case TopicRecord(name, topic_id):
+                self._topics[topic_id] = _Topic(name)
+            case PartitionRecord(number, topic_id):
+                # One of a topic that is not known is of one that is deleted.
+                if topic_id in self._topics:
+                    self._topics[topic_id].partitions.add(number)
+            case SettingRecord(kind, resource, name, value):
+                settings = self._settings.setdefault((kind, resource), {})
+                if value is None:
+                    settings.pop(name, None)
+                else:
+                    settings[name] = value
+            case RemovedRecord(topic_id):
+                topic = self._topics.pop(topic_id, None)
+                if topic is not None:
+                    self._settings.pop((OF_TOPIC, topic.name), None)
+
+    def cluster(self, node_id: int | None) -> Cluster:
+        """What is known now, for the broker of this number."""
+        return Cluster(
+            {
+                topic.name: ClusterTopic(
+                    topic_id, len(topic.partitions), dict(self._settings.get((OF_TOPIC, topic.name), {}))
+                )
+                for topic_id, topic in self._topics.items()
+            },
+            {
+                **self._settings.get((OF_BROKER, ""), {}),
+                **self._settings.get((OF_BROKER, str(node_id)), {}),
+            },
+        )

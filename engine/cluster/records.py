@@ -1,0 +1,165 @@
+"""The records of a cluster's metadata log that tell of topics and settings.
+
+A record's value is a frame, whose numbers are unsigned varints:
+
+    frame version   1
+    kind, version   which message follows, and how it is written
+    message         fields, in the order below
+    tagged fields   count, and for each its tag, its size and its bytes: passed over
+
+    TOPIC      2    name: string · id: uuid
+    PARTITION  3    number: int32 · topic id: uuid · replicas and more, passed over
+    SETTING    4    resource type: int8 · resource: string · name: string · value: string, or null to take it away
+    REMOVED    9    topic id: uuid
+    BEGIN     23    what follows counts when END comes, and is dropped when ABORT does
+    END       24
+    ABORT     25
+
+    string    size + 1 as unsigned varint, 0 for null, then UTF-8        uuid    16 bytes        int32    big-endian
+
+Kafka adds fields at the end of messages only, so what is not known is behind what is read.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Final
+
+from engine.errors import CorruptError
+
+FRAME_VERSION: Final = 1
+TOPIC: Final = 2
+PARTITION: Final = 3
+SETTING: Final = 4
+REMOVED: Final = 9
+BEGIN: Final = 23
+END: Final = 24
+ABORT: Final = 25
+
+OF_TOPIC: Final = 2
+OF_BROKER: Final = 4
+"""Resource types of settings."""
+
+_UUID_BYTES: Final = 16
+_LONGEST_VARINT: Final = 5
+
+
+class CorruptRecordError(CorruptError):
+    """A record of a metadata log breaks its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic is made."""
+
+    name: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A partition is made, or is described anew."""
+
+    number: int
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRecord:
+    """A setting is given to a topic or a broker; a value of None takes it away.
+
+    resource  name of the topic, or number of the broker; empty for all brokers
+    """
+
+    resource_type: int
+    resource: str
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRecord:
+    """A topic is deleted, with its settings."""
+
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Several records are to count together: BEGIN, END or ABORT."""
+
+    kind: int
+
+
+MetadataRecord = TopicRecord | PartitionRecord | SettingRecord | RemovedRecord | Transaction
+
+
+def read(value: bytes) -> MetadataRecord | None:
+    """What a record's value says; None where that is of no concern here. CorruptRecordError where it is malformed."""
+    fields = _Fields(value)
+    version = fields.uvarint()
+    if version != FRAME_VERSION:
+        raise CorruptRecordError(f"metadata record: expected frame version {FRAME_VERSION}, found {version}")
+    kind, _ = fields.uvarint(), fields.uvarint()
+    if kind == TOPIC:
+        return TopicRecord(fields.string(), fields.uuid())
+    if kind == PARTITION:
+        return PartitionRecord(fields.integer(4), fields.uuid())
+    if kind == SETTING:
+        return SettingRecord(fields.integer(1), fields.string(), fields.string(), fields.nullable_string())
+    if kind == REMOVED:
+        return RemovedRecord(fields.uuid())
+    return Transaction(kind) if kind in (BEGIN, END, ABORT) else None
+
+
+class _Fields:
+    """The fields of a message, one after the other. Every length is checked against what there is."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if size < 0 or end > len(self._data):
+            raise CorruptRecordError(
+                f"metadata record of {len(self._data)} bytes: expected {size} more at {self._at}"
+            )
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def uvarint(self) -> int:
+        number = 0
+        for at in range(_LONGEST_VARINT):
+            byte = self._take(1)[0]
+            number |= (byte & 0x7F) << 7 * at
+            if byte < 0x80:
+                return number
+        raise CorruptRecordError(
+            f"metadata record: expected a number of at most {_LONGEST_VARINT} bytes before {self._at}"
+        )
+
+    def integer(self, size: int) -> int:
+        return int.from_bytes(self._take(size), "big", signed=True)
+
+    def uuid(self) -> str:
+        return base64.urlsafe_b64encode(self._take(_UUID_BYTES)).rstrip(b"=").decode()
+
+    def nullable_string(self) -> str | None:
+        size = self.uvarint()
+        if size == 0:
+            return None
+        try:
+            return self._take(size - 1).decode()
+        except UnicodeDecodeError as error:
+            raise CorruptRecordError(f"metadata record: expected UTF-8: {error}") from error
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise CorruptRecordError(f"metadata record: expected a text before {self._at}, found null")
+        return text

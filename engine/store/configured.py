@@ -1,0 +1,30 @@
+"""The settings of a store, with what is known of its topics' origin: what a broker's metadata says, and their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from engine.cluster.reading import read_cluster
+from engine.files.names import partition_directory
+from engine.files.place import logs_in
+from engine.record import Clock
+from engine.store.configuration import Configuration
+from engine.store.listing import PartitionKey
+
+
+def configured(
+    backing: Path,
+    given: Mapping[str, str],
+    clock: Clock,
+    partitions: Iterable[PartitionKey],
+    node_id: int | None,
+) -> Configuration:
+    """The settings of the store in a directory, where these partitions were found. What `Configuration.load` raises.
+
+    node_id  of the broker that the log directory belongs to"""
+    logs = logs_in(backing)
+    found: dict[str, list[Path]] = {}
+    for topic, number in partitions:
+        found.setdefault(topic, []).append(logs / partition_directory(topic, number))
+    return Configuration.load(backing, given, clock, read_cluster(logs, node_id), found)

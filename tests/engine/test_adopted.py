@@ -1,0 +1,241 @@
+"""Topics that were not made here: what their cluster says holds, and no default of ours removes their records."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from houses import SMALL, START, House, living
+from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
+
+from engine import Record, Store
+from engine.cluster.reading import METADATA_LOG
+from engine.plan.plan import plan
+from engine.store.configuration import CREATED
+
+DAY = 86_400_000
+LATER = START + 3650 * DAY
+
+
+@pytest.fixture
+def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
+    with living(tmp_path, caplog) as house:
+        yield house
+
+
+@pytest.fixture
+def adopted(house: House) -> House:
+    """A store whose log directory somebody put there, without a word on it: topic `t`, old and in many segments."""
+    store = house.open()
+    for topic in ("t", "__consumer_offsets"):
+        partition = store.create(topic, 0, SMALL)
+        for number in range(9):
+            partition.append(Record(b"v" * 120, b"key", START + number))
+    store.close()
+    shutil.rmtree(house.root / "topics")
+    (house.root / CREATED).unlink()
+    return house
+
+
+def introduce(house: House, topic: str, *values: bytes, other_id: bool = False) -> None:
+    """Let the metadata of a cluster know the topic, and say this."""
+    import base64  # noqa: PLC0415 - for this alone
+
+    written = (house.logs / f"{topic}-0" / "partition.metadata").read_text().rpartition(" ")[2]
+    raw = bytes(16) if other_id else base64.urlsafe_b64decode(written + "==")
+    shutil.rmtree(house.logs / METADATA_LOG, ignore_errors=True)
+    write(house.logs, frame(2, text(topic), raw), *values)
+
+
+def segments(store: Store, topic: str = "t") -> int:
+    return len(store.partition(topic, 0).log.chain.segments)
+
+
+def source(store: Store, name: str, topic: str = "t") -> tuple[str, str]:
+    return {each.name: (each.value, each.source) for each in store.explain(topic)}[name]
+
+
+def test_what_nobody_has_said_anything_of_is_kept(adopted: House) -> None:
+    store = adopted.open()
+    before = segments(store)
+    store.retain(LATER)
+    assert segments(store) == before
+    assert source(store, "retention.ms") == ("-1", "kept")
+    assert "stay until retention.ms is set" in (store.why_kept("t") or "")
+    found = {each.name: each for each in plan(adopted.root, {}, LATER, is_running=True)}
+    assert found["t-0"].removals == ()
+    assert found["t-0"].kept == store.why_kept("t")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("log.retention.ms", "1000"), ("log.retention.hours", "1"), ("log.retention.bytes", "0")],
+)
+def test_server_properties_may_say_it(adopted: House, name: str, value: str) -> None:
+    adopted.file("server.properties", f"{name}={value}\n")
+    store = adopted.open()
+    assert store.why_kept("t") is None
+    store.retain(LATER)
+    assert segments(store) == 1
+    before = segments(store, "__consumer_offsets")
+    assert before > 1
+    assert store.why_kept("__consumer_offsets") is not None, "but not of Kafka's own"
+    assert source(store, "cleanup.policy", "__consumer_offsets") == ("", "kept")
+
+
+def test_the_topics_own_settings_may_say_it(adopted: House) -> None:
+    store = adopted.open()
+    for topic in ("t", "__consumer_offsets"):
+        before = segments(store, topic)
+        store.configure(topic, {"cleanup.policy": "delete"})
+        store.retain(LATER)
+        assert segments(store, topic) == before, "how long they are kept is not said yet"
+        store.configure(topic, {"retention.ms": "1000"})
+        assert store.why_kept(topic) is None
+        store.retain(LATER)
+        assert segments(store, topic) == 1
+
+
+def test_what_the_cluster_says_holds(adopted: House) -> None:
+    introduce(
+        adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "1000"), setting(OF_TOPIC, "t", "odd.name", "1")
+    )
+    store = adopted.open()
+    assert source(store, "retention.ms") == ("1000", "cluster")
+    assert store.why_kept("t") is None
+    store.retain(LATER)
+    assert segments(store) == 1
+    store.configure("t", {"retention.ms": "-1"})
+    assert source(store, "retention.ms") == ("-1", "topic")
+    store.configure("t", {"retention.ms": None})
+    assert source(store, "retention.ms") == ("1000", "cluster")
+
+
+def test_settings_of_the_clusters_broker_outrank_server_properties(adopted: House) -> None:
+    adopted.file("server.properties", "log.retention.ms=1000\n")
+    introduce(adopted, "t", setting(OF_BROKER, "", "log.retention.ms", "-1"))
+    store = adopted.open()
+    assert source(store, "retention.ms") == ("-1", "cluster:log.retention.ms")
+    store.retain(LATER)
+    assert segments(store) > 1
+
+
+def test_a_compacted_topic_of_a_cluster_is_compacted_and_not_deleted(adopted: House) -> None:
+    introduce(
+        adopted,
+        "__consumer_offsets",
+        setting(OF_TOPIC, "__consumer_offsets", "cleanup.policy", "compact"),
+    )
+    adopted.file("server.properties", "log.retention.ms=1000\n")
+    store = adopted.open()
+    assert store.topic_settings("__consumer_offsets").compact
+    assert store.why_kept("__consumer_offsets") is None
+    store.cleaning.retain_compacted(LATER)
+    store.retain(LATER)
+    assert store.partition("__consumer_offsets", 0).start_offset == 0
+
+
+def test_metadata_of_another_topic_of_that_name_is_not_this_ones(adopted: House) -> None:
+    introduce(adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "1000"), other_id=True)
+    store = adopted.open()
+    assert source(store, "retention.ms") == ("-1", "kept")
+    assert store.cluster_topic("t") is None
+
+
+def test_a_value_that_is_not_allowed_here_keeps_the_records(
+    adopted: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    adopted.warnings = True
+    introduce(adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "soon"))
+    store = adopted.open()
+    with caplog.at_level(logging.WARNING):
+        assert source(store, "retention.ms") == ("-1", "kept")
+    assert "retention.ms: expected a whole number of 64 bits" in caplog.text
+
+
+def test_settings_that_exclude_each_other_keep_the_records(
+    adopted: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    adopted.warnings = True
+    adopted.file("topics/t.properties", "max.compaction.lag.ms=5\n")
+    introduce(
+        adopted,
+        "t",
+        setting(OF_TOPIC, "t", "min.compaction.lag.ms", "7"),
+        setting(OF_TOPIC, "t", "retention.ms", "1"),
+    )
+    store = adopted.open()
+    with caplog.at_level(logging.ERROR):
+        assert store.topic_settings("t").retention_ms == -1
+    assert "is left out" in caplog.text
+
+
+def test_what_is_made_here_has_our_defaults(house: House) -> None:
+    store = house.open()
+    store.create("t", 0, SMALL)
+    assert store.why_kept("t") is None
+    assert source(store, "retention.ms") == (str(7 * DAY), "default")
+    store = house.reopen()
+    store.create("t", 1)
+    assert source(store, "retention.ms") == (str(7 * DAY), "default")
+    store = house.crash()
+    assert source(store, "retention.ms") == (str(7 * DAY), "default")
+
+
+def test_a_topic_that_is_made_in_the_place_of_an_adopted_one_is_ours(adopted: House) -> None:
+    store = adopted.open()
+    store.delete_topic("t")
+    store.create("t", 0)
+    assert store.why_kept("t") is None
+    store = adopted.reopen()
+    assert store.why_kept("t") is None
+
+
+def test_partitions_that_are_added_to_an_adopted_topic_are_kept_too(adopted: House) -> None:
+    store = adopted.open()
+    store.create("t", 1)
+    assert store.partition("t", 1).topic_id == store.partition("t", 0).topic_id
+    store = adopted.reopen()
+    assert store.why_kept("t") is not None
+
+
+def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(house: House) -> None:
+    store = house.open()
+    store.create("t", 0)
+    store.create("u", 0)
+    store.close()
+    shutil.copytree(house.logs / "u-0", house.root / "elsewhere")
+    (house.root / "elsewhere").rename(house.logs / "t-1")
+    (house.logs / "t-1" / "partition.metadata").unlink()
+    house.verified = False
+    store = house.open()
+    assert store.why_kept("t") is not None
+    assert store.why_kept("u") is None
+
+
+def test_the_list_of_what_was_made_here_survives_half_a_line(house: House) -> None:
+    store = house.open()
+    store.create("t", 0)
+    path: Path = house.root / CREATED
+    with path.open("a") as file:
+        file.write("half")
+    store = house.reopen()
+    store.create("u", 0)
+    store = house.reopen()
+    assert store.why_kept("t") is None
+    assert store.why_kept("u") is None
+
+
+def test_the_list_of_what_was_made_here_is_bounded(house: House) -> None:
+    store = house.open()
+    store.create("t", 0)
+    store.close()
+    path = house.root / CREATED
+    with path.open("a") as file:
+        file.writelines(f"{number:022d}\n" for number in range(0, 40_000, 16))
+    store = house.open()
+    assert len(path.read_text().splitlines()) == 1
+    assert store.why_kept("t") is None
