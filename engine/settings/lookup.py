@@ -84,4 +84,5 @@ DAEMON_HINTS: Final = {
     },
     "log.dir": "the log directory is always logs/ beside server.properties",
     "log.dirs": "the log directory is always logs/ beside server.properties",
+    "metadata.log.dir": "the log directory is always logs/ beside server.properties",
 }

@@ -28,6 +28,7 @@ from engine.files.names import MAX_NAME_LENGTH, validate_topic
 from engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
 from engine.record import Clock
 from engine.settings import topic as topic_settings
+from engine.settings.broker import split_lines
 from engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
 from engine.settings.setting import Setting, refuse_unknown
@@ -84,6 +85,7 @@ class Configuration:
     """The settings of one store. Who changes them holds the store's guard; looking needs no lock.
 
     cluster      what a broker's metadata says of topics, where there is some
+    others       names in server.properties that mean nothing here
     _backing     the store's directory
     _clock       dates new files
     _state       see _State
@@ -101,8 +103,10 @@ class Configuration:
         cluster: Cluster,
         found: Mapping[str, Sequence[Path]],
         created: Collection[str],
+        others: tuple[str, ...],
     ) -> None:
         self.cluster = cluster
+        self.others = others
         self._backing = backing
         self._clock = clock
         self._state = state
@@ -121,11 +125,12 @@ class Configuration:
         found: Mapping[str, Sequence[Path]] | None = None,
     ) -> Configuration:
         """Read every file. InvalidSettingError, CorruptCheckpointError or InvalidNameError, with the file's
-        path, where one is refused. The lines `given` outrank those of server.properties. Of the partitions' directories
+        path, where one is refused. The lines `given` outrank those of server.properties, in which names that only a
+        broker uses are passed over. Of the partitions' directories
         `found`, by topic, each is looked at when its topic is asked for."""
         path = backing / SERVER_PROPERTIES
-        lines = _read(path)
         try:
+            lines, others = split_lines(_read(path))
             resolve_daemon(lines)
         except InvalidSettingError as error:
             raise InvalidSettingError(f"{path}: {error}") from None
@@ -141,7 +146,7 @@ class Configuration:
                 overrides[topic] = _read(file)
         state = _resolved(backing, lines, resolve_daemon(lines), overrides)
         created = _read_created(backing / CREATED)
-        return cls(backing, clock, state, cluster or Cluster(), found or {}, created)
+        return cls(backing, clock, state, cluster or Cluster(), found or {}, created, tuple(others))
 
     @property
     def daemon(self) -> DaemonSettings:

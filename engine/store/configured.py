@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from engine.cluster.reading import read_cluster
 from engine.files.names import partition_directory
 from engine.files.place import logs_in
 from engine.record import Clock
-from engine.store.configuration import Configuration
+from engine.store.configuration import SERVER_PROPERTIES, Configuration
 from engine.store.listing import PartitionKey
+
+log = logging.getLogger(__name__)
 
 
 def configured(
@@ -28,3 +31,10 @@ def configured(
     for topic, number in partitions:
         found.setdefault(topic, []).append(logs / partition_directory(topic, number))
     return Configuration.load(backing, given, clock, read_cluster(logs, node_id), found)
+
+
+def tell_of_others(configuration: Configuration, backing: Path) -> None:
+    """Note the names in server.properties that only a broker uses."""
+    if configuration.others:
+        names = ", ".join(sorted(configuration.others))
+        log.info(f"{backing / SERVER_PROPERTIES}: passed over, as they mean nothing here: {names}")

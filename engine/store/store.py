@@ -63,7 +63,7 @@ from engine.record import Clock, now_ms
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store.configuration import TOPICS, Configuration
-from engine.store.configured import configured
+from engine.store.configured import configured, tell_of_others
 from engine.store.deletion import INBOX as KEPT_INBOX
 from engine.store.deletion import SETTINGS as KEPT_SETTINGS
 from engine.store.deletion import DeletedPartition, Deletion, Deletions
@@ -180,6 +180,7 @@ class Store(KeptStore):
         listing = Listing.of(logs)
         meta = MetaProperties.load_or_create(logs, clock, read_only=True)
         configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
+        tell_of_others(configuration, backing)
         clean = CleanShutdown.of(logs).exists() or not listing.partitions
         partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone, True)
         held = DirectoryLock.is_held(logs)
@@ -204,11 +205,12 @@ class Store(KeptStore):
     ) -> Store:
         logs = backing / LOGS
         # What refuses the opening comes before the marker goes: it says nothing against the logs.
-        Configuration.load(backing, settings, clock)
         listing = Listing.of(logs)
+        node_id = MetaProperties.load_or_create(logs, clock, read_only=True).node_id
+        configuration = configured(backing, settings, clock, listing.partitions, node_id)
         meta = MetaProperties.load_or_create(logs, clock)
-        configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
         configuration.tidy_created()
+        tell_of_others(configuration, backing)
         marker = CleanShutdown.of(logs)
         # Without partitions there is nothing that could be unclean.
         clean = marker.exists() or not listing.partitions
@@ -626,10 +628,6 @@ class Store(KeptStore):
             self._check_same_topic(found)
             with self._deletions.restoring(found):
                 self._configuration.restore_topic(topic, self._deletions.place(found) / KEPT_SETTINGS)
-                directories = [
-                    self.logs / partition_directory(topic, part.number) for part in found.partitions
-                ]
-                self._configuration.find_again(topic, directories)
                 for part in found.partitions:
                     self._restore(topic, part)
                 self._checkpoints.write_all()

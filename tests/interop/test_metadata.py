@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from engine.cluster.reading import read_cluster
 from engine.files.metadata import MetaProperties
 from engine.plan.plan import plan
 from engine.record import now_ms
+from engine.settings.broker import BROKERS
+from engine.settings.lookup import DAEMON_BY_NAME
 
 TOPICS: Mapping[str, Mapping[str, str]] = {
     "plain": {},
@@ -179,3 +182,19 @@ def test_what_is_not_known_is_kept(directory: Directory, tmp_path: Path) -> None
         assert store.partition("plain", 0).start_offset == 100
         assert len(store.partition("__consumer_offsets", 0).log.chain.segments)
         assert store.partition("__consumer_offsets", 0).start_offset == 0
+
+
+def test_every_setting_that_kafka_documents_is_known_by_name() -> None:
+    done = run_tool("kafka.server.KafkaConfig")
+    names = set(re.findall(r'id="brokerconfigs_([^"]+)"', done.stdout))
+    assert len(names) > 300
+    assert names - DAEMON_BY_NAME.keys() == BROKERS
+
+
+def test_the_file_that_a_broker_ran_with_is_taken(directory: Directory, tmp_path: Path) -> None:
+    backing = tmp_path / "backing"
+    shutil.copytree(directory.clean, backing)
+    shutil.copy(directory.clean.parent / "home" / "server.properties", backing)
+    with Store.open(backing) as store:
+        found = {each.name: (each.value, each.source) for each in store.explain("short")}
+        assert found["segment.index.bytes"] == ("1048576", "daemon:log.index.size.max.bytes")

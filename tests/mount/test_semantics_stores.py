@@ -355,3 +355,26 @@ def test_a_log_directory_by_itself(tmp_path: Path) -> None:
     assert held(logs) == before
     assert topicfs("plan", logs)[0] == 0
     assert held(logs) == before
+
+
+def test_a_brokers_server_properties(tmp_path: Path) -> None:
+    """K9. A broker's `server.properties` is taken as it is: names that mean nothing here are passed over, and named
+    in the log. A name that is likely one of ours misspelt is refused.
+    """
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    properties = backing / "server.properties"
+    properties.write_text(
+        "node.id=1\nlisteners=PLAINTEXT://:9092\nlog.dirs=/var/kafka\nlog.retention.hours=1\n"
+    )
+    with own_mount(tmp_path) as mount:
+        partition = mount.new()
+        config = (mount / "topics" / partition.name.rpartition("-")[0] / "config").read_text()
+        assert "retention.ms=3600000 " in config
+        assert "passed over, as they mean nothing here: listeners, log.dirs, node.id" in mount.said()
+    properties.write_text("node.id=1\nlog.retention.hour=1\n")
+    before = held(backing)
+    code, said = topicfs("mount", backing, tmp_path / "mnt")
+    assert code == 1
+    assert "did you mean log.retention.hours?" in said
+    assert held(backing) == before
