@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from engine.files.metadata import CleanShutdown
+from engine.files.metadata import META_PROPERTIES, CleanShutdown
 from engine.files.place import LOGS
 from engine.store.store import Store
 from mountd.cleaners import Cleaners
@@ -220,7 +220,9 @@ class Daemon:
 
     def _open(self) -> Store:
         """The store; a signal meanwhile ends the process."""
-        clean = CleanShutdown.of(self.backing / LOGS).exists() or not (self.backing / LOGS).exists()
+        logs = self.backing / LOGS
+        # What was made and never opened has no ids yet.
+        clean = CleanShutdown.of(logs).exists() or not (logs / META_PROPERTIES).exists()
         self.report(
             f"opening {self.backing}"
             if clean or self._options.read_only

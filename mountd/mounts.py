@@ -126,9 +126,10 @@ def lock_owner(backing: Path) -> int | None:
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
     layout = "hhqqi4x"
+    logs = backing / place.LOGS
     try:
         # Not to wait for ever where somebody has put a FIFO there.
-        descriptor = os.open(backing / "logs" / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open((logs if logs.is_dir() else backing) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as lock:
             question = struct.pack(layout, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, process = struct.unpack(layout, fcntl.fcntl(lock, fcntl.F_GETLK, question))

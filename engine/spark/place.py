@@ -28,7 +28,7 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 class Place:
     """A log and its mount.
 
-    backing  the directory that has `logs/` in it
+    backing  the directory that has `logs/` in it; of a read-only mount it may also be a log directory by itself
     mount    where the running daemon shows it, None where no daemon does
     """
 
@@ -38,26 +38,30 @@ class Place:
     @property
     def logs(self) -> Path:
         """The log directory."""
-        return self.backing / "logs"
+        logs = self.backing / "logs"
+        return logs if logs.is_dir() else self.backing
 
 
 def place_of(path: str) -> Place:
     """The place that a backing directory or a mount point names. InvalidNameError where it is neither."""
     real = Path(os.path.realpath(path.removeprefix("file://")))
     mounts = list(_mounts())
-    for point, backing in reversed(mounts):
+    for point, backing, _ in reversed(mounts):
         if point == real:
             return Place(backing, point)
     if not (real / "logs").is_dir():
         raise InvalidNameError(
             f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )
-    mount = next((point for point, backing in reversed(mounts) if backing == real), None)
+    # A read-only mount shows what was there when it was first looked at, and no daemon's newest offsets.
+    mount = next(
+        (point for point, backing, read_only in reversed(mounts) if backing == real and not read_only), None
+    )
     return Place(real, mount)
 
 
-def _mounts() -> Iterator[tuple[Path, Path]]:
-    """Mount point and backing directory of each of our mounts."""
+def _mounts() -> Iterator[tuple[Path, Path, bool]]:
+    """Mount point and backing directory of each of our mounts, and whether it is read-only."""
     try:
         table = _TABLE.read_bytes()
     except OSError:  # not on Linux
@@ -67,7 +71,9 @@ def _mounts() -> Iterator[tuple[Path, Path]]:
         kind, source, *_ = system.split(b" ")
         if kind == _TYPE and source.startswith(_SOURCE):
             backing = unquote_to_bytes(_unescaped(source).removeprefix(_SOURCE))
-            yield Path(os.fsdecode(_unescaped(placed.split(b" ")[4]))), Path(os.fsdecode(backing))
+            fields = placed.split(b" ")
+            read_only = b"ro" in fields[5].split(b",")
+            yield Path(os.fsdecode(_unescaped(fields[4]))), Path(os.fsdecode(backing)), read_only
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -137,6 +137,29 @@ def script(place: Path, interpreter: str) -> Iterator[Script]:
         shutil.rmtree(place / "home" / left, ignore_errors=True)
 
 
+def test_a_read_only_mount_needs_no_right_to_write(script: Script) -> None:
+    """Of a store that another user owns, after a crash."""
+    code, said = script(
+        """
+        topicfs mount --create data mnt
+        user sh -c 'mkdir mnt/t-0; seq 1000 >> mnt/t-0/log.txt'
+        daemon=$(sed -n 's/.*is mounted at .*, by process //p' data/topicfs.log)
+        kill -9 $daemon
+        while [ -e /proc/$daemon/cwd ]; do sleep 0.1; done
+        chown -R root:root data; chmod -R go-w,a+rX data
+        ! user touch data/logs/x 2>/dev/null || fail "it may write"
+        before=$(find data -printf '%p %s %T@ %C@\\n' | sort)
+        topicfs mount --read-only data mnt
+        test "$(user tail -n 1 mnt/t-0/log.txt)" = 1000 || fail "its end is missing"
+        test "$(user sh -c 'wc -l < mnt/t-0/log.txt')" = 1000 || fail "lines are missing"
+        topicfs umount mnt
+        test "$before" = "$(find data -printf '%p %s %T@ %C@\\n' | sort)" || fail "something changed"
+        test -s .local/state/topicfs/*mnt.log || fail "no log"
+        """
+    )
+    assert code == 0, said
+
+
 def test_mount_append_read_and_unmount(script: Script) -> None:
     code, said = script(
         """

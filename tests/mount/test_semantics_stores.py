@@ -146,6 +146,7 @@ def test_a_store_is_made_where_that_is_asked_for(tmp_path: Path) -> None:
     assert held(tmp_path) == before
     with own_mount(tmp_path) as mount:  # with --create
         assert (mount.new()).is_dir()
+        assert "recover" not in mount.said()
     assert topicfs("mount", mount.backing / "logs", tmp_path / "other")[0] == 1
 
 
