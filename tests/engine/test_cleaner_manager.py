@@ -20,7 +20,7 @@ from engine.partition.partition import Partition
 FILE = "cleaner-offset-checkpoint"
 COMPACT = {"cleanup.policy": "compact", "internal.segment.bytes": "110", "min.cleanable.dirty.ratio": "0"}
 """One record a segment."""
-SOON_S = 10
+SOON_S = 60.0
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from partition_bench import NOW, Bench, batch
+from patience import PATIENCE_S
 from plain_batches import HEADER, crc_is_right
 
 from engine.errors import ClosedError, OffsetOutOfRangeError
@@ -349,9 +350,9 @@ def test_a_close_beside_flushes_does_not_hang(bench: Bench, _round: int) -> None
 
     thread = threading.Thread(target=flush)
     thread.start()
-    started.wait(10)
+    started.wait(PATIENCE_S)
     partition.close()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "close and flush wait for each other"
     assert refused
     bench.reopen_closed(partition.end_offset)

@@ -111,9 +111,9 @@ def test_file_above_the_bound_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pattern", [b"a\\\n", b"\\", b"\\\\\\\n", b" ", b"=:", b"\\u0041"])
 def test_largest_file_of_any_pattern_is_read_in_no_time(tmp_path: Path, pattern: bytes) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     read(tmp_path, pattern * (properties.MAX_BYTES // len(pattern)))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def test_written_file_is_comment_date_and_values_in_order(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from directory_check import (
     recoverable,
 )
 from opening import NOW, Known, open_partition
+from patience import PATIENCE_S
 
 from engine import batch as batches
 from engine.errors import ClosedError
@@ -319,17 +320,17 @@ def test_what_was_truncated_and_written_anew_is_not_taken_for_flushed(tmp_path: 
     def slow(self: object, *arguments: object) -> None:
         sync(log, *arguments)  # type: ignore[arg-type]
         reached.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(log), "_sync", slow)
         thread = threading.Thread(target=partition.flush)
         thread.start()
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE_S)
         partition.truncate_to(20)
         fill(partition, 60)
         go_on.set()
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert partition.recovery_point == 20
     partition.close()
 
@@ -396,21 +397,21 @@ def test_stopping_waits_for_a_flush_that_is_under_way(tmp_path: Path) -> None:
 
     def slow(self: object, *arguments: object) -> None:
         reached.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         sync(log, *arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(log), "_sync", slow)
         flushing = threading.Thread(target=partition.flush)
         flushing.start()
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE_S)
         closing = threading.Thread(target=partition.close, daemon=True)
         closing.start()
         closing.join(0.05)
         assert closing.is_alive()
         go_on.set()
-        flushing.join(10)
-        closing.join(10)
+        flushing.join(PATIENCE_S)
+        closing.join(PATIENCE_S)
         assert not closing.is_alive()
 
 

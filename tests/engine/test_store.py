@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from houses import SMALL, House, living, some, values
+from patience import PATIENCE_S
 
 import engine
 from engine import Partition, Record, Store
@@ -512,7 +513,7 @@ class SlowLoad:
         if f"{topic}-{number}" == self.name:
             self.count += 1
             self.begun.set()
-            assert self.go_on.wait(5)
+            assert self.go_on.wait(PATIENCE_S)
         return self.real(topic, number, *rest)
 
 
@@ -543,34 +544,34 @@ def in_thread(call: Any) -> tuple[threading.Thread, list[Any]]:
 
 def test_two_callers_get_the_same_partition_and_load_it_once(house: House, slow: SlowLoad) -> None:
     threads = [in_thread(lambda: house.store.partition("orders-0")) for _ in range(4)]
-    assert slow.begun.wait(5)
+    assert slow.begun.wait(PATIENCE_S)
     slow.go_on.set()
     for thread, _ in threads:
-        thread.join(5)
+        thread.join(PATIENCE_S)
     assert slow.count == 1
     assert {id(answers[0]) for _, answers in threads} == {id(house.store.partition("orders-0"))}
 
 
 def test_loading_one_partition_does_not_keep_another_from_use(house: House, slow: SlowLoad) -> None:
     thread, answers = in_thread(lambda: house.store.partition("orders-0"))
-    assert slow.begun.wait(5)
+    assert slow.begun.wait(PATIENCE_S)
     assert len(values(house.store.partition("other-0"))) == 10
     house.store.create("third")
     house.store.upkeep()
     assert not answers
     slow.go_on.set()
-    thread.join(5)
+    thread.join(PATIENCE_S)
 
 
 def test_a_deletion_waits_for_the_loading_and_who_comes_later_finds_nothing(
     house: House, slow: SlowLoad
 ) -> None:
     loader, loaded = in_thread(lambda: house.store.partition("orders-0"))
-    assert slow.begun.wait(5)
+    assert slow.begun.wait(PATIENCE_S)
     deleter, _ = in_thread(lambda: house.store.delete("orders-0"))
     slow.go_on.set()
-    loader.join(5)
-    deleter.join(5)
+    loader.join(PATIENCE_S)
+    deleter.join(PATIENCE_S)
     assert "orders-0" not in house.store
     with pytest.raises(ClosedError):
         loaded[0].append(Record(b"x"))
@@ -578,14 +579,14 @@ def test_a_deletion_waits_for_the_loading_and_who_comes_later_finds_nothing(
 
 def test_a_change_of_settings_reaches_a_partition_that_is_being_loaded(house: House, slow: SlowLoad) -> None:
     loader, _ = in_thread(lambda: house.store.partition("orders-0"))
-    assert slow.begun.wait(5)
+    assert slow.begun.wait(PATIENCE_S)
     changer, _ = in_thread(lambda: house.store.configure("orders", {"retention.ms": "7"}))
     while house.store.topic_settings("orders").retention_ms != 7 and changer.is_alive():
         changer.join(0.001)
     changer.join(0.05)
     slow.go_on.set()
-    loader.join(5)
-    changer.join(5)
+    loader.join(PATIENCE_S)
+    changer.join(PATIENCE_S)
     assert house.store.partition("orders-0").settings.retention_ms == 7
 
 
@@ -600,7 +601,7 @@ def test_recovery_uses_as_many_threads_as_the_setting_says(
 
     def load(*arguments: Any) -> Partition:
         names.add(threading.current_thread().name)
-        both.wait(5)
+        both.wait(PATIENCE_S)
         return real(*arguments)
 
     monkeypatch.setattr(loading, "load", load)
@@ -615,15 +616,15 @@ def test_a_close_during_a_flush_waits_for_it(house: House, monkeypatch: pytest.M
 
     def fsync(descriptor: int) -> None:
         begun.set()
-        assert go_on.wait(5)
+        assert go_on.wait(PATIENCE_S)
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
     flusher, _ = in_thread(partition.flush)
-    assert begun.wait(5)
+    assert begun.wait(PATIENCE_S)
     closer, _ = in_thread(house.store.close)
     go_on.set()
-    flusher.join(5)
-    closer.join(5)
+    flusher.join(PATIENCE_S)
+    closer.join(PATIENCE_S)
     assert not closer.is_alive()
     assert house.marker.exists()

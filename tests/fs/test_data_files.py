@@ -109,7 +109,9 @@ def test_an_error_tells_the_file_and_the_line_in_it(area: Area) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b"plain", gzip.compress(b"x" * 1000)[:-3], gzip.compress(b"x")[:12] + b"?" * 20]
+    "damage",
+    [b"plain", gzip.compress(b"x" * 1000)[:-3], gzip.compress(b"x")[:12] + b"?" * 20],
+    ids=["plain", "cut", "garbled"],  # the bytes would not do: they hold the time
 )
 def test_what_is_to_be_gzip_and_is_not(area: Area, damage: bytes) -> None:
     with pytest.raises(InvalidRecordError, match="expected gzip"):

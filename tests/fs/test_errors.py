@@ -13,7 +13,7 @@ from fs import errors
 from fs.errors import ANSWERS, Loudness, answer, errno_of
 
 # Of calls that the mount does not make: from a user's hand they would be a bug, and are told as one.
-NOT_FOR_USERS = {
+NOT_FOR_USERS: set[type[BaseException]] = {
     engine.EngineError,
     errors.FileSystemError,
     engine.CleaningAbortedError,
@@ -38,12 +38,17 @@ def _classes(module: object) -> list[type[BaseException]]:
     return [kind for kind in found if issubclass(kind, engine.EngineError)]
 
 
-@pytest.mark.parametrize("kind", {*_classes(engine), *_classes(errors)} - NOT_FOR_USERS)
+def _in_order(kinds: set[type[BaseException]]) -> list[type[BaseException]]:
+    """Errors by their names: the workers of a run must all find its tests in one order."""
+    return sorted(kinds, key=lambda kind: (kind.__module__, kind.__name__))
+
+
+@pytest.mark.parametrize("kind", _in_order({*_classes(engine), *_classes(errors)} - NOT_FOR_USERS))
 def test_every_error_that_a_user_can_cause_has_a_row(kind: type[BaseException]) -> None:
     assert any(parent in ANSWERS for parent in kind.__mro__ if parent is not BaseException)
 
 
-@pytest.mark.parametrize("kind", NOT_FOR_USERS)
+@pytest.mark.parametrize("kind", _in_order(NOT_FOR_USERS))
 def test_an_error_that_no_user_can_cause_is_told_as_a_bug(kind: type[BaseException]) -> None:
     error = kind("words", 0, 0) if kind is engine.UnexpectedAppendOffsetError else kind("words")
     assert answer(error) == errors.Answer(errno.EIO, Loudness.UNKNOWN)

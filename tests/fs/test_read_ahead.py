@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memory_shelf import Shelf
+from patience import PATIENCE_S
 
 from engine import Store
 from fs.ahead import ReadAhead
@@ -35,7 +36,7 @@ def files(tmp_path: Path) -> Iterator[FileSystem]:
             yield made
         finally:
             made.house.ahead.stop()
-            thread.join(5)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -51,7 +52,7 @@ def blocks(files: FileSystem) -> int:
 
 
 def await_rendered(files: FileSystem, end: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while blocks(files) < end:
         assert time.monotonic() < deadline, (blocks(files), end)
         time.sleep(0.005)
@@ -134,6 +135,6 @@ def test_a_mistake_in_one_block_does_not_hold_up_the_next(files: FileSystem) -> 
     ahead.ask(text, 3 * BLOCK, log.chain.segments, log.offsets)
     await_rendered(files, 3 * BLOCK)
     ahead.stop()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert asked == [7]
     assert not thread.is_alive()

@@ -12,6 +12,7 @@ import pytest
 from furnished import Furnished, furnished, lines, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from plain_formats import CODECS
 
 from engine.partition.partition import Producer
@@ -138,7 +139,7 @@ def test_a_reader_whose_offsets_are_older_than_the_map_comes_to_an_end(place: Fu
         target=lambda: found.append(text.read(0, np.zeros(500, np.uint8), segments, older)), daemon=True
     )
     reader.start()
-    reader.join(5)
+    reader.join(PATIENCE_S)
     assert found == [51]
     assert read_all(shown, text) == b"a" * 50 + b"\n" + b"b" * 50 + b"\n"
 

@@ -25,9 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 _BUSY_S = 2.0
-_END_S = 5.0
+_END_S = 60.0
 _ALARMING = re.compile(r"^(WARNING|ERROR|CRITICAL) |^Traceback|^Fatal |^Exception ignored")
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-LIMIT_S = 25
+LIMIT_S = 120
 ENVIRONMENT = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
 
 

@@ -321,5 +321,5 @@ def test_readers_beside_a_writer_and_removals_get_whole_lines_in_order(mount: Se
         first += COUNT
         remove_below(mount, partition, first - 2 * COUNT)
     for reader in readers:
-        _, complaints = reader.communicate(timeout=20)
+        _, complaints = reader.communicate(timeout=60)
         assert reader.returncode == 0, complaints.decode()

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from served import Served, append
 from shell import output, run, start
 
@@ -191,7 +192,7 @@ def test_odd_sizes_of_writes_over_rolls_keep_whole_lines(mount: Served, tmp_path
         command = ["dd", f"if={source}", f"of={partition / 'log.txt'}", f"bs={sizes[writer]}"]
         command += ["oflag=append", "conv=notrunc", "status=none"]
         writers.append(start([*command], tmp_path / f"out-{writer.decode()}"))
-    assert [writer.wait(25) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(PATIENCE_S) for writer in writers] == [0, 0, 0]
     check_writers((partition / "log.txt").read_bytes(), counts)
     assert len(os.listdir(partition / "segments")) > 100
 
@@ -270,7 +271,7 @@ def test_python_logs_from_two_processes(partition: Path, tmp_path: Path, kind: s
         start([sys.executable, "-c", LOGGING, kind, name, partition / "log.txt"], tmp_path / name)
         for name in names
     ]
-    assert [writer.wait(25) for writer in writers] == [0, 0]
+    assert [writer.wait(PATIENCE_S) for writer in writers] == [0, 0]
     assert [(tmp_path / name).read_bytes() for name in names] == [b"", b""]
     check_writers((partition / "log.txt").read_bytes(), {b"a": 300, b"b": 300})
 

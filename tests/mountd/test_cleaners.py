@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from patience import PATIENCE_S, eventually, promptly
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cleaner.manager import Cleans
@@ -120,24 +120,32 @@ def test_without_cleaners_there_is_no_thread(tmp_path: Path, setting: str) -> No
 def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_path: Path) -> None:
     with Store.open(tmp_path, SETTINGS, create=True) as store:
         fill(store, "orders")
-        slow = Slow()
-        with at_work(store, lambda *_: slow):  # type: ignore[arg-type, return-value]
-            assert slow.begun.wait(10)
-            began = time.monotonic()
-        assert time.monotonic() - began < 1
+
+        def stop() -> float:
+            slow = Slow()
+            with at_work(store, lambda *_: slow):  # type: ignore[arg-type, return-value]
+                assert slow.begun.wait(PATIENCE_S)
+                began = time.monotonic()
+            return time.monotonic() - began
+
+        promptly(1, stop)
         assert len(list(store.partition("orders-0").records())) == 200
 
 
 def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) -> None:
     with Store.open(tmp_path, {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}, create=True) as store:
         fill(store, "orders", 400)
-        with at_work(store):
-            eventually(
-                lambda: store.cleaning.states.of(("orders", 0)) is Phase.IN_PROGRESS, "begin of a clean"
-            )
-            time.sleep(0.5)
-            began = time.monotonic()
-        assert time.monotonic() - began < 1
+
+        def stop() -> float:
+            with at_work(store):
+                eventually(
+                    lambda: store.cleaning.states.of(("orders", 0)) is Phase.IN_PROGRESS, "begin of a clean"
+                )
+                time.sleep(0.5)
+                began = time.monotonic()
+            return time.monotonic() - began
+
+        promptly(1, stop)
 
 
 def test_stop_twice_and_stop_without_start_do_nothing(tmp_path: Path) -> None:

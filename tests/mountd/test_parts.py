@@ -21,7 +21,7 @@ from mountd.cli import main
 from mountd.events import Events
 from mountd.shelf import DirectoryShelf
 
-SOON_S = 10.0
+SOON_S = 60.0
 
 # -- events -------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ def run(teller):
 {run_in_child}
 child = background.start(run)
 while True:
-    message = child.next(10)
+    message = child.next(60)
     print(message.kind, message.text.encode(), flush=True)
     if message.kind != background.WAITS:
         break
@@ -96,7 +96,7 @@ while True:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=SOON_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -138,7 +138,7 @@ def run(teller):
     return 0
 assert background.start(run).next(10).kind == background.READY
 """
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=SOON_S)
     end = time.monotonic() + SOON_S
     while not (tmp_path / "lived").exists():
         assert time.monotonic() < end
@@ -159,7 +159,7 @@ def run(teller):
     return 1
 background.start(run)
 """
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=SOON_S)
     end = time.monotonic() + SOON_S
     while not (tmp_path / "broken off").exists():
         assert time.monotonic() < end
@@ -187,7 +187,7 @@ def logged(tmp_path: Path, program: str, foreground: bool) -> tuple[str, str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=SOON_S,
     )
     return (tmp_path / "topicfs.log").read_text(), done.stderr
 

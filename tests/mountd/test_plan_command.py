@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import Place, eventually
+from daemon_place import Place
+from patience import eventually
 from rich.console import Console
 
 from engine.record import Record

@@ -1,0 +1,35 @@
+"""How long tests wait on a machine that has other things to do.
+
+Two kinds of limits are told apart. What must come some time is waited for with patience: only a fault keeps it away for
+a minute. What must come soon is tried several times: a busy machine is late now and then, a fault is late each time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+PATIENCE_S: Final = 60.0
+
+
+def eventually(condition: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {limit_s} s: {what}"
+        time.sleep(0.005)
+
+
+def promptly(limit_s: float, attempt: Callable[[], float | None], tries: int = 10) -> None:
+    """One of several attempts takes less than this. An attempt that prepares something gives the seconds that count."""
+    taken = []
+    for _ in range(tries):
+        began = time.monotonic()
+        seconds = attempt()
+        taken.append(time.monotonic() - began if seconds is None else seconds)
+        if taken[-1] < limit_s:
+            return
+    raise AssertionError(
+        f"expected less than {limit_s} s, found {min(taken):.3f} s at best, of {tries} attempts"
+    )
