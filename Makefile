@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml .ci/packages
 	touch $@
 
 run: setup
-	@PATH="$(abspath $(BIN)):$$PATH" BACKING="$(BACKING)" MOUNT="$(MOUNT)" examples/try.sh
+	@exec env PATH="$(abspath $(BIN)):$$PATH" BACKING="$(BACKING)" MOUNT="$(MOUNT)" examples/try.sh
 
 # The real Kafka, which the interoperability tests compare with: its jars, and a Java to run them.
 $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages

@@ -5,19 +5,20 @@ set -eu
 BACKING=${BACKING:-./data}
 MOUNT=${MOUNT:-./mnt}
 
-topicfs mount --create "$BACKING" "$MOUNT"
-# Ctrl-C reaches everything in the foreground: this script ends the mount, and its exit is a good one.
-trap 'echo; topicfs umount "$MOUNT"; exit 0' INT TERM
-trap 'topicfs umount "$MOUNT"' HUP
-
-if [ ! -d "$MOUNT/topics/orders" ]; then
-    mkdir "$MOUNT/topics/orders"
-    for n in 1 2 3 4 5 6 7 8 9 10; do
-        echo "{\"key\":\"customer-$((n % 3))\",\"value\":\"$n apples\",\"headers\":[{\"key\":\"shop\",\"value\":\"north\"}]}"
-    done >> "$MOUNT/orders-0/log.jsonl"
-fi
-
-cat <<TEXT
+# Fill in the sample and say what to try, when the mount answers. It ends with the daemon, which becomes process $$.
+(
+    trap '' INT PIPE
+    until [ -d "$MOUNT/topics" ]; do
+        kill -0 $$ 2>/dev/null || exit 0
+        sleep 0.2
+    done
+    if [ ! -d "$MOUNT/topics/orders" ]; then
+        mkdir "$MOUNT/topics/orders"
+        for n in 1 2 3 4 5 6 7 8 9 10; do
+            echo "{\"key\":\"customer-$((n % 3))\",\"value\":\"$n apples\",\"headers\":[{\"key\":\"shop\",\"value\":\"north\"}]}"
+        done >> "$MOUNT/orders-0/log.jsonl"
+    fi
+    cat <<TEXT
 
 $BACKING is mounted at $MOUNT. In another shell, try:
 
@@ -30,5 +31,7 @@ $BACKING is mounted at $MOUNT. In another shell, try:
 
 Ctrl-C unmounts it.
 TEXT
+) &
 
-while :; do sleep 86400 & wait $!; done
+# In the place of this shell: the daemon gets each signal itself, and however it ends, nothing of it is left.
+exec topicfs mount --create --foreground "$BACKING" "$MOUNT"

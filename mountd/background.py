@@ -15,6 +15,7 @@ import json
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -128,6 +129,36 @@ class Child:
             os.kill(self.process, signal.SIGTERM)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.process, 0)
+
+
+def hold_standard_descriptors() -> None:
+    """Open what is closed of stdin, stdout and stderr, on nothing. Otherwise a file of the store could get such a
+    number, and what a library prints would be written into it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def end_with_parent() -> None:
+    """Have this process get SIGHUP when the one that started it ends, unless it is deaf to that, as under nohup."""
+    parent = os.getppid()
+    # 0 is in another namespace; 1 ends last.
+    if parent <= 1 or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return
+    try:
+        process = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return
+
+    def wait() -> None:
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        ended.poll()
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    # prctl's signal on the parent's death would also come at the end of the one thread of it that started us.
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def start(run: Callable[[Teller], int]) -> Child:

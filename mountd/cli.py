@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,16 @@ from mountd.spark_commands import spark_group
 if TYPE_CHECKING:
     from mountd.daemon import Assembly, MountOptions
 
-_CONSOLE: Final = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    """Words for who listens. That nobody does is no reason to leave a mount half taken away."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on, in silence."""
+        self.quiet = True
+
+
+_CONSOLE: Final = _Console(stderr=True, highlight=False)
 
 _PATH: Final = click.Path(path_type=Path)
 _SOON_S: Final = 1.0
@@ -56,7 +66,9 @@ main.add_command(undelete_command)
 @main.command("mount")
 @click.argument("backing", type=_PATH)
 @click.argument("mount", type=_PATH)
-@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, and log to stderr too.")
+@click.option(
+    "--foreground", is_flag=True, help="Stay until Ctrl-C, or until what started it ends; log to stderr too."
+)
 @click.option("--create", is_flag=True, help="Make the store first if BACKING is empty or not there.")
 @click.option(
     "--read-only",
@@ -87,6 +99,7 @@ def mount_command(
     `topicfs init` makes a store. MOUNT is made where it does not exist. The log is BACKING/topicfs.log; that of a
     read-only mount is ~/.local/state/topicfs/MOUNT.log, percent-encoded, or in $XDG_STATE_HOME/topicfs, and where that
     cannot be written it is the system's log."""
+    background.hold_standard_descriptors()
     given = dict(_setting(text) for text in settings)
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
@@ -95,13 +108,14 @@ def mount_command(
 
     def run(teller: Teller) -> int:
         # From here on a signal is no sudden end, also not while the engine is loaded.
-        events = Events.open(STOP_SIGNALS)
+        events = Events.open(_heard(foreground))
         from mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
 
         options = MountOptions(read_only, allow_other, given)
         return _run(backing, mount, options, assembly or _assembly, teller, foreground, events)
 
     if foreground:
+        background.end_with_parent()
         aloud = _Aloud()
         code = _guarded(run, aloud)
         if made and not aloud.was_ready:
@@ -125,9 +139,12 @@ def init_command(backing: Path) -> None:
 
 @main.command("umount")
 @click.argument("mount", type=_PATH)
-def umount_command(mount: Path) -> None:
-    """Write down everything that was accepted, unmount MOUNT, and return when its daemon has stopped."""
-    _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting))
+@click.option("--force", is_flag=True, help="Also when programs use it: their next calls fail.")
+def umount_command(mount: Path, force: bool) -> None:
+    """Write down everything that was accepted, unmount MOUNT, and return when its daemon has stopped.
+
+    While programs use it this is refused, with their names, and changes nothing."""
+    _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting, force, _say))
 
 
 @main.command("plan")
@@ -162,6 +179,12 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise click.BadParameter(f"expected name=value, found {text!r}", param_hint="-o")
     return name.strip(), value
+
+
+def _heard(foreground: bool) -> list[signal.Signals]:
+    """The signals that stop the daemon. In the foreground it stays deaf to those that it was started deaf to: nohup."""
+    ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in STOP_SIGNALS if not foreground or number not in ignored]
 
 
 # -- in the daemon ------------------------------------------------------------------------------------

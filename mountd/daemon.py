@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 from engine.files.metadata import META_PROPERTIES, CleanShutdown
 from engine.files.place import LOGS
 from engine.store.store import Store
+from mountd import mounts
 from mountd.cleaners import Cleaners
 from mountd.events import Events
 from mountd.logs import LevelCounter
@@ -36,6 +37,7 @@ from mountd.metrics import Metrics
 from mountd.mounts import source_of
 from mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
 from mountd.session import Session
+from mountd.users import in_words, users_of
 
 log = logging.getLogger(__name__)
 
@@ -290,7 +292,12 @@ class Daemon:
                 log.info(f"{self.backing} is mounted at {self.mount}, by process {os.getpid()}")
                 ready()
             elif isinstance(event, signal.Signals):
+                mount = mounts.find(self.mount)
+                users = users_of(self.mount, mount.device) if mount is not None else []
                 log.info(f"{event.name}: unmounting {self.mount}")
+                if users:
+                    # Whoever sends a signal has decided: a machine that goes down waits for nobody's open file.
+                    log.info(f"{self.mount} is taken away from\n{in_words(users)}")
                 return
 
 

@@ -25,6 +25,8 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from urllib.parse import quote, unquote_to_bytes
 from engine.files import place
 from engine.record import now_ms
 from engine.store.configuration import Configuration
+from mountd.users import User, in_words, users_of
 
 SUBTYPE: Final = "topicfs"
 _TYPE: Final = f"fuse.{SUBTYPE}"
@@ -46,12 +49,19 @@ _HELPERS: Final = ("fusermount", "fusermount3")
 # What takes longer than this is explained to who waits.
 _SOON_MS: Final = 1000
 
+# A mount that is in use though nobody is found in it is tried for so long: who looked in is leaving.
+_MOMENT_S: Final = 1.0
+
 # A connection that was aborted, or whose daemon is gone, answers every call with one of these.
 _DEAD: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 class MountError(Exception):
     """A mount point cannot be mounted or unmounted as asked; the message is for the user."""
+
+
+class BusyMountError(MountError):
+    """A mount that somebody uses was to be taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +71,14 @@ class Mount:
     point      where it is mounted
     kind       the file system's type
     source     what is mounted, as the file system words it
+    device     its device's number, "major:minor": each mount of a store has one of its own
     read_only  it was mounted so
     """
 
     point: Path
     kind: str
     source: str
+    device: str = ""
     read_only: bool = False
 
     @property
@@ -89,22 +101,21 @@ def source_of(backing: Path) -> str:
 
 def find(point: Path) -> Mount | None:
     """The mount at this very path, the uppermost where there are several; None where nothing is mounted."""
-    return next(
-        (mount for mount in reversed(list(_mounts(_TABLE.read_bytes()))) if mount.point == point), None
-    )
+    return next((mount for mount in reversed(list(_table())) if mount.point == point), None)
 
 
 def points_of(backing: Path) -> list[Path]:
     """Where a backing directory is mounted, as far as this process sees mounts."""
-    return [mount.point for mount in _mounts(_TABLE.read_bytes()) if mount.backing == backing]
+    return [mount.point for mount in _table() if mount.backing == backing]
 
 
-def _mounts(table: bytes) -> Iterator[Mount]:
-    for line in table.splitlines():
+def _table() -> Iterator[Mount]:
+    for line in _TABLE.read_bytes().splitlines():
         placed, _, filesystem = line.partition(b" - ")
         kind, source, *_ = filesystem.split(b" ")
         fields = placed.split(b" ")
-        yield Mount(Path(_text(fields[4])), _text(kind), _text(source), b"ro" in fields[5].split(b","))
+        read_only = b"ro" in fields[5].split(b",")
+        yield Mount(Path(_text(fields[4])), _text(kind), _text(source), _text(fields[2]), read_only)
 
 
 def _text(field: bytes) -> str:
@@ -112,12 +123,19 @@ def _text(field: bytes) -> str:
 
 
 def is_dead(point: Path) -> bool:
-    """Whether a mount has lost the process that served it."""
-    try:
-        point.stat()
-    except OSError as error:
-        return error.errno in _DEAD
-    return False
+    """Whether a mount has lost the process that served it. One that does not answer has not: it may be at a loss."""
+    found: list[int] = []
+
+    def ask() -> None:
+        try:
+            point.stat()
+        except OSError as error:
+            found.append(error.errno or 0)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SOON_MS / 1000)
+    return any(number in _DEAD for number in found)
 
 
 def lock_owner(backing: Path) -> int | None:
@@ -208,22 +226,39 @@ def _clear(point: Path) -> None:
 # -- unmounting ---------------------------------------------------------------------------------------
 
 
-def leave(point: Path, waits: Callable[[str], AbstractContextManager[object]]) -> None:
+def leave(
+    point: Path,
+    waits: Callable[[str], AbstractContextManager[object]],
+    force: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> None:
     """Stop the daemon of the mount at `point`, a real path, and return when both are gone; a dead mount is removed.
-    MountError where there is none of ours, or it did not end well. `waits` is entered while this takes longer."""
+    BusyMountError, and nothing has changed, where somebody uses it, unless `force` says that they are to lose it: then
+    `tell` is called with their names. MountError where there is none of ours, or it did not end well. `waits` is
+    entered while this takes longer."""
     mount = find(point)
     if mount is None or mount.backing is None:
         raise MountError(f"{point}: expected a mount of topicfs, found {mount.kind if mount else 'none'}")
-    if mount.read_only:
-        # Its daemon has nothing to write down, and holds no lock: who holds one is another daemon.
-        detach(point) if is_dead(point) else unmount(point)
+    # Where the mount is this process's own working directory, it would be in its own way.
+    os.chdir("/")
+    if is_dead(point):
+        # Who has the store open now serves it elsewhere.
+        detach(point)
         return
-    owner = lock_owner(mount.backing)
-    if owner is None:
-        # Its daemon is gone, or lives where this process sees no processes: behind another namespace's walls.
-        detach(point) if is_dead(point) else unmount(point)
-        return
-    _stop(owner, mount.backing, point, waits)
+    if users := users_of(point, mount.device):
+        if not force:
+            raise BusyMountError(_busy(mount, users))
+        tell(f"{point}: is taken away from\n{in_words(users)}")
+    with _daemon_of(mount) as daemon:
+        if not force:
+            # The kernel looks and takes it away in one step, so that nobody can come in between.
+            _unmount_idle(mount)
+        elif daemon is None:
+            detach(point)
+        if daemon is None:
+            # It lives where this process sees no processes: behind another namespace's walls.
+            return
+        _stop(daemon, waits)
     if find(point) == mount:
         # The daemon was killed before it could unmount.
         detach(point)
@@ -235,28 +270,68 @@ def leave(point: Path, waits: Callable[[str], AbstractContextManager[object]]) -
         )
 
 
-def _stop(
-    owner: int, backing: Path, point: Path, waits: Callable[[str], AbstractContextManager[object]]
-) -> None:
-    """Have the process that owns the store stop, and wait until it has ended."""
+def _unmount_idle(mount: Mount) -> None:
+    """Take away a mount that nobody uses. BusyMountError where the kernel knows of somebody."""
+    end = time.monotonic() + _MOMENT_S
+    while True:
+        try:
+            unmount(mount.point)
+        except BusyMountError:
+            users = users_of(mount.point, mount.device)
+            # Somebody who was there for a moment only is gone the next time.
+            if users or time.monotonic() > end:
+                raise BusyMountError(_busy(mount, users)) from None
+            time.sleep(_MOMENT_S / 20)
+        else:
+            return
+
+
+def _busy(mount: Mount, users: list[User]) -> str:
+    below = [f"    a mount at {each.point}" for each in _table() if mount.point in each.point.parents]
+    who = "\n".join([in_words(users)] * bool(users) + below)
+    return (
+        f"{mount.point}: nothing was done, as it is in use by\n"
+        f"{who or '    somebody whom this user does not see; root sees more'}\n"
+        "End them first, or take it away from them with --force."
+    )
+
+
+@contextlib.contextmanager
+def _daemon_of(mount: Mount) -> Iterator[int | None]:
+    """A descriptor of the process that serves a mount, None where it is not seen. MountError where it is not ours."""
+    assert mount.backing is not None
+    # A read-only daemon holds no lock, and has nothing to write down: who holds one is another daemon.
+    owner = None if mount.read_only else lock_owner(mount.backing)
     try:
-        process = os.pidfd_open(owner)
+        process = None if owner is None else os.pidfd_open(owner)
     except ProcessLookupError:
+        process = None
+    if process is None:
+        yield None
         return
     try:
         # The number may have gone to another process before it was opened.
-        if lock_owner(backing) != owner:
+        if lock_owner(mount.backing) != owner:
+            yield None
             return
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        ended = select.poll()
-        ended.register(process, select.POLLIN)
-        if not ended.poll(_SOON_MS):
-            with waits(f"waiting for process {owner} to write everything down and stop"):
-                ended.poll()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, 0)  # nothing is sent, but that it could be is seen
+        yield process
     except PermissionError:
-        raise MountError(f"{point}: is served by process {owner}, which is another user's") from None
+        raise MountError(f"{mount.point}: is served by process {owner}, which is another user's") from None
     finally:
         os.close(process)
+
+
+def _stop(daemon: int, waits: Callable[[str], AbstractContextManager[object]]) -> None:
+    """Have a daemon stop, and wait until it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(daemon, signal.SIGTERM)
+    ended = select.poll()
+    ended.register(daemon, select.POLLIN)
+    if not ended.poll(_SOON_MS):
+        with waits("waiting for the daemon to write everything down and stop"):
+            ended.poll()
 
 
 def detach(point: Path) -> None:
@@ -265,7 +340,7 @@ def detach(point: Path) -> None:
 
 
 def unmount(point: Path) -> None:
-    """Take a mount away. MountError where files on it are open, or that is refused."""
+    """Take a mount away. BusyMountError where files on it are open, MountError where that is refused."""
     _fusermount("-u", point)
 
 
@@ -277,9 +352,12 @@ def _fusermount(how: str, point: Path) -> None:
                 capture_output=True,
                 text=True,
                 errors="replace",
+                env={**os.environ, "LC_ALL": "C"},
                 check=False,
             )
             if done.returncode:
+                if os.strerror(errno.EBUSY) in done.stderr:
+                    raise BusyMountError(f"{point}: is in use")
                 raise MountError(f"{point}: cannot be unmounted: {done.stderr.strip() or done.returncode}")
             return
     raise MountError(f"{point}: cannot be unmounted: fusermount is missing; install the package fuse")

@@ -50,7 +50,7 @@ class Served:
         self._socket = place / "steer"
         self._expected: list[str] = []
         self._counts: dict[str, int] = {}
-        self.backing.mkdir(exist_ok=True)
+        self.backing.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -91,6 +91,21 @@ class Served:
         code = self.process.wait(STOP_S)
         self.process = None
         return code
+
+    def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Unmount by the command; the daemon has ended where that did well."""
+        done = subprocess.run(
+            [sys.executable, "-m", "mountd.cli", "umount", *options, str(self.path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            assert self.process is not None
+            assert self.process.wait(STOP_S) == 0
+            self.process = None
+        return done
 
     def kill(self) -> None:
         """As a crash would end it. The dead mount stays."""

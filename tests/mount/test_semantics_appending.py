@@ -278,14 +278,21 @@ def test_synchronous_writes_persist(mount: Served) -> None:
             assert mount.status(partition)["recovery_point"] == 3
 
 
-def test_umount_appends_what_is_open(own: Served) -> None:
-    """D4. `topicfs umount` appends what open files still hold, also a line without its newline."""
+@pytest.mark.parametrize("force", [True, False])
+def test_taking_the_mount_away_appends_what_is_open(own: Served, force: bool) -> None:
+    """D4. `topicfs umount --force` and a signal that ends the daemon append what open files still hold, also a
+    line without its newline.
+    """
     partition = own.new()
     file, other = (os.open(partition / name, APPEND) for name in ("log.txt", "log.jsonl"))
     os.write(file, b"one\ntw")
     os.write(other, b'{"value":"three"}')
     assert read(partition) == b""
-    assert own.stop() == 0
+    if force:
+        done = own.umount("--force")
+        assert done.returncode == 0, done.stderr
+    else:
+        assert own.stop() == 0
     for descriptor in (file, other):
         with pytest.raises(OSError, match=r"not connected|abort"):
             os.close(descriptor)

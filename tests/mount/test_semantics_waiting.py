@@ -10,6 +10,7 @@ import select
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, promptly
-from served import Served, append, delete, eventually, opened, write_all
+from served import ROOT, Served, append, delete, eventually, opened, write_all
 from shell import output
 
 pytest_plugins = ["shared_mount"]
@@ -118,7 +119,7 @@ def test_signals_end_a_wait(mount: Served) -> None:
 
 
 def test_the_end_of_the_mount_ends_a_wait(own: Served) -> None:
-    """B3. Blocked reads end when the mount is unmounted, and when the daemon is killed; afterwards every
+    """B3. Blocked reads end when the mount is taken away, and when the daemon is killed; afterwards every
     call fails at once.
     """
     partition = letters(own)
@@ -201,6 +202,90 @@ def test_locks(mount: Served) -> None:
             os.write(other, b"in spite of it\n")
             os.fsync(other)
             assert (partition / "log.txt").read_bytes().endswith(b"in spite of it\n")
+
+
+@pytest.mark.parametrize("end", ["--force", signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_mount_that_is_in_use(own: Served, end: str | signal.Signals) -> None:
+    """B7. `topicfs umount` of a mount that programs use is refused with their names, and changes nothing;
+    `--force`, and SIGTERM, SIGINT or SIGHUP to the daemon, take it away from them.
+    """
+    partition = letters(own)
+    final = partition / f"sealed/txt/{0:020}.txt"
+    mapping = (
+        "import mmap, sys, os; f = os.open(sys.argv[1], 0); m = mmap.mmap(f, 1, mmap.MAP_PRIVATE, mmap.PROT_READ);"
+        "m = [m[0], os.closerange(3, 100), m]; print(flush=True); sys.stdin.read()"
+    )
+    programs = {
+        f"working directory {partition}": subprocess.Popen(["sleep", "1000"], cwd=partition),
+        str(partition / "follow.txt"): subprocess.Popen(
+            ["cat", partition / "follow.txt"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ),
+        f"mapping of {final}": subprocess.Popen(
+            [sys.executable, "-c", mapping, final], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ),
+    }
+    try:
+        *_, mapper = programs.values()
+        assert mapper.stdout is not None
+        assert mapper.stdout.readline() == b"\n"
+        reader = programs[str(partition / "follow.txt")]
+        eventually(lambda: holds_open(reader.pid, "follow.txt"), "the open file")
+        refused = own.umount()
+        assert refused.returncode == 1
+        for use, program in programs.items():
+            name = Path(f"/proc/{program.pid}/comm").read_text().strip()
+            assert f"process {program.pid} ({name}): {use}" in refused.stderr
+        assert "--force" in refused.stderr
+        # It is as it was: for who uses it, and for others.
+        append(partition / "log.txt", b"d\n")
+        assert (partition / "log.txt").read_bytes() == b"a\nb\nc\nd\n"
+        assert reader.poll() is None
+        if isinstance(end, str):
+            done = own.umount(end)
+            assert done.returncode == 0, done.stderr
+            told = done.stderr
+        else:
+            assert own.process is not None
+            own.process.send_signal(end)
+            assert own.process.wait(PATIENCE_S) == 0
+            told = own.said()
+        assert "is taken away from" in told
+        assert all(f"process {program.pid} " in told for program in programs.values())
+        assert not own.is_mounted
+        assert reader.wait(PATIENCE_S) == 1
+    finally:
+        for program in programs.values():
+            with program:
+                program.kill()
+
+
+def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
+    """B8. A daemon with `--foreground` also ends with the process that started it, but under nohup; closing
+    its output ends nothing. However it ends in order, no mount and no process is left.
+    """
+    command = f'PYTHONPATH={ROOT} "$@" {sys.executable} -m mountd.cli mount --create --foreground'
+    for before, outlives in (("env", False), ("nohup", True)):
+        served = Served(tmp_path / before)
+        script = f"{command} {served.backing} {served.path} 2>&1 | true"
+        with subprocess.Popen(["sh", "-c", script, "sh", before], stdin=subprocess.DEVNULL) as shell:
+            eventually(lambda served=served: "by process " in served.said(), "the mount")
+            daemon = int(served.said().partition("by process ")[2].split()[0])
+            try:
+                append(served.new() / "log.txt", b"here\n")
+                shell.kill()
+                shell.wait()
+                if outlives:
+                    time.sleep(0.5)
+                    os.kill(daemon, signal.SIGHUP)
+                    assert (served / "plain-0/log.txt").read_bytes() == b"here\n"
+                    os.kill(daemon, signal.SIGTERM)
+                eventually(lambda daemon=daemon: not Path(f"/proc/{daemon}/cwd").exists(), "its end")
+                assert not served.is_mounted
+                assert "stopped cleanly" in served.said()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(daemon, signal.SIGKILL)
+                served.clear()
 
 
 # -- sizes, times, inodes, extended attributes --------------------------------------------------------

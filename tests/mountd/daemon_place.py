@@ -67,9 +67,9 @@ class Place:
         assert process is not None
         return process
 
-    def down(self) -> None:
+    def down(self, *options: str) -> None:
         """Unmount."""
-        code, said = self.run("umount", self.mount)
+        code, said = self.run("umount", *options, self.mount)
         assert code == 0, said
 
     @property

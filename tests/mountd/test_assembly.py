@@ -43,7 +43,7 @@ def test_umount_appends_what_open_files_still_hold(real_place: Place) -> None:
     (real_place.mount / "t-0").mkdir()
     opened = os.open(real_place.mount / "t-0" / "log.txt", os.O_WRONLY | os.O_APPEND)
     os.write(opened, b"whole\nunfinished")
-    real_place.down()
+    real_place.down("--force")
     with pytest.raises(OSError, match="not connected"):
         os.close(opened)
     assert real_place.values() == [b"whole", b"unfinished"]
@@ -76,7 +76,7 @@ def test_umount_releases_a_follower(real_place: Place) -> None:
     follower = subprocess.Popen(["cat", real_place.mount / "t-0" / "follow.txt"], stderr=subprocess.PIPE)
     time.sleep(0.3)
     assert follower.poll() is None
-    real_place.down()
+    real_place.down("--force")
     follower.communicate(timeout=PATIENCE_S)
 
 

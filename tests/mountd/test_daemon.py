@@ -78,7 +78,7 @@ def test_umount_releases_a_blocked_reader_and_an_open_file(place: Place) -> None
     reader = subprocess.Popen(["cat", place.mount / "follow"], stderr=subprocess.PIPE)
     time.sleep(0.2)
     assert reader.poll() is None
-    place.down()
+    place.down("--force")
     with pytest.raises(OSError, match="not connected"):
         os.close(opened)
     _, complaint = reader.communicate(timeout=PATIENCE_S)
