@@ -119,6 +119,11 @@ def commits_under_way(partition: Partition) -> int:
     return FILES[0].house.commits._active
 
 
+def commits_end(partition: Partition) -> bool:
+    """Whether no more begin, as the mount goes away."""
+    return FILES[0].house.commits._ending
+
+
 def sweep_inboxes(partition: Partition, later_ms: int) -> int:
     """What is done every minute, as if it were later."""
     store = FILES[0].house.store
@@ -143,6 +148,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         hold_commits,
         release_commits,
         commits_under_way,
+        commits_end,
         sweep_inboxes,
     )
 }

@@ -177,7 +177,7 @@ def test_taking_a_deletion_back(tmp_path: Path, between: str) -> None:
         assert (partition / "start").read_text() == "1\n"
         assert "retention.ms=77000000 " in (topic / "config").read_text()
         assert (topic / "inbox/pending/y.txt").read_text() == "pending\n"
-        (batch / "x.txt").write_text("once more\n")
+        (batch / "x.txt").write_text("from a batch\n")
         (batch / "_SUCCESS").touch()
         append(partition / "log.txt", b"new\n")
         assert read(partition) == b"b\nc\nfrom a batch\nnew\n"

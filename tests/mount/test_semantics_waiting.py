@@ -220,7 +220,7 @@ def test_a_mount_that_is_in_use(own: Served, end: str | signal.Signals) -> None:
         str(partition / "follow.txt"): subprocess.Popen(
             ["cat", partition / "follow.txt"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ),
-        f"mapping of {final}": subprocess.Popen(
+        f"mapping of {final.resolve()}": subprocess.Popen(
             [sys.executable, "-c", mapping, final], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ),
     }

@@ -203,7 +203,7 @@ def test_under_nohup_it_goes_on(real_place: Place) -> None:
 
 @pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_are_no_files_of_the_store(real_place: Place, closed: str) -> None:
-    words = shlex.join([sys.executable, "-m", "mountd.cli", "mount", "--foreground"])
+    words = shlex.join([sys.executable, "-m", "mountd.cli", "mount", "--create", "--foreground"])
     command = subprocess.Popen(
         ["sh", "-c", f"exec {words} {real_place.backing} {real_place.mount} {closed}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
