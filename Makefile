@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml .ci/packages
 	.ci/packages venv fuse
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[test,spark]'
-	$(BIN)/python -m fs.kernels
+	$(BIN)/python -m mountd.kernels
 	touch $@
 
 run: setup

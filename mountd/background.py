@@ -2,7 +2,7 @@
 
 The daemon tells its parent through a pipe, one line of JSON each:
 
-    ["waits", "<for what>"] …   then   ["ready", ""]   or   ["failed", "<why>"]
+    ["waits", "<for what>"] or ["goes on", "<how far>"] …   then   ["ready", ""]   or   ["failed", "<why>"]
 
 An end without either of the last two is a crash. Nothing heavier than this module is imported before the fork: no
 thread, and no lock of another module, can be copied half way.
@@ -24,6 +24,7 @@ from typing import Final, Protocol
 READY: Final = "ready"
 FAILED: Final = "failed"
 WAITS: Final = "waits"
+GOES_ON: Final = "goes on"
 
 # libfuse's own words about why it cannot mount are short; what else comes is cut.
 _MOST_WORDS: Final = 4096
@@ -33,8 +34,8 @@ _MOST_WORDS: Final = 4096
 class Message:
     """One line from the daemon.
 
-    kind  WAITS, READY or FAILED
-    text  for what, or why
+    kind  WAITS, GOES_ON, READY or FAILED
+    text  for what, how far, or why
     """
 
     kind: str
@@ -46,6 +47,9 @@ class Teller(Protocol):
 
     def waits(self, text: str) -> None:
         """Start-up waits for this."""
+
+    def progress(self, text: str) -> None:
+        """What it waits for takes long, and is so far."""
 
     def ready(self) -> None:
         """The mount answers."""
@@ -68,6 +72,10 @@ class PipeTeller:
     def waits(self, text: str) -> None:
         """Start-up waits for this."""
         self._tell(WAITS, text)
+
+    def progress(self, text: str) -> None:
+        """What it waits for takes long, and is so far."""
+        self._tell(GOES_ON, text)
 
     def ready(self) -> None:
         """The mount answers. From now on nobody reads stderr."""

@@ -19,25 +19,15 @@ from rich.console import Console
 
 from engine.errors import EngineError
 from engine.files import place
-from mountd import background, mounts
+from mountd import background, kernels, mounts
 from mountd.background import Teller
 from mountd.delete_command import delete_command, undelete_command
 from mountd.events import STOP_SIGNALS, Events
+from mountd.shown import Shown, say
 from mountd.spark_commands import spark_group
 
 if TYPE_CHECKING:
     from mountd.daemon import Assembly, MountOptions
-
-
-class _Console(Console):
-    """Words for who listens. That nobody does is no reason to leave a mount half taken away."""
-
-    def on_broken_pipe(self) -> None:
-        """Go on, in silence."""
-        self.quiet = True
-
-
-_CONSOLE: Final = _Console(stderr=True, highlight=False)
 
 _PATH: Final = click.Path(path_type=Path)
 _SOON_S: Final = 1.0
@@ -104,20 +94,37 @@ def mount_command(
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
     backing, mount = mounts.real(backing), mounts.real(mount)
+    # First what takes no time: who lacks it should not wait for kernels to be compiled.
+    _or_fail(mounts.check_machine)
     made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create))
 
     def run(teller: Teller) -> int:
         # From here on a signal is no sudden end, also not while the engine is loaded.
         events = Events.open(_heard(foreground))
-        from mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
 
+        def compiling(text: str) -> None:
+            if events.came():
+                # A minute is too long to wait for Ctrl-C; nothing is open yet.
+                raise mounts.MountError("stopped by a signal while kernels were compiled")
+            teller.progress(text)
+
+        teller.waits("loading the engine")
+        try:
+            with kernels.told(compiling):
+                from mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
+
+                parts = (assembly or _assembly)()
+        except mounts.MountError as error:
+            teller.failed(str(error))
+            return 1
         options = MountOptions(read_only, allow_other, given)
-        return _run(backing, mount, options, assembly or _assembly, teller, foreground, events)
+        return _run(backing, mount, options, parts, teller, foreground, events)
 
     if foreground:
         background.end_with_parent()
-        aloud = _Aloud()
-        code = _guarded(run, aloud)
+        with Shown() as shown:
+            aloud = _Aloud(shown)
+            code = _guarded(run, aloud)
         if made and not aloud.was_ready:
             _remove(mount)
         # A start that was broken off may still have threads at work, which an ordinary end would wait for.
@@ -144,7 +151,7 @@ def umount_command(mount: Path, force: bool) -> None:
     """Write down everything that was accepted, unmount MOUNT, and return when its daemon has stopped.
 
     While programs use it this is refused, with their names, and changes nothing."""
-    _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting, force, _say))
+    _or_fail(lambda: mounts.leave(mounts.real(mount), _waiting, force, say))
 
 
 @main.command("plan")
@@ -162,7 +169,8 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
 
     Works beside a running daemon, and without one."""
     given = dict(_setting(text) for text in settings)
-    from mountd import plans  # noqa: PLC0415 - loads the engine
+    with Shown() as shown, kernels.told(shown.progress):
+        from mountd import plans  # noqa: PLC0415 - loads the engine
 
     try:
         made = plans.make(mounts.real(place), given)
@@ -206,7 +214,7 @@ def _run(
     backing: Path,
     mount: Path,
     options: MountOptions,
-    assembly: Callable[[], Assembly],
+    parts: Assembly,
     teller: Teller,
     foreground: bool,
     events: Events,
@@ -216,8 +224,7 @@ def _run(
 
     try:
         logged = logs.set_up(logs.file_of(backing, mount, options.read_only), foreground)
-        teller.waits("loading the engine")
-        daemon = Daemon(backing, mount, options, assembly(), logged, teller.waits, events)
+        daemon = Daemon(backing, mount, options, parts, logged, teller.waits, events)
         return daemon.run(teller.ready)
     except (EngineError, StartError, OSError) as error:
         # First told: where logging could not begin, its lines go to stderr, which the telling includes.
@@ -230,14 +237,21 @@ class _Aloud:
     """Tells on the terminal, where the daemon runs in the foreground.
 
     was_ready  whether the mount was there
+    shown      what is compiled before there is a log
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shown: Shown) -> None:
         self.was_ready = False
+        self.shown = shown
 
     def waits(self, text: str) -> None:
         """Say it."""
+        self.shown.close()
         logging.getLogger(__name__).info(text)
+
+    def progress(self, text: str) -> None:
+        """Say it now and then, also before there is a log."""
+        self.shown.progress(text)
 
     def ready(self) -> None:
         """Logged already."""
@@ -258,18 +272,20 @@ def _follow(child: background.Child) -> None:
     """Wait until the daemon is ready, and say what it waits for when that takes long."""
     latest = "starting the daemon"
     patience: float | None = _SOON_S
-    with contextlib.ExitStack() as shown:
+    with Shown() as shown:
         try:
             while (message := child.next(patience)) is None or message.kind != background.READY:
                 if message is not None and message.kind == background.FAILED:
                     raise _FailedError(message.text)
+                if message is not None and message.kind == background.GOES_ON:
+                    shown.progress(message.text)
+                    continue
                 if message is None:
                     patience = None
                 else:
                     latest = message.text
                 if patience is None:
-                    shown.close()
-                    shown.enter_context(_waiting(latest))
+                    shown.wait(latest)
         except KeyboardInterrupt:
             child.stop()
             raise
@@ -277,12 +293,9 @@ def _follow(child: background.Child) -> None:
 
 @contextlib.contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """Show what is waited for: on a terminal with a sign of life, elsewhere as a line."""
-    if _CONSOLE.is_terminal:
-        with _CONSOLE.status(text):
-            yield
-    else:
-        _say(text)
+    """Show what is waited for."""
+    with Shown() as shown:
+        shown.wait(text)
         yield
 
 
@@ -293,12 +306,8 @@ def _or_fail(task: Callable[[], T]) -> T:
         _fail(str(error))
 
 
-def _say(text: str) -> None:
-    _CONSOLE.print(f"topicfs: {text}", markup=False, soft_wrap=True)
-
-
 def _fail(text: str) -> NoReturn:
-    _say(text)
+    say(text)
     sys.exit(1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 from collections import deque
 from collections.abc import Iterable
@@ -51,6 +52,10 @@ class Events:
         self._told.append(event)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writing, _TOLD)
+
+    def came(self) -> bool:
+        """Whether `wait` would return at once. In the main thread."""
+        return bool(self._told) or bool(select.select([self._reading], [], [], 0)[0])
 
     def wait(self) -> object:
         """The next event. In the main thread."""

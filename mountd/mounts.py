@@ -16,11 +16,13 @@ loaded.
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import errno
 import fcntl
 import os
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -44,6 +46,7 @@ _TYPE: Final = f"fuse.{SUBTYPE}"
 _SOURCE: Final = f"{SUBTYPE}:"
 _TABLE: Final = Path("/proc/self/mountinfo")
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
+_DEVICE: Final = Path("/dev/fuse")
 _HELPERS: Final = ("fusermount", "fusermount3")
 
 # What takes longer than this is explained to who waits.
@@ -157,6 +160,41 @@ def lock_owner(backing: Path) -> int | None:
 
 
 # -- before mounting ----------------------------------------------------------------------------------
+
+
+def check_machine() -> None:
+    """Make sure that this machine can mount; MountError says what it lacks, and what mends that."""
+    try:
+        os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        raise MountError(
+            f"{_DEVICE} is missing: load the kernel's module by `modprobe fuse`, or start the container with "
+            "`--device /dev/fuse --cap-add SYS_ADMIN`"
+        ) from None
+    except PermissionError:
+        raise MountError(
+            f"{_DEVICE} may not be opened: let this user in (`chmod 666 {_DEVICE}`), or start the container with "
+            "`--device /dev/fuse --cap-add SYS_ADMIN`"
+        ) from None
+    except OSError as error:
+        raise MountError(f"{_DEVICE} cannot be opened: {error.strerror}; `modprobe fuse` may help") from None
+    if not any(shutil.which(helper) for helper in _HELPERS):
+        raise MountError(
+            "fusermount is missing: `apt-get install fuse`, or your system's package of that name"
+        )
+    if not (os.environ.get("FUSE_LIBRARY_PATH") or _has_libfuse()):
+        raise MountError(
+            "libfuse 2 is missing: `apt-get install libfuse2` (libfuse2t64 on Ubuntu 24.04 and later), or your "
+            "system's package fuse-libs; FUSE_LIBRARY_PATH names one that is elsewhere"
+        )
+
+
+def _has_libfuse() -> bool:
+    # As fusepy looks for it, which takes some time where the usual name does not do.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libfuse.so.2")
+        return True
+    return ctypes.util.find_library("fuse") is not None
 
 
 def prepare(

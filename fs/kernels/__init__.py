@@ -1,8 +1,8 @@
-"""Kernels of the mounted face: records → bytes of a format, and back. `python -m fs.kernels` compiles them."""
+"""Kernels of the mounted face: records → bytes of a format, and back. `python -m mountd.kernels` compiles them."""
 
 from pathlib import Path
 
 import engine.kernels
-from engine.kernels.compile import drop_outdated_code
+from engine.kernels.cache import prepare
 
-drop_outdated_code(Path(__file__).parent, *map(Path, engine.kernels.__path__))
+prepare(Path(__file__).parent, *map(Path, engine.kernels.__path__))

@@ -21,6 +21,7 @@ from harness import missing
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(np.__file__).parents[1]
+BASE = Path(sys.base_prefix)
 USER, OTHER = 65534, 1
 LIMIT_S = 300
 """Where the interpreter is not the one that the kernels were compiled for, they are compiled here."""
@@ -33,7 +34,8 @@ user() {{ setpriv --reuid {USER} --regid {USER} --clear-groups -- "$@"; }}
 other() {{ setpriv --reuid {OTHER} --regid {OTHER} --clear-groups -- "$@"; }}
 topicfs() {{ user "$PYTHON" -m mountd.cli "$@"; }}
 {{
-    mount -t tmpfs topicfs-test dev && chmod 755 dev && mknod -m 666 dev/fuse c 10 229 &&
+    mount --bind "$BASE" python && mount --bind "$PACKAGES" packages &&
+        mount -t tmpfs topicfs-test dev && chmod 755 dev && mknod -m 666 dev/fuse c 10 229 &&
         mount --bind dev/fuse /dev/fuse && printf "$CONF" > dev/fuse.conf &&
         mount --bind dev/fuse.conf /etc/fuse.conf
 }} || exit {NO_NAMESPACE}
@@ -45,7 +47,7 @@ Script = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def interpreter() -> str:
-    """One that another user can run, with the packages that this one has."""
+    """This one, from where the scripts have it: it may be installed where only root gets to."""
     lack = missing()
     if lack is not None:
         pytest.skip(lack)
@@ -57,28 +59,7 @@ def interpreter() -> str:
         pwd.getpwuid(USER)
     except KeyError:
         pytest.skip(f"there is no user {USER}")
-    for found in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
-        if found is not None and _runs(found):
-            return found
-    pytest.skip("there is no interpreter that another user can run with these packages")
-
-
-def _runs(program: str) -> bool:
-    test = f"import sys, numba, fuse, click; assert sys.version_info[:2] == {sys.version_info[:2]}"
-    try:
-        done = subprocess.run(
-            [program, "-c", test],
-            user=USER,
-            group=USER,
-            extra_groups=[],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGES)},
-            cwd="/",
-            capture_output=True,
-            check=False,
-        )
-    except PermissionError:
-        return False
-    return done.returncode == 0
+    return str(Path("python", *Path(os.path.realpath(sys.executable)).relative_to(BASE).parts))
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +68,8 @@ def place(interpreter: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         made = Path(name)
         made.chmod(0o755)
-        (made / "dev").mkdir()
-        (made / "home").mkdir()
+        for directory in ("dev", "python", "packages", "home"):
+            (made / directory).mkdir()
         for package in ("engine", "fs", "mountd"):
             shutil.copytree(ROOT / package, made / "home" / "program" / package)
         subprocess.run(["chown", "-R", f"{USER}:{USER}", made / "home"], check=True)
@@ -117,8 +98,11 @@ def script(place: Path, interpreter: str) -> Iterator[Script]:
                 "PATH": os.environ["PATH"],
                 "LC_ALL": "C",
                 "HOME": str(place / "home"),
-                "PYTHONPATH": f"{place / 'home/program'}:{PACKAGES}",
-                "PYTHON": interpreter,
+                "PYTHONPATH": f"{place / 'home/program'}:{place / 'packages'}",
+                "PYTHON": str(place / interpreter),
+                "LD_LIBRARY_PATH": str(place / "python/lib"),
+                "BASE": str(BASE),
+                "PACKAGES": str(PACKAGES),
                 "CONF": fuse_conf,
             },
             stdin=subprocess.DEVNULL,
@@ -204,6 +188,31 @@ def test_a_dead_mount_is_cleared_away_by_the_next_one(script: Script) -> None:
         """
     )
     assert code == 0, said
+
+
+def test_a_user_without_a_home_has_the_kernels_that_were_compiled_at_installation(script: Script) -> None:
+    code, said = script(
+        """
+        chown -R root:root program
+        "$PYTHON" -m mountd.kernels 2> /dev/null
+        mkdir elsewhere
+        chown 65534:65534 elsewhere
+        cd elsewhere
+        for home in "" HOME=/nonexistent; do
+            user env -u HOME -u XDG_CACHE_HOME $home "$PYTHON" -m mountd.cli mount data mnt
+            user mkdir mnt/orders-0
+            user sh -c 'echo one >> mnt/orders-0/log.txt'
+            [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was appended is not there"
+            user rmdir mnt/orders-0
+            user env -u HOME "$PYTHON" -m mountd.cli umount mnt
+        done
+        ! grep ' ERROR \\| WARNING ' data/topicfs.log || fail "something was wrong"
+        cd ..
+        chown -R 65534:65534 program
+        """
+    )
+    assert code == 0, said
+    assert "compiling" not in said
 
 
 def test_allow_other_is_refused_in_words_where_the_machine_does_not_grant_it(script: Script) -> None:

@@ -64,6 +64,46 @@ def test_other_mounts_have_no_backing_directory(kind: str, source: str) -> None:
 # -- before mounting ----------------------------------------------------------------------------------
 
 
+def test_a_machine_without_the_device_is_told_what_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounts, "_DEVICE", tmp_path / "fuse")
+    with pytest.raises(MountError, match=r"modprobe fuse.*--device /dev/fuse"):
+        mounts.check_machine()
+
+
+def test_a_machine_without_fusermount_is_told_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "_HELPERS", ("no-such-program",))
+    with pytest.raises(MountError, match="apt-get install fuse"):
+        mounts.check_machine()
+
+
+def test_a_machine_without_libfuse_is_told_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "_has_libfuse", lambda: False)
+    with pytest.raises(MountError, match="apt-get install libfuse2"):
+        mounts.check_machine()
+
+
+def test_what_the_machine_lacks_is_told_before_anything_slow_or_lasting(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom mountd import mounts\nfrom mountd.cli import main\n"
+        "mounts._DEVICE = Path('/nonexistent/fuse')\n"
+        "try:\n    main(['mount', 'backing', 'mnt'])\n"
+        "finally:\n    assert not {'numba', 'engine'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("topicfs: /nonexistent/fuse is missing: ")
+    assert os.listdir(tmp_path) == []
+
+
 def test_missing_mount_point_is_made(tmp_path: Path) -> None:
     point = tmp_path / "a" / "b"
     place.make(tmp_path / "backing")

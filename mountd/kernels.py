@@ -1,0 +1,95 @@
+"""Loading the engine for a command: its kernels are compiled then, once, which takes up to a minute and is told.
+
+`python -m mountd.kernels` compiles all of them. Whoever installs topicfs for others runs it with the rights to write
+where it is installed. Nothing of the engine is imported here before it is asked for: to import it is to compile it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_LOG: Final = "engine.kernels.compile"
+_ROOT: Final = Path(__file__).parents[1]
+_FOLDERS: Final = ("engine/kernels", "fs/kernels")
+
+
+class _Counting(logging.Handler):
+    """Turns what the engine logs of each kernel that it compiles into one line.
+
+    _tell   told the line
+    _began  when the first one was
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+        self._began: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell of one kernel."""
+        if not hasattr(record, "ready"):
+            return
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        how = (
+            "once"
+            if getattr(record, "is_kept", True)
+            else "for this run alone, as there is no place to keep them (XDG_CACHE_HOME names one)"
+        )
+        self._tell(
+            f"compiling, {how}: {record.ready} of {_count()} kernels are ready after {now - self._began:.0f} s"
+        )
+
+
+@contextmanager
+def told(tell: Callable[[str], None]) -> Iterator[None]:
+    """What is imported inside may be compiled, which is told in words, kernel by kernel."""
+    log, counting = logging.getLogger(_LOG), _Counting(tell)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(counting)
+    try:
+        yield
+    finally:
+        log.removeHandler(counting)
+        log.setLevel(level)
+
+
+def _count() -> int:
+    """All kernels that there are."""
+    sources = (source for folder in _FOLDERS for source in (_ROOT / folder).glob("*.py"))
+    return sum(len(re.findall(r"^@kernel\(", source.read_text(), re.MULTILINE)) for source in sources)
+
+
+def compile_all() -> None:
+    """Import each module of kernels: that compiles what is not kept yet."""
+    import engine.kernels  # noqa: PLC0415 - loads the engine
+    import fs.kernels  # noqa: PLC0415
+
+    for package in (engine.kernels, fs.kernels):
+        for name in [module.name for module in pkgutil.iter_modules(package.__path__)]:
+            importlib.import_module(f"{package.__name__}.{name}")
+
+
+def main() -> None:
+    """Compile them, and tell of it: in one line that changes on a terminal, elsewhere in a few."""
+    from mountd.shown import Shown  # noqa: PLC0415 - the command line's words
+
+    began = time.monotonic()
+    with Shown() as shown, told(shown.progress):
+        compile_all()
+    print(f"kernels are ready after {time.monotonic() - began:.1f} s", file=sys.stderr)  # noqa: T201 - a command
+
+
+if __name__ == "__main__":
+    main()
