@@ -55,12 +55,18 @@ class Events:
 
     def came(self) -> bool:
         """Whether `wait` would return at once. In the main thread."""
-        return bool(self._told) or bool(select.select([self._reading], [], [], 0)[0])
+        while select.select([self._reading], [], [], 0)[0]:
+            self._take()
+        return bool(self._told)
 
     def wait(self) -> object:
         """The next event. In the main thread."""
         while not self._told:
-            for number in os.read(self._reading, 64):
-                if number in self._signals:
-                    self._told.append(signal.Signals(number))
+            self._take()
         return self._told.popleft()
+
+    def _take(self) -> None:
+        """Look what came through the pipe; waits for it. Only signals are events of their own there."""
+        for number in os.read(self._reading, 64):
+            if number in self._signals:
+                self._told.append(signal.Signals(number))

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mountd import logs
+from engine.kernels import compile as compiled
+from mountd import kernels, logs
 from mountd.background import FAILED, READY, WAITS, Message
 from mountd.cli import main
 from mountd.events import Events
 from mountd.shelf import DirectoryShelf
+from mountd.shown import Shown
 
 SOON_S = 60.0
 
@@ -72,6 +74,51 @@ def test_full_pipe_loses_no_event(events: Events) -> None:
     for number in range(70_000):
         events.tell(number)
     assert [events.wait() for _ in range(70_000)] == list(range(70_000))
+
+
+def test_that_an_event_came_can_be_asked_without_a_wait(events: Events) -> None:
+    assert not events.came()
+    events.tell("something")
+    assert events.came()
+    assert events.wait() == "something"
+    assert not events.came()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert events.came()
+    assert events.wait() is signal.SIGUSR1
+
+
+# -- kernels that are compiled ------------------------------------------------------------------------
+
+
+def test_compiling_is_told_with_how_far_it_is() -> None:
+    lines: list[str] = []
+    log = logging.getLogger("engine.kernels.compile")
+    with kernels.told(lines.append):
+        log.info("compiling a", extra={"ready": 3, "is_kept": True})
+        log.info("compiling b", extra={"ready": 4, "is_kept": False})
+    log.info("compiling c", extra={"ready": 5, "is_kept": True})
+    kernels.compile_all()
+    count = len(compiled._READY)
+    assert lines[0] == f"compiling, once: 3 of {count} kernels are ready after 0 s"
+    assert lines[1].startswith("compiling, for this run alone, as there is no place to keep them")
+    assert lines[1].endswith(f": 4 of {count} kernels are ready after 0 s")
+    assert len(lines) == 2
+
+
+def test_work_that_goes_on_is_told_of_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("mountd.shown.time.monotonic", lambda: now)
+    with Shown() as shown:
+        for _ in range(25):
+            shown.progress(f"at {now}")
+            now += 1
+    assert capsys.readouterr().err.splitlines() == [
+        "topicfs: at 1000.0",
+        "topicfs: at 1011.0",
+        "topicfs: at 1022.0",
+    ]
 
 
 # -- into the background ------------------------------------------------------------------------------
