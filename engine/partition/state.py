@@ -112,6 +112,11 @@ class LogState:
         """Whether it can be read and appended to."""
         return self.failure is None and not self._closed
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was deleted, or its store closed."""
+        return self._closed
+
     def _fail(self, error: Exception) -> None:
         logger.error(f"{self.name}: taken offline: {error}")
         self.failure = error
