@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,7 @@ from fs import interrupts
 from fs.complaints import Complaints
 from fs.entry import Attributes
 from fs.errors import MountError, errno_of
+from fs.kernels.requests import FOR_PAGES
 from fs.libfuse import (
     ENCODING,
     File,
@@ -36,11 +37,15 @@ from fs.libfuse import (
     StatVfs,
     Table,
     Times,
+    asked,
     bytes_at,
     copy_out,
+    drop_pages,
     fill,
     is_callback,
     path_of,
+    run,
+    this_handle,
     time_of,
 )
 from fs.thread_states import ThreadStates
@@ -90,21 +95,28 @@ class Opened:
     keep_cache: bool = False
 
 
+VERSION_SHIFT: Final = 32
+"""The version of an inode is in the bits of its number from this one on: see `Attributes.version`."""
+
+
 class Operations(Protocol):
     """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
     null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
 
-    Six more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
-    call which waits whether to go on; `init()` before the first other call, where threads may start and an error
-    ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
+    Seven more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
+    call which waits whether to go on; `forget_pages_by(drop)` then, with a function that takes the kernel's number of
+    an inode, and has it drop the pages of that; `init()` before the first other call, where threads may start and an
+    error ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
     (else 0), and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or
     with the handle of one that has none.
 
     Any error may be raised: `fs.errors` chooses the errno. Calls come from many threads at once.
     """
 
-    def getattr(self, path: str, handle: int | None) -> Attributes:
-        """What stat tells. With a handle, the path is empty."""
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
+        """What stat tells. With a handle, the path is empty. `node` is the kernel's number of the inode for which it
+        asks, with its version; 0 where it asks by name. `StaleError` where the path has come to stand for another.
+        `caller` is the thread for which it asks."""
 
     def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
         """Names in a directory, without `.` and `..`; of the attributes, the inode and the kind are used."""
@@ -114,13 +126,15 @@ class Operations(Protocol):
 
     def readlink(self, path: str) -> str: ...
 
-    def open(self, path: str, flags: int) -> Opened: ...
+    def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
+        """`node` as in `getattr`: that version is opened, or it is a `StaleError`, and the kernel looks again."""
 
     def create(self, path: str, mode: int, flags: int) -> Opened: ...
 
-    def read(self, handle: int, position: int, into: Bytes) -> int:
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
         """Fill `into` from a position on; gives the bytes filled, fewer only at the end. `into` is libfuse's memory:
-        gone when the call returns."""
+        gone when the call returns. `for_pages`: the kernel keeps the bytes, and shows them to all who have this version
+        of the file open: for a mapping, for sendfile(2), or as it reads through its cache."""
 
     def write(self, handle: int, data: Bytes, position: int) -> int:
         """Gives the bytes taken. `data` is libfuse's memory: gone when the call returns. The position is the kernel's:
@@ -186,27 +200,20 @@ def serve(operations: Operations, mountpoint: Path, options: Mapping[str, str | 
     states.leave_alone()
     checks = {"default_permissions": options.get("allow_other", False)}
     words = ["topicfs", "-f", "-o", ",".join(_words({**OPTIONS, **checks, **options})), str(mountpoint)]
-    argv = (ctypes.c_char_p * len(words))(*(os.fsencode(word) for word in words))
     complaints = Complaints.begin()
     try:
         adapter = Adapter(operations, states, complaints)
         table = adapter.table()
-        failed = fuse._libfuse.fuse_main_real(
-            ctypes.c_int(len(words)),
-            argv,
-            ctypes.byref(table),
-            ctypes.c_size_t(ctypes.sizeof(table)),
-            ctypes.c_void_p(),
-        )
+        went_well = run(words, table)
     finally:
         said = complaints.end()
     if adapter.failure is not None:
         raise adapter.failure
-    if failed and not adapter.answered:
-        raise MountError(said or f"libfuse ended with {failed}")
-    if failed:
+    if not went_well and not adapter.answered:
+        raise MountError(said or "libfuse ended with an error, and did not say why")
+    if not went_well:
         # After a lazy unmount with a file open the kernel may break the connection off, instead of ending it.
-        log.info(f"the mount was broken off: libfuse ended with {failed}")
+        log.info("the mount was broken off: libfuse ended with an error")
 
 
 @cache
@@ -301,6 +308,8 @@ class Adapter:
         try:
             if hasattr(self.operations, "wait_until"):
                 self.operations.wait_until(interrupts.given_up)
+            if hasattr(self.operations, "forget_pages_by"):
+                self.operations.forget_pages_by(partial(drop_pages, this_handle()))
             if hasattr(self.operations, "init"):
                 self.operations.init()
         except BaseException as error:  # noqa: BLE001 - `serve` raises it
@@ -316,11 +325,11 @@ class Adapter:
     # -- attributes -------------------------------------------------------------------------------------
 
     def getattr(self, path: bytes, stat: int) -> int:
-        fill(stat, self.operations.getattr(path_of(path), None))
+        fill(stat, self.operations.getattr(path_of(path), None, *asked()))
         return 0
 
     def fgetattr(self, path: bytes | None, stat: int, file: int) -> int:
-        fill(stat, self.operations.getattr(path_of(path), File.from_address(file).fh))
+        fill(stat, self.operations.getattr(path_of(path), File.from_address(file).fh, *asked()))
         return 0
 
     def access(self, path: bytes, mask: int) -> int:
@@ -444,7 +453,7 @@ class Adapter:
 
     def open(self, path: bytes, file: int) -> int:
         info = File.from_address(file)
-        _answer_open(info, self.operations.open(path_of(path), info.flags))
+        _answer_open(info, self.operations.open(path_of(path), info.flags, *asked()))
         return 0
 
     def create(self, path: bytes, mode: int, file: int) -> int:
@@ -453,7 +462,12 @@ class Adapter:
         return 0
 
     def read(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:
-        filled: int = self.operations.read(File.from_address(file).fh, position, bytes_at(buffer, size))
+        filled: int = self.operations.read(
+            File.from_address(file).fh,
+            position & ~FOR_PAGES,
+            bytes_at(buffer, size),
+            bool(position & FOR_PAGES),
+        )
         return filled
 
     def write(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:

@@ -11,17 +11,22 @@ partition (`fs.shown`) and in open handles.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
-from collections.abc import Iterable
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from engine.batch.table import Bytes
 from fs import errors
 
 BLOCK: Final = 512
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class Attributes(NamedTuple):
     mode, ino, nlink, size, uid, gid  as in stat(2)
     mtime_ns                          of the data, never of the question
     stored                            bytes that are stored for it, which st_blocks tells; None for its size
+    version                           which of the bytes that the path stood for so far; 31 bits. Regular files of equal
+                                      path and version are one file to the kernel: one for pages, mappings and locks.
+                                      0 where that is so for all of them
+    fleeting                          the next look at the name may find another version: the kernel asks each time
     """
 
     mode: int
@@ -49,6 +58,8 @@ class Attributes(NamedTuple):
     uid: int
     gid: int
     stored: int | None = None
+    version: int = 0
+    fleeting: bool = False
 
     @property
     def blocks(self) -> int:
@@ -57,10 +68,24 @@ class Attributes(NamedTuple):
 
 
 class Handle:
-    """An open file. What a kind of file cannot do is refused here, in one way for all."""
+    """An open file. What a kind of file cannot do is refused here, in one way for all.
+
+    is_paged  its bytes go into the kernel's pages, as of a mapping: the kernel lets go of them when it likes, and comes
+              back for any of them as long as the file is open
+    """
 
     direct_io = True
     keep_cache = False
+    is_paged = False
+
+    def size(self) -> int | None:
+        """Bytes of what was opened, now; None where that is the entry's size."""
+        return None
+
+    def content(self) -> Hashable:
+        """What the bytes depend on, where the version of the file does not say it: of open files that the kernel takes
+        for one, those of equal content show the same byte at each position. None where they always do."""
+        return None
 
     def read(self, position: int, into: Bytes) -> int:
         """Fill `into` from a position on; gives how many bytes there were."""
@@ -87,29 +112,38 @@ class Handle:
 class Entry:
     """A name in the tree. What a kind of entry cannot do is refused here, in one way for all.
 
-    path               from the mount's root on, with a leading slash
-    outlives_its_name  who has it open can read on, and ask for its attributes, when the name is gone
+    path       from the mount's root on, with a leading slash
+    fleeting   as in `Attributes`
+    can_go     retention or compaction may take it away while it is open
     """
 
     kind = stat.S_IFREG
     permissions = 0o444
-    outlives_its_name = False
+    fleeting = False
+    can_go = False
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def attributes(self, owner: Owner) -> Attributes:
-        """What stat tells."""
+    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
+        """What stat tells. `size` where it is known, as of an open file."""
         return Attributes(
             self.kind | (self.permissions & owner.mode),
             inode(self.path, self.generation),
             2 if self.kind == stat.S_IFDIR else 1,
-            self.size(),
+            self.size() if size is None else size,
             self.mtime_ns(),
             owner.uid,
             owner.gid,
             self.stored(),
+            self.version,
+            self.fleeting,
         )
+
+    def at(self, version: int) -> Entry:
+        """The entry as it was when the kernel was told this version; as it is now for 0, and where that is not to be
+        had, as its version tells. Some show something else each time."""
+        return self
 
     @property
     def is_current(self) -> bool:
@@ -117,8 +151,24 @@ class Entry:
         return False
 
     @property
-    def generation(self) -> int:
-        """Changes when the same name comes to mean other bytes."""
+    def is_deleted(self) -> bool:
+        """Whether what it shows was deleted by name: whoever has it open gets an error."""
+        return False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be asked for its attributes: what retention or compaction took away cannot, though who has it
+        open reads on."""
+        return True
+
+    @property
+    def generation(self) -> Hashable:
+        """Changes when the same name comes to mean other bytes, and only then: also not over a restart."""
+        return 0
+
+    @property
+    def version(self) -> int:
+        """As in `Attributes`."""
         return 0
 
     def size(self) -> int:
@@ -247,6 +297,12 @@ class BytesHandle(Handle):
     def __init__(self, data: bytes) -> None:
         self._data = data
 
+    def size(self) -> int:
+        return len(self._data)
+
+    def content(self) -> Hashable:
+        return self._data
+
     def read(self, position: int, into: Bytes) -> int:
         part = memoryview(self._data)[position : position + into.size]
         memoryview(into)[: len(part)] = part
@@ -279,8 +335,94 @@ def refuse_writing(entry: Entry, flags: int) -> None:
         raise errors.AppendOnlyError(f"{entry.path} can only be read")
 
 
+class Remembered(Generic[Value]):
+    """What names stood for when the kernel last looked, by version: it comes back for it at once, to open it.
+
+    _most   so many are kept
+    _found  the newest at the end
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: OrderedDict[int, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, version: int) -> Value | None:
+        """What was kept under a version; None where it was not, or is not any more."""
+        return self._found.get(version)
+
+    def keep(self, version: int, value: Value) -> None:
+        """Keep it, and let go of the oldest."""
+        with self._lock:
+            self._found[version] = value
+            self._found.move_to_end(version)
+            if len(self._found) > self._most:
+                self._found.popitem(last=False)
+
+
+class Snapshot(Entry):
+    """A generated file with the content that it had when the kernel looked at its name."""
+
+    fleeting = True
+
+    def __init__(self, file: Entry, content: bytes, version: int) -> None:
+        super().__init__(file.path)
+        self._file = file
+        self._content = content
+        self._version = version
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def generation(self) -> Hashable:
+        return self._file.generation
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._file.is_deleted
+
+    def size(self) -> int:
+        return len(self._content)
+
+    def mtime_ns(self) -> int:
+        return self._file.mtime_ns()
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        return BytesHandle(self._content)
+
+
+class FleetingFile(GeneratedFile):
+    """A generated file that can only be read, and has new content each time: to the kernel a new file each time.
+
+    snapshots  what it was lately; of all such files
+    """
+
+    snapshots: Remembered[Snapshot]
+
+    def at(self, version: int) -> Entry:
+        found = self.snapshots.get(version)
+        if found is None or found.path != self.path:
+            version = version_of("snapshot", next(_snapshots))
+            found = Snapshot(self, self.content(), version)
+            self.snapshots.keep(version, found)
+        return found
+
+
+_snapshots: Final = itertools.count()
+
+
 @lru_cache(maxsize=65536)
-def inode(path: str, generation: int) -> int:
+def version_of(*what: Hashable) -> int:
+    """A version for what a path stands for: see `Attributes`."""
+    digest = hashlib.blake2b(repr(what).encode("utf-8", "surrogateescape"), digest_size=4)
+    return int.from_bytes(digest.digest()) >> 1 or 1
+
+
+@lru_cache(maxsize=65536)
+def inode(path: str, generation: Hashable) -> int:
     """A number that stays with a path, also over restarts, as long as it means the same bytes."""
     digest = hashlib.blake2b(f"{generation}:{path}".encode("utf-8", "surrogateescape"), digest_size=8)
     # 0 and 1 are taken: by "none" and by the root.

@@ -45,6 +45,10 @@ class StaleError(FileSystemError):
     """What the kernel remembers of a name holds no more: it is to look again."""
 
 
+class SharedPagesError(FileSystemError):
+    """Bytes for the kernel's pages, which another open file shares and has filled with others."""
+
+
 class BusyError(FileSystemError):
     """Two jobs write into one directory, or a file is still being written, or being committed."""
 
@@ -200,6 +204,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.CorruptError: Answer(errno.EIO, _WRONG),
     # A link, a FIFO or a device that somebody has put under BACKING, where a file was expected: nobody looks into it.
     NotRegularError: Answer(errno.EIO, _WRONG),
+    # There is no other answer to a page that cannot be had: the mapping gets SIGBUS, sendfile(2) this.
+    SharedPagesError: Answer(errno.EIO, _TOLD),
     # The partition went offline after an I/O error, or was deleted under an open handle.
     engine.ClosedError: Answer(errno.EIO, _WRONG),
     MemoryError: Answer(errno.ENOMEM, _UNKNOWN),

@@ -20,6 +20,7 @@ from fs.ahead import ReadAhead
 from fs.append import Writers
 from fs.commits import Commits
 from fs.entrance import Entrance
+from fs.entry import Remembered, Snapshot
 from fs.shown import ShownPartition
 from fs.texts import Shelf
 
@@ -28,6 +29,9 @@ TOPICS: Final = "topics"
 
 _LONGEST_ATTRIBUTE: Final = 60_000
 """Bytes: the kernel hands on values of up to 64 KiB."""
+
+_SNAPSHOTS: Final = 32
+"""As many calls as can be between a look at a name and its opening; `metrics` may have megabytes."""
 
 
 @dataclass(slots=True)
@@ -40,10 +44,12 @@ class House:
     ahead       renders what readers will want next
     batch_size  lines are sent when they make a batch of this many bytes
     tables      the Parquet files of sealed segments
+    snapshots   generated files as they were lately
     given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
     refusals    why a change of a topic's settings was last refused, in words, with its time in milliseconds; by topic,
                 until one is accepted
     commits     commits of inboxes that are under way
+    deleted     called when partitions were deleted
     _shown      partitions that were looked at, by topic and number
     _turns      counts the appends without a key to each topic: its partitions take them in turn
     _entrances  the inboxes that were looked at, by topic
@@ -57,6 +63,8 @@ class House:
     given_up: Callable[[], bool] = lambda: True
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     commits: Commits = field(default_factory=Commits)
+    snapshots: Remembered[Snapshot] = field(default_factory=lambda: Remembered(_SNAPSHOTS))
+    deleted: Callable[[], None] = lambda: None
     _shown: dict[tuple[str, int], ShownPartition] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
     _entrances: dict[str, Entrance] = field(default_factory=dict)
@@ -129,6 +137,7 @@ class House:
         self._refuse_waiting_lines(topic, [number])
         self.store.remove_empty(topic, number)
         self._shown.pop((topic, number), None)
+        self.deleted()
 
     def remove_topic(self, topic: str) -> None:
         """Delete a topic that holds nothing; PartitionNotEmptyError where it holds something."""
@@ -141,6 +150,7 @@ class House:
         """Delete a partition with its records."""
         self.store.delete(topic, number)
         self._shown.pop((topic, number), None)
+        self.deleted()
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its records."""
@@ -161,6 +171,7 @@ class House:
         self._entrances.pop(topic, None)
         for number in numbers:
             self._shown.pop((topic, number), None)
+        self.deleted()
 
     def deletions(self) -> bytes:
         """The deletions that can be taken back, as JSON, the newest first: as many as an attribute has room for."""

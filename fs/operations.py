@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from engine import Store
 from engine.batch.table import Bytes
+from engine.errors import ClosedError
 from fs import errors
-from fs.adapter import Opened
+from fs.adapter import VERSION_SHIFT, Opened
 from fs.append import Writers
 from fs.entry import Attributes, Entry, Handle, Owner
 from fs.house import House
@@ -21,13 +24,36 @@ from fs.tree.root import RootDirectory
 _MOST_KNOWN: Final = 4096
 """Entries by path: some 1 KiB each, with what they refer to."""
 
+_LOOKS_AGAIN: Final = 0.1
+"""Seconds in which a call that was told to look again does so, on a busy machine too."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Open:
-    """An open file: what it was opened on, and how it is read and written."""
+    """An open file: what it was opened on, and how it is read and written.
+
+    node  the kernel's number of the inode, with its version
+    kept  what stat told when it was opened, but for the size, of what retention or compaction may take away
+    late  it is newer than what the kernel takes it for: it can be read, and is in pages only where nobody shares them
+    """
 
     entry: Entry
     handle: Handle
+    node: int
+    kept: Attributes | None
+    late: bool
+
+    @property
+    def version(self) -> int:
+        """As in `Attributes`."""
+        return self.node >> VERSION_SHIFT
+
+    def attributes(self, owner: Owner) -> Attributes:
+        """What fstat tells, also when the name is gone or stands for another file."""
+        size = self.handle.size()
+        if self.kept is not None and size is not None and not self.entry.is_there:
+            return self.kept._replace(size=size)
+        return self.entry.attributes(owner, size)
 
 
 class FileSystem:
@@ -40,6 +66,11 @@ class FileSystem:
              above it
     closing  the mount goes away: long work ends
     _handles open files, by number
+    _held    by the kernel's number of the inode, of files that have versions: what is open
+    _paged   by number, of open files whose bytes went into pages that others may share: what those bytes depend on
+    _guard   guards the last two while they are changed
+    _stale   by path and thread, when the kernel was told to look again and did not find yet what it asked for
+    _drop    has the kernel drop the pages of an inode
     """
 
     def __init__(
@@ -56,6 +87,12 @@ class FileSystem:
         self._root = RootDirectory(self.house, metrics)
         self._known: dict[str, Entry] = {"/": self._root}
         self._handles: dict[int, _Open] = {}
+        self._held: dict[int, list[_Open]] = {}
+        self._paged: dict[int, Hashable] = {}
+        self._guard = threading.Lock()
+        self._stale: dict[tuple[str, int], float] = {}
+        self._drop: Callable[[int], object] = lambda node: None
+        self.house.deleted = self._drop_deleted
         self._numbers = itertools.count(1)
         self.closing = False
 
@@ -71,6 +108,16 @@ class FileSystem:
                 self.house.note_refusal(error, path)
                 for path in (paths if opened is None else [opened.entry.path])
             )
+
+    def forget_pages_by(self, drop: Callable[[int], object]) -> None:
+        """The pages that the kernel keeps of an inode are dropped by this."""
+        self._drop = drop
+
+    def _drop_deleted(self) -> None:
+        """Have the kernel ask for what is open of deleted partitions: it is told that they are gone."""
+        for opened in list(self._handles.values()):
+            if opened.node and opened.entry.is_deleted:
+                self._drop(opened.node)
 
     # -- names ----------------------------------------------------------------------------------------
 
@@ -90,26 +137,38 @@ class FileSystem:
         directory, _, name = path.rpartition("/")
         return self._entry(directory or "/"), name
 
-    def getattr(self, path: str, handle: int | None) -> Attributes:
-        entry = self._handles[handle].entry if handle is not None and not path else self._named_or_open(path)
-        return entry.attributes(self.owner)
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
+        if handle is not None and not path:
+            opened = self._handles[handle]
+            _refuse_deleted(opened.entry)
+            return opened.attributes(self.owner)
+        version = node >> VERSION_SHIFT
+        for held in tuple(self._held.get(node, ())) if version else ():
+            # libfuse 2 asks by name for an open file too, and the kernel before it reads through its page cache.
+            if not held.entry.is_deleted:
+                return held.attributes(self.owner)
+        found = self._entry(path).at(version)
+        if version not in (0, found.version):
+            self._look_again(path, caller)
+        return found.attributes(self.owner)
+
+    def _look_again(self, path: str, caller: int) -> None:
+        """StaleError where the kernel is to look a name up anew, as it stands for other bytes. It does so once in a
+        call: where they change again meanwhile, the call has to take what there is then."""
+        now = time.monotonic()
+        last = self._stale.pop((path, caller), None)
+        if last is not None and now - last < _LOOKS_AGAIN:
+            return
+        if len(self._stale) >= _MOST_KNOWN:
+            self._stale = {}
+        self._stale[path, caller] = now
+        raise errors.StaleError(f"{path} has come to stand for other bytes")
 
     def access(self, path: str, mask: int) -> None:
-        mode = self._entry(path).attributes(self.owner).mode
+        mode = self._entry(path).at(0).attributes(self.owner).mode
         for asked, bits in ((os.R_OK, 0o444), (os.W_OK, 0o222), (os.X_OK, 0o111)):
             if mask & asked and not mode & bits:
                 raise errors.NoAccessError(f"{path} has no bits of {bits:o} in {mode:o}")
-
-    def _named_or_open(self, path: str) -> Entry:
-        """The entry of a name, or of a file that is open though its name is gone: libfuse 2 asks by name for an open
-        file too, and the kernel asks before it reads through its page cache."""
-        try:
-            return self._entry(path)
-        except errors.NotFoundError:
-            for opened in list(self._handles.values()):
-                if opened.entry.path == path and opened.entry.outlives_its_name:
-                    return opened.entry
-            raise
 
     def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
         return [(name, None) for name in self._entry(path).names()]
@@ -139,33 +198,77 @@ class FileSystem:
 
     # -- open files -----------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int) -> Opened:
+    def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
+        version = node >> VERSION_SHIFT
         try:
             entry = self._entry(path)
         except errors.TakenError as error:
             # The kernel remembers a name that we took away. Told so, it looks again, and makes the file where it may.
             raise errors.StaleError(str(error)) from None
         try:
-            opened = entry.open(flags)
+            found = entry.at(version)
+            opened = found.open(flags)
         except errors.NotFoundError:
             if entry.is_current:
                 raise
             # A segment that compaction has rewritten just now: its name is that of another one, and always was there.
-            entry = self._entry(path)
-            opened = entry.open(flags)
-        return self._opened(entry, opened)
+            found = self._entry(path).at(version)
+            opened = found.open(flags)
+        # Asked for afterwards: what was opened may be newer than what the kernel looked up.
+        late = version not in (0, found.version)
+        if late:
+            try:
+                self._look_again(path, caller)
+            except errors.StaleError:
+                opened.release()
+                raise
+        elif self._stale:
+            self._stale.pop((path, caller), None)
+        return self._opened(found, opened, node, late)
 
     def create(self, path: str, mode: int, flags: int) -> Opened:
         parent, name = self._parent(path)
         return self._opened(*parent.create_file(name, flags))
 
-    def _opened(self, entry: Entry, opened: Handle) -> Opened:
+    def _opened(self, entry: Entry, opened: Handle, node: int = 0, late: bool = False) -> Opened:
         number = next(self._numbers)
-        self._handles[number] = _Open(entry, opened)
-        return Opened(number, opened.direct_io, opened.keep_cache)
+        try:
+            kept = entry.attributes(self.owner, 0) if entry.can_go else None
+        except BaseException:
+            opened.release()
+            raise
+        made = self._handles[number] = _Open(entry, opened, node, kept, late)
+        if made.version:
+            with self._guard:
+                self._held.setdefault(node, []).append(made)
+        return Opened(number, opened.direct_io or late, opened.keep_cache and not late)
 
-    def read(self, handle: int, position: int, into: Bytes) -> int:
-        return self._handles[handle].handle.read(position, into)
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
+        opened = self._handles[handle]
+        _refuse_deleted(opened.entry)
+        if not for_pages or (opened.handle.keep_cache and not opened.late):
+            return opened.handle.read(position, into)
+        opened.handle.is_paged = True
+        done = opened.handle.read(position, into)
+        self._share_pages(handle, opened)
+        return done
+
+    def _share_pages(self, handle: int, opened: _Open) -> None:
+        """Refuse bytes for pages that another open file shares, where it shows other bytes."""
+        if opened.late and opened.handle.keep_cache:
+            raise errors.SharedPagesError(f"{opened.entry.path} changed while it was opened: open it again")
+        content = handle if opened.late else opened.handle.content()
+        # Files that can be written anywhere have their bytes of their own: what is in an inbox.
+        if self._paged.get(handle, self) == content or (content is None and not opened.version):
+            return
+        with self._guard:
+            for number, other in self._paged.items():
+                found = self._handles.get(number)
+                if found is not None and found.node == opened.node and other != content:
+                    raise errors.SharedPagesError(
+                        f"{opened.entry.path} is mapped by another descriptor, and shows other bytes there"
+                    )
+            self._paged[handle] = content
 
     def write(self, handle: int, data: Bytes, position: int = 0) -> int:
         return self._handles[handle].handle.write_at(position, data)
@@ -177,7 +280,18 @@ class FileSystem:
         self._handles[handle].handle.persist()
 
     def release(self, handle: int) -> None:
-        self._handles.pop(handle).handle.release()
+        opened = self._handles.pop(handle)
+        if opened.version:
+            with self._guard:
+                held = self._held[opened.node]
+                held.remove(opened)
+                if not held:
+                    del self._held[opened.node]
+        if handle in self._paged:
+            with self._guard:
+                del self._paged[handle]
+            self._drop(opened.node)
+        opened.handle.release()
 
     def keep_maps(self) -> None:
         """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
@@ -234,3 +348,9 @@ class FileSystem:
 
     def removexattr(self, path: str, name: str) -> None:
         raise errors.AttributeNotSupportedError(f"{path}: attributes cannot be removed")
+
+
+def _refuse_deleted(entry: Entry) -> None:
+    """ClosedError where what was opened was deleted, whatever of it is still in memory."""
+    if entry.is_deleted:
+        raise ClosedError(f"{entry.path} was deleted while it was open")

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine.files.birth import Birth, birth
 from engine.partition.offsets import Offsets
 from engine.partition.partition import Partition
 from engine.record import Record
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 from fs.ahead import ReadAhead
+from fs.entry import Entry, Remembered
 from fs.formats import Format
-from fs.kept_pages import KeptPages
 from fs.texts import PartitionTexts, Shelf
 from fs.whole import WholeLog
+
+RANGES: Final = 1024
+"""Ranges that are remembered from a look at their name to its opening."""
+
+SERIALS: Final = itertools.count(1)
+"""Of what the kernel is to tell apart, in the life of the daemon."""
 
 CLOSE_GRACE: Final = 0.1
 """Seconds that a reader waits for a close to finish: the kernel sends the last one after close(2) returned."""
@@ -49,7 +57,11 @@ class ShownPartition:
                nothing was
     written     the active segment and its size when its file's time was last asked for, and that time
     _last_record the record that was last asked for, and the segments in which it was found
-    kept        the files whose pages the kernel has
+    serial      tells it from others that had its name, and from each segment that was in it
+    rewrites    counts how often segments were, or are about to be, replaced by others
+    ranges      what names stood for lately that stand for other offsets each time
+    _incarnation the partition's directory
+    _born       by base offset: a segment, its file, and a serial
     whole       the views of the whole log that somebody holds open
     _sealed_sizes what sealed segments add up to, by format
     _stored_sealed bytes of the sealed segments' `.log` files, and the segments
@@ -60,8 +72,12 @@ class ShownPartition:
         self.partition = partition
         self.texts = PartitionTexts(partition, shelf, ahead)
         self.whole = WholeLog(self.texts)
-        self.kept = KeptPages()
         self.refusal: tuple[int, str, str | None] | None = None
+        self.serial = next(SERIALS)
+        self.rewrites = 0
+        self.ranges: Remembered[Entry] = Remembered(RANGES)
+        self._incarnation: Birth | None = None
+        self._born: dict[int, tuple[Segment, Birth, int]] = {}
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._sealed_sizes: dict[str, _Sealed] = {}
@@ -72,13 +88,43 @@ class ShownPartition:
 
     def before_removal(self, segments: Sequence[Segment]) -> None:
         """Retention or compaction is about to take segments out of the log: who has them open keeps them."""
+        start, chain = self.partition.start_offset, self.partition.log.chain.segments
+        following = [chain.higher(segment.base_offset) for segment in segments]
+        if any(each is None or each.base_offset > start for each in following):
+            # Not by retention, which removes what is below the start offset.
+            with self._lock:
+                self.rewrites += 1
         self.texts.keep_for_readers()
 
     def forget_removed(self) -> None:
         """Let go of what is known of segments that are gone."""
         self.texts.forget_removed()
         segments = self.partition.log.chain.segments
-        self.kept.forget(lambda base: segments.at(base) is not None)
+        with self._lock:
+            for base, (segment, _, _) in list(self._born.items()):
+                if segments.at(base) is not segment:
+                    del self._born[base]
+
+    @property
+    def incarnation(self) -> Birth:
+        """Tells the partition from another one that had its name before; the same after a restart."""
+        if self._incarnation is None:
+            self._incarnation = birth(self.partition.directory)
+        return self._incarnation
+
+    def born(self, segment: Segment) -> tuple[Birth, int]:
+        """The file of a segment, which is the same after a restart, and a serial, which is not: some file systems do
+        not tell when a file was made. FileNotFoundError where it was removed."""
+        known = self._born.get(segment.base_offset)
+        if known is None or known[0] is not segment:
+            known = segment, birth(segment.log.path), next(SERIALS)
+            with self._lock:
+                present = self._born.get(segment.base_offset)
+                if present is not None and present[0] is segment:
+                    known = present
+                elif segment in self.partition.log.chain.segments:
+                    self._born[segment.base_offset] = known
+        return known[1:]
 
     def record(self, offset: int) -> Record | None:
         """A record by its offset. stat, open and read of one file each ask for it: the last one is remembered."""

@@ -42,8 +42,8 @@ class CountedFileSystem(FileSystem):
         metrics.tell_of(made.house.tables)
         return made
 
-    def read(self, handle: int, position: int, into: Bytes) -> int:
-        size = super().read(handle, position, into)
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
+        size = super().read(handle, position, into, for_pages)
         self.counts.read(size)
         return size
 

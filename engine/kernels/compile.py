@@ -74,3 +74,12 @@ def inline(function: Function) -> Function:
     """A helper of kernels: compiled into each one that calls it."""
     compiled: Function = numba.njit(**_OPTIONS)(function)
     return compiled
+
+
+def callback(result: Any, *arguments: Any) -> Callable[[Function], Any]:
+    """Compile a function that C calls by its `address`, in threads that Python need not know; cached on disk."""
+
+    def compile_it(function: Function) -> Any:
+        return numba.cfunc(result(*arguments), cache=True, error_model="numpy")(function)
+
+    return compile_it

@@ -53,7 +53,7 @@ class Scratch(Entry):
         with as_told(self.path):
             return self.entrance.staging.status(self.parts)
 
-    def attributes(self, owner: Owner) -> Attributes:
+    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         found = self.status()
         return Attributes(
             self.kind | (self.permissions & owner.mode),
@@ -116,7 +116,7 @@ class InboxDirectory(Scratch, Directory):
 
     permissions = 0o777
 
-    def attributes(self, owner: Owner) -> Attributes:
+    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         # The inbox itself is there before anything is in it.
         return super().attributes(owner) if self.parts else Entry.attributes(self, owner)
 

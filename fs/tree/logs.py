@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from typing import Final
 
 from engine.batch.table import Bytes
@@ -37,6 +38,12 @@ class LogHandle(Handle):
         self._shift: int | None = None
         self._base = -1
 
+    def content(self) -> Hashable:
+        # Size and positions count from the origin. Pages are of one file, so they cannot begin elsewhere.
+        if self._shift:
+            raise errors.SharedPagesError("the log was opened behind its origin, which somebody holds")
+        return id(self._view)
+
     def read(self, position: int, into: Bytes) -> int:
         if self._shift is None:
             first = self._view.position_of(self._shown.partition.start_offset)
@@ -45,7 +52,7 @@ class LogHandle(Handle):
             raise ClosedError(f"byte {position} was there before compaction: nobody keeps it")
         done = self._view.read(self._shift + position, into)
         base = self._view.base_at(self._shift + position)
-        if base != self._base:
+        if base != self._base and not self.is_paged:
             self._base = base
             self._shown.whole.move(self, self._shared, self._shift + position)
         return done
@@ -105,8 +112,8 @@ class LogFile(OfPartition):
         self.shown.await_closing()
         return self.shown.log_size(self.format)
 
-    def attributes(self, owner: Owner) -> Attributes:
-        found = super().attributes(owner)
+    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
+        found = super().attributes(owner, size)
         if self.format != Format.TXT or not found.size:
             return found
         # `du` of a partition's directory meets no other file of records: so it tells what is stored. It is never 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 
 from engine.segment.segment import Segment
 from fs import errors
@@ -20,6 +21,17 @@ class OfPartition(Entry):
     @property
     def is_current(self) -> bool:
         return self.shown.partition.is_open
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.shown.partition.log.is_closed
+
+    @property
+    def generation(self) -> Hashable:
+        try:
+            return self.shown.incarnation
+        except FileNotFoundError:
+            raise errors.NotFoundError(f"{self.path} was deleted") from None
 
     def mtime_ns(self) -> int:
         return partition_mtime(self.shown)

@@ -5,8 +5,7 @@ Only those of a topic with `parquet.enable` are there: without it the names are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 from engine.batch.table import Bytes
@@ -14,9 +13,8 @@ from engine.errors import UnknownPartitionError
 from engine.files.integers import parse_int32
 from engine.parquet.table import OpenTableFile, TableFile, Tables
 from fs import errors
-from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, refuse_writing
+from fs.entry import Directory, Entry, Handle, refuse_writing, version_of
 from fs.house import House
-from fs.kept_pages import Kept
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition
@@ -28,30 +26,29 @@ _PARTITION: Final = "partition="
 
 
 class ParquetHandle(Handle):
-    """An open file: it stays readable when another one has replaced it.
+    """An open file: it stays readable when another one has replaced it."""
 
-    _closed  told of the close, where the kernel keeps what was read; None where nothing is kept
-    """
+    direct_io = False
+    keep_cache = True
 
-    def __init__(self, file: OpenTableFile, closed: Callable[[], None] | None) -> None:
+    def __init__(self, file: OpenTableFile, size: int) -> None:
         self._file = file
-        self.direct_io = closed is None
-        self.keep_cache = closed is not None
-        self._closed = closed
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
 
     def read(self, position: int, into: Bytes) -> int:
         return self._file.read_into(position, into)
 
     def release(self) -> None:
         self._file.close()
-        if self._closed is not None:
-            self._closed()
 
 
 class ParquetFile(OfPartition):
     """A sealed segment as a Parquet file. It is as old as the segment's `.log`."""
 
-    outlives_its_name = True
+    can_go = True
 
     def __init__(self, path: str, shown: ShownPartition, tables: Tables, file: TableFile) -> None:
         super().__init__(path, shown)
@@ -59,24 +56,32 @@ class ParquetFile(OfPartition):
         self.file = file
 
     @property
-    def is_current(self) -> bool:
+    def is_there(self) -> bool:
         partition = self.shown.partition
         return partition.is_open and self.tables.find(partition, self.file.base_offset) == self.file
 
     @property
-    def generation(self) -> int:
-        return self.file.generation
+    def is_current(self) -> bool:
+        return self.is_there
+
+    @property
+    def generation(self) -> Hashable:
+        return super().generation, self.file.name, self.file.size
+
+    @property
+    def version(self) -> int:
+        return version_of(self.shown.serial, self.file)
+
+    @property
+    def fleeting(self) -> bool:  # type: ignore[override]
+        # As of segments: compaction may have another one made.
+        return self.shown.partition.settings.compact
 
     def size(self) -> int:
         return self.file.size
 
     def mtime_ns(self) -> int:
         return self.file.mtime_ns
-
-    def attributes(self, owner: Owner) -> Attributes:
-        found = super().attributes(owner)
-        kept = self.shown.kept.before(self.path, self.file)
-        return found if kept is None else found._replace(size=kept.size, ino=kept.ino, mtime_ns=kept.mtime_ns)
 
     def xattrs(self) -> dict[str, bytes]:
         return {
@@ -91,14 +96,7 @@ class ParquetFile(OfPartition):
             file = self.tables.open(self.shown.partition, self.file)
         except FileNotFoundError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
-        return ParquetHandle(file, self._keep())
-
-    def _keep(self) -> Callable[[], None] | None:
-        """As segments' files: what compaction may rewrite goes past the kernel's cache."""
-        if self.shown.partition.settings.compact:
-            return None
-        now = Kept(self.file, self.size(), inode(self.path, self.generation), self.mtime_ns())
-        return partial(self.shown.kept.close, self.path) if self.shown.kept.open(self.path, now) else None
+        return ParquetHandle(file, self.file.size)
 
 
 class ParquetDirectory(OfPartition, Directory):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from fs.entry import Directory, Entry, GeneratedFile, Link
+from fs.entry import Directory, Entry, FleetingFile, Link
 from fs.forecast import upkeep
 from fs.formats import FORMATS, Format
 from fs.house import House
@@ -132,12 +132,13 @@ class ViewsDirectory(OfPartition, Directory):
         return view_of(self.child(name), name, self.house, self.shown)
 
 
-class StatusFile(OfPartition, GeneratedFile):
+class StatusFile(OfPartition, FleetingFile):
     """A partition's offsets, sizes, what upkeep does next with it, and its last refusal, as JSON."""
 
     def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
         super().__init__(path, shown)
         self.house = house
+        self.snapshots = house.snapshots
 
     def content(self) -> bytes:
         partition, log = self.shown.partition, self.shown.partition.log

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from engine.partition.timestamps import MAX
 from engine.record import MAX_INT64, Record
-from fs.entry import BytesHandle, Directory, Entry, Handle, refuse_writing
+from fs.entry import (
+    Attributes,
+    BytesHandle,
+    Directory,
+    Entry,
+    Handle,
+    Owner,
+    refuse_writing,
+    version_of,
+)
 from fs.formats import FORMATS, Format
 from fs.names import (
     DAY_MS,
@@ -23,7 +32,7 @@ from fs.names import (
     parse_offsets,
     parse_times,
 )
-from fs.shown import ShownPartition
+from fs.shown import SERIALS, ShownPartition
 from fs.tree.of_partition import OfPartition
 from fs.tree.segments import ViewHandle
 from fs.view import View
@@ -67,22 +76,86 @@ def _first_at(shown: ShownPartition, timestamp: int) -> int:
     return now.stable
 
 
+class ResolvedRange(OfPartition):
+    """Some records in a format: from `start` to before `end`, or on and on.
+
+    fleeting   the name stands for other records when it is looked at again
+    version    as in `Attributes`; of its own at each look at a fleeting one
+    _measured  how often what it shows was changed, and the size then, once that grows no more
+    """
+
+    def __init__(
+        self, path: str, shown: ShownPartition, fmt: Format, start: int, end: int | None, fleeting: bool
+    ) -> None:
+        super().__init__(path, shown)
+        self.format = fmt
+        self.start = start
+        self.end = end
+        self.fleeting = fleeting
+        self._version = version_of("look", next(SERIALS)) if fleeting else 0
+        self._measured: tuple[Hashable, int] = (None, 0)
+
+    @property
+    def generation(self) -> Hashable:
+        return super().generation, self.start, self.end
+
+    @property
+    def version(self) -> int:
+        return self._version or version_of("range", self.shown.serial, self.start, self.end, *self._changes)
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        """How often segments were rewritten, and how many records of the range were removed at its beginning."""
+        return self.shown.rewrites, max(0, self.shown.partition.start_offset - self.start)
+
+    def _view(self) -> View:
+        self.shown.await_closing()
+        return View.open(self.shown.texts, self.format, self.start, self.end)
+
+    def size(self) -> int:
+        changes = self._changes
+        if self._measured[0] == changes:
+            return self._measured[1]
+        is_whole = self.end is not None and self.end <= self.shown.partition.stable_offset
+        with self._view() as view:
+            size = view.size()
+        if is_whole:
+            self._measured = changes, size
+        return size
+
+    def open(self, flags: int) -> Handle:
+        refuse_writing(self, flags)
+        # Asked for before: what changes meanwhile makes it another one than it is.
+        changes = self._changes
+        return ViewHandle(self._view(), content=changes)
+
+
 class RangeFile(OfPartition):
-    """Some records in a format."""
+    """Some records in a format, as a name selects them. What it selects may be other records each time: then each look
+    at the name leads to a file of its own, so that two that are open and mapped do not share pages."""
 
     def __init__(self, path: str, shown: ShownPartition, selection: Selection, fmt: Format) -> None:
         super().__init__(path, shown)
         self.selection = selection
         self.format = fmt
 
-    def _view(self) -> View:
+    def at(self, version: int) -> Entry:
+        known = self.shown.ranges.get(version)
+        if known is not None and known.path == self.path:
+            return known
         self.shown.await_closing()
         start, end = resolve(self.shown, self.selection)
-        return View.open(self.shown.texts, self.format, start, end)
+        fleeting = not isinstance(self.selection, Offsets) or start != self.selection.first
+        found = ResolvedRange(self.path, self.shown, self.format, start, end, fleeting)
+        if fleeting:
+            self.shown.ranges.keep(found.version, found)
+        return found
+
+    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
+        return self.at(0).attributes(owner, size)
 
     def size(self) -> int:
-        with self._view() as view:
-            return view.size()
+        return self.at(0).size()
 
     def xattrs(self) -> dict[str, bytes]:
         start, end = resolve(self.shown, self.selection)
@@ -93,8 +166,7 @@ class RangeFile(OfPartition):
         }
 
     def open(self, flags: int) -> Handle:
-        refuse_writing(self, flags)
-        return ViewHandle(self._view())
+        return self.at(0).open(flags)
 
 
 class ValueFile(OfPartition):
@@ -107,6 +179,10 @@ class ValueFile(OfPartition):
     @property
     def is_current(self) -> bool:
         return False  # it may have been deleted
+
+    @property
+    def version(self) -> int:
+        return version_of("value", self.shown.serial)
 
     def size(self) -> int:
         return len(self.record.value or b"")

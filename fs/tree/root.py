@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from engine.errors import InvalidNameError, UnknownPartitionError
 from engine.files.names import parse_partition_directory
-from fs.entry import Entry, GeneratedFile
+from fs.entry import Entry, FleetingFile
 from fs.house import House
 from fs.tree.deleting import Deleting
 from fs.tree.partition import PartitionDirectory
@@ -113,13 +113,14 @@ class RootDirectory(Deleting):
         self.house.store.undelete(topic, number)
 
 
-class TextFile(GeneratedFile):
+class TextFile(FleetingFile):
     """A text about the whole."""
 
     def __init__(self, path: str, make: Callable[[], bytes], house: House) -> None:
         super().__init__(path)
         self.make = make
         self.house = house
+        self.snapshots = house.snapshots
 
     def content(self) -> bytes:
         return self.make()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Hashable, Iterable
 
 from engine.batch.table import Bytes
 from engine.errors import ClosedError
+from engine.files.birth import Birth
 from engine.parquet.table import Tables
 from engine.segment.segment import Segment
 from fs import errors
-from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, refuse_writing
+from fs.entry import Directory, Entry, Handle, refuse_writing, version_of
 from fs.formats import FORMATS, Format
-from fs.kept_pages import Kept
 from fs.names import base_name, parse_base
 from fs.shown import ShownPartition
 from fs.tree.of_partition import OfPartition, status_of
@@ -23,23 +22,29 @@ RAW = "log"
 
 
 class ViewHandle(Handle):
-    """An open view: it belongs to this handle alone.
+    """An open view: it belongs to this handle alone. Of one that can change no more the kernel keeps the pages.
 
-    _closed  told of the close, where the kernel keeps what was read; None where nothing is kept
-    _base    of the segment that was read last
+    _content  what it shows depends on this, beside the version
+    _base     of the segment that was read last
     """
 
-    def __init__(self, view: View, closed: Callable[[], None] | None = None) -> None:
+    def __init__(self, view: View, final: bool = False, content: Hashable = None) -> None:
         self.view = view
-        self.direct_io = closed is None
-        self.keep_cache = closed is not None
-        self._closed = closed
+        self._content = content
+        self.direct_io = not final
+        self.keep_cache = final
         self._base = -1
+
+    def size(self) -> int:
+        return self.view.size()
+
+    def content(self) -> Hashable:
+        return self._content
 
     def read(self, position: int, into: Bytes) -> int:
         done = self.view.read(position, into)
         base = self.view.base_at(position)
-        if base != self._base:
+        if base != self._base and not self.is_paged:
             self._base = base
             if self.view.end_offset is None:
                 # It may be followed for ever; what has an end keeps everything until it is closed.
@@ -48,42 +53,53 @@ class ViewHandle(Handle):
 
     def release(self) -> None:
         self.view.close()
-        if self._closed is not None:
-            self._closed()
 
 
 class OfSegment(OfPartition):
-    """An entry that shows a segment."""
+    """An entry that shows a segment. To the kernel each `.log` is a file of its own, whatever its name, and so is a
+    segment that may still grow and the same one when it is final: pages are kept of final bytes only."""
 
-    outlives_its_name = True
+    can_go = True
 
     def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
         super().__init__(path, shown)
         self.segment = segment
 
     @property
-    def is_current(self) -> bool:
+    def is_there(self) -> bool:
         partition = self.shown.partition
         return partition.is_open and partition.log.chain.segments.at(self.segment.base_offset) is self.segment
 
     @property
-    def generation(self) -> int:
-        return status_of(self.segment).st_ino
+    def is_current(self) -> bool:
+        return self.is_there
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its bytes can grow no more."""
+        raise NotImplementedError
+
+    @property
+    def generation(self) -> Hashable:
+        return self._born()[0]
+
+    @property
+    def version(self) -> int:
+        return version_of(self.shown.serial, *self._born(), self.is_final)
+
+    @property
+    def fleeting(self) -> bool:  # type: ignore[override]
+        # Compaction may put another segment in its place at any moment.
+        return self.shown.partition.settings.compact
+
+    def _born(self) -> tuple[Birth, int]:
+        try:
+            return self.shown.born(self.segment)
+        except FileNotFoundError:
+            raise errors.NotFoundError(f"segment {self.segment.base_offset} was removed") from None
 
     def mtime_ns(self) -> int:
         return status_of(self.segment).st_mtime_ns
-
-    def attributes(self, owner: Owner) -> Attributes:
-        found = super().attributes(owner)
-        kept = self.shown.kept.before(self.path, self.segment)
-        return found if kept is None else found._replace(size=kept.size, ino=kept.ino, mtime_ns=kept.mtime_ns)
-
-    def keep(self, final: bool) -> Callable[[], None] | None:
-        """What to call at the close, where the kernel may keep the bytes of this open file; else None."""
-        if not final or self.shown.partition.settings.compact:
-            return None
-        now = Kept(self.segment, self.size(), inode(self.path, self.generation), self.mtime_ns())
-        return partial(self.shown.kept.close, self.path) if self.shown.kept.open(self.path, now) else None
 
 
 class SegmentFile(OfSegment):
@@ -93,6 +109,13 @@ class SegmentFile(OfSegment):
         super().__init__(path, shown, segment)
         self.format = fmt
         self._found_in = shown.partition.log.chain.segments
+
+    @property
+    def is_final(self) -> bool:
+        log = self.shown.partition.log
+        offsets = log.offsets
+        following = log.chain.segments.higher(self.segment.base_offset)
+        return following is not None and offsets.stable >= following.base_offset
 
     @property
     def is_current(self) -> bool:
@@ -118,27 +141,24 @@ class SegmentFile(OfSegment):
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
         self.shown.await_closing()
-        log = self.shown.partition.log
+        final = self.is_final
         try:
             view = View.of_segment(self.shown.texts, self.format, self.segment)
         except ClosedError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
-        following = log.chain.segments.higher(self.segment.base_offset)
-        final = following is not None and log.offsets.stable >= following.base_offset
-        return ViewHandle(view, self.keep(final))
+        return ViewHandle(view, final)
 
 
 class RawHandle(Handle):
-    """A segment's `.log`, as it is on disk.
+    """A segment's `.log`, as it is on disk."""
 
-    _closed  as in ViewHandle
-    """
-
-    def __init__(self, segment: Segment, closed: Callable[[], None] | None) -> None:
+    def __init__(self, segment: Segment, final: bool) -> None:
         self._segment = segment
-        self.direct_io = closed is None
-        self.keep_cache = closed is not None
-        self._closed = closed
+        self.direct_io = not final
+        self.keep_cache = final
+
+    def size(self) -> int:
+        return self._segment.size
 
     def read(self, position: int, into: Bytes) -> int:
         length = min(into.size, max(0, self._segment.size - position))
@@ -146,23 +166,26 @@ class RawHandle(Handle):
 
     def release(self) -> None:
         self._segment.unpin()
-        if self._closed is not None:
-            self._closed()
 
 
 class RawFile(OfSegment):
     """A segment's `.log`: batches as Kafka's own tools read them."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.segment is not self.shown.partition.log.chain.active
 
     def size(self) -> int:
         return self.segment.size
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
+        final = self.is_final
         try:
             self.segment.pin()
         except ClosedError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
-        return RawHandle(self.segment, self.keep(self.segment is not self.shown.partition.log.chain.active))
+        return RawHandle(self.segment, final)
 
 
 class SegmentsDirectory(OfPartition, Directory):

@@ -26,7 +26,7 @@ _KEPT = Opened(3, keep_cache=True)
 class Nothing:
     """Answers everything at once: read with what was in the buffer, write with thanks."""
 
-    def getattr(self, path: str, handle: int | None) -> Attributes:
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
         if path == "/":
             return _ROOT
         if path.startswith("/."):
@@ -36,12 +36,12 @@ class Nothing:
     def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
         return [("direct", _FILE), ("cached", _FILE)]
 
-    def open(self, path: str, flags: int) -> Opened:
+    def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
         if path[1:2].isdigit():
             return _KEPT
         return _DIRECT if path.startswith("/direct") else _CACHED
 
-    def read(self, handle: int, position: int, into: Bytes) -> int:
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
         return min(into.size, max(0, SIZE - position))
 
     def write(self, handle: int, data: Bytes, position: int) -> int:

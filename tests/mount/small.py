@@ -95,7 +95,7 @@ class Small:
 
     # -- attributes -----------------------------------------------------------------------------------
 
-    def getattr(self, path: str, handle: int | None) -> Attributes:
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
         self._note("getattr", path, handle)
         file = self._find(path) if handle is None else self.open_files[handle][1]
         size = len(file.data)
@@ -174,7 +174,7 @@ class Small:
 
     # -- files ----------------------------------------------------------------------------------------
 
-    def open(self, path: str, flags: int) -> Opened:
+    def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
         self._note("open", path, flags & (os.O_ACCMODE | os.O_APPEND))
         file = self._find(path)
         if path == "/calls":
@@ -196,7 +196,7 @@ class Small:
         direct = path in {"/calls", "/threads", "/append"} or "direct" in path or path.startswith("/blocked")
         return Opened(handle, direct_io=direct, keep_cache="keep" in path)
 
-    def read(self, handle: int, position: int, into: Bytes) -> int:
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
         path, file = self.open_files[handle]
         self._note("read", path, position, into.size)
         if "blocked" in path and "/go" not in self.files:

@@ -130,6 +130,16 @@ def sweep_inboxes(partition: Partition, later_ms: int) -> int:
     return store.inboxes.sweep(store.clock() + later_ms)
 
 
+def delete(partition: Partition) -> None:
+    """Delete the partition with its records."""
+    FILES[0].house.delete_partition(partition.topic, partition.number)
+
+
+def delete_topic(partition: Partition) -> None:
+    """Delete its topic, with all records."""
+    FILES[0].house.delete_topic(partition.topic)
+
+
 def files(partition: Partition) -> str:
     """Where its segments are."""
     return str(partition.directory)
@@ -143,6 +153,8 @@ CALLS: dict[str, Callable[..., Any]] = {
         write,
         end,
         sweep,
+        delete,
+        delete_topic,
         files,
         die_in_commit,
         hold_commits,

@@ -102,18 +102,31 @@ def test_seeking(mount: Served) -> None:
 
 
 def test_mappings(mount: Served) -> None:
-    """R6. Private mappings work on every view, and shared read-only mappings on segments that are final."""
+    """R6. Private mappings work on every view, and shared read-only mappings on segments that are final;
+    each shows the bytes of the very descriptor that was mapped, whatever others map.
+    """
     partition = letters(mount)
     for name in ("log.txt", "offset/0-3.tsv", f"segments/{4:020}.txt", "status.json"):
-        whole = (partition / name).read_bytes()
         with (
             opened(partition / name) as file,
-            mmap.mmap(file, len(whole), mmap.MAP_PRIVATE, mmap.PROT_READ) as seen,
+            mmap.mmap(file, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as seen,
         ):
-            assert seen[:] == whole
+            assert seen[:] == os.pread(file, 1 << 16, 0)
     for name in (f"sealed/txt/{2:020}.txt", f"segments/{2:020}.txt"):
         with opened(partition / name) as file, mmap.mmap(file, 4, mmap.MAP_SHARED, mmap.PROT_READ) as seen:
             assert seen[:] == b"c\nd\n"
+    with (
+        opened(partition / "offset/-2.txt") as first,
+        mmap.mmap(first, 4, mmap.MAP_PRIVATE, mmap.PROT_READ) as seen,
+    ):
+        before = seen[:]
+        append(partition / "log.txt", b"x\ny\n")
+        with (
+            opened(partition / "offset/-2.txt") as second,
+            mmap.mmap(second, 4, mmap.MAP_PRIVATE, mmap.PROT_READ) as other,
+        ):
+            assert other[:] == b"x\ny\n"
+            assert seen[:] == before == os.pread(first, 4, 0)
 
 
 # -- committed records only ---------------------------------------------------------------------------

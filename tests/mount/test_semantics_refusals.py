@@ -6,6 +6,9 @@ import ctypes
 import errno
 import mmap
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -346,26 +349,50 @@ def test_damage_that_was_not_measured(mount: Served) -> None:
 
 
 def test_deleted_while_open(mount: Served) -> None:
-    """E13. A descriptor of a partition that was deleted gives EIO, also after a partition of that name is
-    made again.
+    """E13. A descriptor of a partition that was deleted gives EIO, whatever of it was read before, also
+    after a partition of that name is made again; a mapping of it gives SIGBUS.
     """
     mount.expect("EIO: ")
     mount.expect("lines are lost at the last close")
     partition = letters(mount)
     reader, writer = os.open(partition / "log.txt", os.O_RDONLY), os.open(partition / "log.txt", APPEND)
+    rendered, paged = (
+        os.open(partition / name, os.O_RDONLY) for name in ("log.jsonl", f"sealed/txt/{0:020}.txt")
+    )
+    for file in (rendered, paged):
+        assert os.pread(file, 1000, 0)
+    script = (
+        "import mmap, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "seen = mmap.mmap(file, 4, mmap.MAP_SHARED, mmap.PROT_READ)\n"
+        "print(seen[:], flush=True)\n"
+        "input()\n"
+        "print(seen[:])\n"
+    )
+    mapper = subprocess.Popen(
+        [sys.executable, "-c", script, partition / f"sealed/txt/{0:020}.txt"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert mapper.stdout is not None
+    assert mapper.stdout.readline() == b"b'a\\nb\\n'\n"
     for again in (False, True):
         if again:
             os.mkdir(partition)
         else:
             delete(partition)
-        with refused(errno.EIO):
-            os.pread(reader, 100, 0)
+        for file in (reader, rendered, paged):
+            with refused(errno.EIO):
+                os.pread(file, 100, 0)
         with refused(errno.EIO):
             os.write(writer, b"x\n")
             os.fsync(writer)
     with refused(errno.EIO):
         os.close(writer)
-    os.close(reader)
+    for file in (reader, rendered, paged):
+        os.close(file)
+    assert mapper.communicate(b"\n", timeout=20) == (b"", None)
+    assert mapper.returncode == -signal.SIGBUS
     assert read(partition) == b""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -132,15 +133,15 @@ def test_compaction_under_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [f"sealed/tsv/{BASE}.tsv", f"segments/{BASE}.log"])
 def test_a_rewritten_file(tmp_path: Path, name: str) -> None:
-    """U3. A file that compaction rewrote has another inode, size and content; whoever has it open from before goes
-    on with the old ones, though the kernel knows both by one name.
+    """U3. A file that compaction rewrote has another inode, size and content; whoever has it open or mapped
+    from before goes on with the old ones.
     """
     with upkeep(tmp_path) as mount:
         partition = mount.new("keys")
         keyed(partition, mount)
         file = partition / name
         before, old = file.stat(), file.read_bytes()
-        with opened(file) as handle:
+        with opened(file) as handle, mmap.mmap(handle, 0, mmap.MAP_SHARED, mmap.PROT_READ) as seen:
             start = os.pread(handle, 100, 0)
             policy(mount, partition, "compact")
             compacted(mount, partition)
@@ -149,6 +150,7 @@ def test_a_rewritten_file(tmp_path: Path, name: str) -> None:
             new = file.read_bytes()
             assert new != old
             assert start + rest(handle, 100) == old
+            assert seen[:] == old
         eventually(lambda: file.stat().st_size == len(new), "the new size")
         after = file.stat()
         assert after.st_ino != before.st_ino

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S, promptly
-from served import ROOT, Served, append, delete, eventually, opened, write_all
+from served import ROOT, Served, append, delete, eventually, opened, refused, write_all
 from shell import output
 
 pytest_plugins = ["shared_mount"]
@@ -365,7 +366,10 @@ def test_times(mount: Served) -> None:
 
 
 def test_inodes(own: Served) -> None:
-    """T4. Inode numbers differ between names and stay the same over a restart."""
+    """T4. Inode numbers differ between names and stay the same over a restart; a name that comes to stand
+    for other bytes has another one: after compaction, when what was deleted is made again, and of `-<N>`
+    and times when they select other records.
+    """
     partition = letters(own)
     paths = [*every_file(own, partition), partition, partition / "offset", own / "topics"]
     before = {path: path.lstat().st_ino for path in paths}
@@ -375,6 +379,21 @@ def test_inodes(own: Served) -> None:
     assert own.stop() == 0
     own.start()
     assert {path: path.lstat().st_ino for path in paths} == before
+    last = partition / "offset/-2.txt"
+    before[last] = last.stat().st_ino
+    append(partition / "log.tsv", b"n\td\n")
+    assert last.stat().st_ino != before[last]
+    own.steer("delete", partition)
+    partition.mkdir()
+    append(partition / "log.tsv", b"k\ta\nl\tb\n")
+    own.steer("roll", partition)
+    append(partition / "log.tsv", b"m\tc\n")
+    views = [
+        path for path in before if path.parent != own.path and partition in path.parents and path.is_file()
+    ]
+    assert len(views) > 10
+    same = [path for path in views if path.stat().st_ino == before[path]]
+    assert same == []
     assert own.stop() == 0
 
 
@@ -421,25 +440,42 @@ def test_sizes_are_never_stale(mount: Served) -> None:
 # -- limits of libfuse 2 ------------------------------------------------------------------------------
 
 
-def test_fstat_asks_by_name(mount: Served) -> None:
-    """X1. fstat of an open file asks by name: of a file whose name is gone it is ENOENT, but for a removed
-    segment, whose name can be stat-ed, not opened, until the last reader closes it.
+def test_fstat(mount: Served) -> None:
+    """X1. fstat of an open file tells of what was opened, also when its name is gone or stands for other
+    bytes; for a second after that, and while it is open, stat of the name may tell of it too. Of a file of
+    a deleted partition fstat is ENOENT or ESTALE, or tells of the file that has its name by then.
     """
-    mount.expect("EIO: ")
     partition = letters(mount)
     sealed = partition / f"sealed/txt/{0:020}.txt"
-    with opened(sealed) as file:
+    with (
+        opened(sealed) as file,
+        opened(partition / "offset/0") as value,
+        opened(partition / "start") as start,
+    ):
         mount.steer("raise_start", partition, 2)
-        assert os.fstat(file).st_size == sealed.stat().st_size == 4
+        assert os.fstat(file).st_size == 4
+        assert os.fstat(value).st_size == 1
         assert sealed.name not in os.listdir(sealed.parent)
         with pytest.raises(FileNotFoundError):
             os.open(sealed, os.O_RDONLY)
-    eventually(lambda: not sealed.exists(), "the name to go")
-    log = os.open(partition / "log.txt", os.O_RDONLY)
-    delete(partition)
-    with pytest.raises(FileNotFoundError):
-        os.fstat(log)
-    os.close(log)
+        eventually(lambda: not sealed.exists(), "the name to go")
+        assert os.fstat(file).st_size == 4
+        assert os.fstat(value).st_size == 1
+        log = os.open(partition / "log.txt", os.O_RDONLY)
+        delete(partition)
+        for again in (False, True):
+            if again:
+                partition.mkdir()
+            for each in (file, value):
+                with refused(errno.ENOENT, errno.ESTALE):
+                    os.fstat(each)
+            for each in (start, log):
+                if again:
+                    assert os.fstat(each).st_size in (0, 2), "of the new one"
+                else:
+                    with refused(errno.ENOENT):
+                        os.fstat(each)
+        os.close(log)
 
 
 def test_inotify(mount: Served) -> None:
@@ -530,3 +566,73 @@ def test_closes_that_bash_does_not_look_at(mount: Served) -> None:
         done = subprocess.run(["bash", "-c", f"{command} 99 > start"], cwd=partition, check=False)
         assert (done.returncode != 0) is failed
         assert "high watermark 3" in mount.status(partition)["last_refusal"]["reason"]
+
+
+def test_mappings_of_what_grows(mount: Served) -> None:
+    """X8. A private mapping of a file that grows has the bytes that were there when it was mapped; later ones
+    show in a new mapping.
+    """
+    partition = mount.new()
+    append(partition / "log.txt", b"one\n")
+    with (
+        opened(partition / "log.txt") as file,
+        mmap.mmap(file, 4, mmap.MAP_PRIVATE, mmap.PROT_READ) as seen,
+    ):
+        assert seen[:4] == b"one\n"
+        append(partition / "log.txt", b"two\n")
+        for _ in range(3):
+            assert seen[:4] == b"one\n"
+            with mmap.mmap(file, os.fstat(file).st_size, mmap.MAP_PRIVATE, mmap.PROT_READ) as new:
+                assert new[:] == b"one\ntwo\n"
+
+
+def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) -> None:
+    """X9. While somebody holds `log.<fmt>` from before records were removed at its beginning, whoever opens
+    it later reads it, but cannot map it or send it by sendfile(2): that is SIGBUS, and EIO.
+    """
+    partition = letters(mount)
+    script = (
+        "import mmap, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "mmap.mmap(file, 2, mmap.MAP_PRIVATE, mmap.PROT_READ)[:]\n"
+    )
+    mapping = [sys.executable, "-c", script, partition / "log.txt"]
+    with opened(partition / "log.txt") as holder, (tmp_path / "out").open("wb") as out:
+        assert os.pread(holder, 10, 0) == b"a\nb\nc\n"
+        mount.steer("raise_start", partition, 2)
+        with opened(partition / "log.txt") as file:
+            assert os.pread(file, 10, 0) == b"c\n"
+            with refused(errno.EIO):
+                os.sendfile(out.fileno(), file, 0, 2)
+            assert os.pread(file, 10, 0) == b"c\n"
+        assert subprocess.run(mapping, check=False).returncode == -signal.SIGBUS
+        assert os.pread(holder, 10, 0) == b"a\nb\nc\n"
+    eventually(lambda: (partition / "log.txt").stat().st_size == 2, "nobody holds it")
+    assert subprocess.run(mapping, check=False).returncode == 0
+
+
+def test_locks_of_what_became_another_file(mount: Served) -> None:
+    """X10. Locks are of the file that the kernel knows: of a segment, a range or `status.json` whoever
+    opens it after its bytes became others locks another one; `log.<fmt>`, `in.<fmt>`, `config` and `start`
+    are one for all.
+    """
+    partition = letters(mount)
+    topic = mount / "topics" / partition.name.rpartition("-")[0]
+    for path, is_one in (
+        (partition / "log.txt", True),
+        (topic / "config", True),
+        (topic / "in.txt", True),
+        (partition / "start", True),
+        (partition / "status.json", False),
+        (partition / "offset/-2.txt", False),
+    ):
+        flags = os.O_WRONLY | os.O_APPEND if path.name == "in.txt" else os.O_RDONLY
+        with opened(path, flags) as first:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            append(partition / "log.tsv", b"k\tmore\n")
+            with opened(path, flags) as second:
+                taken = True
+                with suppress(BlockingIOError):
+                    fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken = False
+                assert taken is is_one, path
