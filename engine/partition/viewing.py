@@ -8,6 +8,7 @@ is rebuilt in memory:
     a batch that is damaged or cut off   hidden, with all that is behind it
     missing or damaged indexes           rebuilt in memory
     no segment at all                    an empty one, in memory
+    .log with offsets too far up         the partition is refused, and stays offline: splitting it needs files
 
 Another process may have the directory open, and go on with it: the partition is shown as it was when it was loaded.
 A segment that is removed or replaced later is found to be another file, and can be read no more.
