@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptError
+from engine.errors import CorruptBatchError, CorruptError
 from engine.kernels.scan import LAST_OFFSET
 from engine.partition.offsets import Appended, Isolation, Offsets
 from engine.partition.partition import Partition
@@ -51,6 +51,19 @@ class _Block:
         return self.start + self.data.size
 
 
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """Damage as it was mapped: some offsets, which take DAMAGE bytes all together.
+
+    start          where it is in the text
+    first, behind  the offsets: [first, behind)
+    """
+
+    start: int
+    first: int
+    behind: int
+
+
 class SegmentText:
     """A segment rendered in a format.
 
@@ -59,11 +72,12 @@ class SegmentText:
     format              how
     map                 where batches begin, as far as looked at
     damaged             the map has batches that could not be read: it is not to be kept
+    _holes              where they are, by rising offset; replaced as a whole
     _lock               held while the map grows or a block is rendered
     _blocks             the last blocks that were rendered, newest first; replaced as a whole
     """
 
-    __slots__ = ("_blocks", "_lock", "damaged", "format", "map", "partition", "segment")
+    __slots__ = ("_blocks", "_holes", "_lock", "damaged", "format", "map", "partition", "segment")
 
     def __init__(self, partition: Partition, segment: Segment, fmt: Format, known: SizeMap | None) -> None:
         self.partition = partition
@@ -73,6 +87,7 @@ class SegmentText:
         self.damaged = False
         self._lock = threading.Lock()
         self._blocks: tuple[_Block, ...] = ()
+        self._holes: tuple[_Hole, ...] = ()
 
     def size(self, segments: Segments, offsets: Offsets) -> int:
         """Bytes of the text, as of these offsets."""
@@ -112,30 +127,22 @@ class SegmentText:
                 start = self.map.next_offset
 
     def _map_next(self, segments: Segments, offsets: Offsets, limit: int) -> None:
-        """Map one batch, since there is damage further on, or here. A batch that cannot be read is mapped as one byte,
-        which cannot be read either: what is behind it can. Where its length is in doubt, that is so up to `limit`."""
+        """Map one batch, since it, or one read together with it, cannot be read. What cannot is mapped as one byte,
+        which cannot be read either: up to the batch's end, or to the next batch that can be told from damage."""
         first = self.map.next_offset
-        position, behind, size = self.segment.size, limit, DAMAGE
+        behind = None
         with contextlib.suppress(CorruptError):
-            position, behind = self._batch_at(first, limit)
-            size = self._size_between(first, behind, segments, offsets)
-            self.map.add_one(position, first, behind - 1, size)
-            return
+            found = self.segment.position_of(first)
+            if found is not None:
+                behind = max(first, found[3]) + 1
+                size = self._size_between(first, min(behind, limit), segments, offsets)
+                self.map.add_one(found[0], first, min(behind, limit) - 1, size)
+                return
+        position, sound = self.segment.damage_at(first)
+        behind = min(limit, behind or sound or limit)
         self.damaged = True
-        self.map.add_one(position, first, behind - 1, size)
-
-    def _batch_at(self, offset: int, limit: int) -> tuple[int, int]:
-        """Where in the file the batch lies that holds an offset, and the offset behind it, `limit` at most;
-        CorruptError where that is in doubt."""
-        found = self.segment.position_of(offset)
-        if found is None:
-            return self.segment.size, limit
-        position, size, _, last = found
-        if last < offset or position + size > self.segment.size:
-            raise CorruptError(
-                f"{self.segment.path}: the batch at position {position} of {self.segment.size} is damaged"
-            )
-        return position, min(limit, last + 1)
+        self._holes = (*self._holes, _Hole(self.map.rendered, first, behind))
+        self.map.add_one(position, first, behind - 1, DAMAGE)
 
     def note(self, appended: Appended, size: int, offsets: Offsets) -> None:
         """Map a batch that was just appended, without reading it: where it follows what is mapped, and shows."""
@@ -148,8 +155,9 @@ class SegmentText:
     def _sizes(self, buffer: Bytes, table: Longs, origin: int) -> Longs:
         return self.format.sizes(buffer, table, origin, self.partition.topic, self.partition.number)
 
-    def position_of(self, offset: int, segments: Segments, offsets: Offsets) -> int:
-        """Where in the text the first record at or above `offset` begins; the size where there is none."""
+    def position_of(self, offset: int, segments: Segments, offsets: Offsets, is_end: bool = False) -> int:
+        """Where in the text the first record at or above `offset` begins; the size where there is none. `is_end`: where
+        the last one below it ends. Both are the same but in damage, which is to be met from either side."""
         self._reach(segments, offsets)
         if offset <= self.segment.base_offset:
             return 0
@@ -157,16 +165,32 @@ class SegmentText:
         # What lies behind the segment is not looked for in the next one.
         if offset >= self.map.next_offset or (following is not None and offset >= following.base_offset):
             return self.map.rendered
+        for hole in self._holes:
+            if hole.first < offset < hole.behind:
+                return hole.start + (DAMAGE if is_end else 0)
         mark = self.map.before_offset(offset)
         if mark < 0:
             return 0
-        _, position, first = self.map.marks[mark].tolist()
+        (position, first), (stop, behind) = self._sound_around(
+            offset, self._mark_at(mark), self._mark_at(mark + 1)
+        )
         try:
-            return int(position) + self._size_between(first, offset, segments, offsets)
+            return position + self._size_between(first, offset, segments, offsets)
         except CorruptError:
-            # There is damage on the way: measured from the other side.
-            stop, behind = self._mark_at(mark + 1)
+            # It was damaged since it was mapped: measured from the other side, up to which all was sound then.
             return stop - self._size_between(offset, behind, segments, offsets)
+
+    def _sound_around(
+        self, offset: int, low: tuple[int, int], high: tuple[int, int]
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The part between two places, positions with their offsets, that holds an offset and was mapped without a hole
+        in it: between what is in a hole and its one byte no measure holds."""
+        for hole in self._holes:
+            if low[1] < hole.behind <= offset:
+                low = hole.start + DAMAGE, hole.behind
+            if offset <= hole.first < high[1]:
+                return low, (hole.start, hole.first)
+        return low, high
 
     def _size_between(self, start: int, end: int, segments: Segments, offsets: Offsets) -> int:
         """Bytes of the records in [start, end), which are read for it."""
@@ -233,38 +257,72 @@ class SegmentText:
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
             try:
-                block = self._block_between(first, end, segments, offsets, sequential)
-            except CorruptError:
-                block = self._beside_damage(first, position, segments, offsets)
+                block = self._block_between(
+                    *self._place_around(position, first, end), segments, offsets, sequential
+                )
+            except CorruptError as error:
+                low, high = self._place_around(position, first, first + 1)
+                block = self._beside_damage(low, high, position, segments, offsets, error)
             self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
             return block
 
-    def _block_between(
-        self, first: int, end: int, segments: Segments, offsets: Offsets, in_turn: bool
-    ) -> _Block:
-        """From a mark to another."""
-        start, start_offset = self._mark_at(first)
-        stop, end_offset = self._mark_at(end)
-        return _Block(start, self._render(segments, offsets, start_offset, end_offset, stop - start), in_turn)
+    def _place_around(self, position: int, first: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """From a mark to another, cut to what was mapped without a hole around a position; CorruptError where that lies
+        in one."""
+        low, high = self._mark_at(first), self._mark_at(end)
+        for hole in self._holes:
+            if hole.start <= position < hole.start + DAMAGE:
+                raise CorruptBatchError(
+                    f"{self.segment.path}: offsets {hole.first} to {hole.behind - 1} cannot be read, they are damaged"
+                )
+            if low[0] <= hole.start < position:
+                low = hole.start + DAMAGE, hole.behind
+            if position < hole.start < high[0]:
+                return low, (hole.start, hole.first)
+        return low, high
 
-    def _beside_damage(self, mark: int, position: int, segments: Segments, offsets: Offsets) -> _Block:
-        """What lies before damage, or behind it, up to the next mark; CorruptError where `position` lies in it."""
-        start, offset = self._mark_at(mark)
-        stop, limit = self._mark_at(mark + 1)
-        end, damage = start, offset
-        try:
-            while damage < limit:
-                _, behind = self._batch_at(damage, limit)
-                end += self._size_between(damage, behind, segments, offsets)
-                damage = behind
-        except CorruptError:
-            if position >= end:
-                _, behind = self._batch_at(damage, limit)
-                size = self._size_between(behind, limit, segments, offsets)
-                if position < stop - size:
-                    raise
-                return _Block(stop - size, self._render(segments, offsets, behind, limit, size))
-        return _Block(start, self._render(segments, offsets, offset, damage, end - start))
+    def _block_between(
+        self,
+        low: tuple[int, int],
+        high: tuple[int, int],
+        segments: Segments,
+        offsets: Offsets,
+        in_turn: bool = False,
+    ) -> _Block:
+        """From a place to another."""
+        size = high[0] - low[0]
+        data = self._render(segments, offsets, low[1], high[1], size)
+        if data.size != size and self._limit(segments, offsets) >= high[1]:
+            raise CorruptBatchError(
+                f"{self.segment.path}: expected {size} bytes of offsets {low[1]} to {high[1] - 1}, found {data.size}"
+            )
+        return _Block(low[0], data, in_turn)
+
+    def _beside_damage(
+        self,
+        low: tuple[int, int],
+        high: tuple[int, int],
+        position: int,
+        segments: Segments,
+        offsets: Offsets,
+        error: CorruptError,
+    ) -> _Block:
+        """What lies before damage that came since it was mapped, or behind it; the error where `position` is in it."""
+        end, damage = low
+        with contextlib.suppress(CorruptError):
+            for buffer, table, origin in self._batches(segments, offsets, low[1], high[1]):
+                topic, number = self.partition.topic, self.partition.number
+                end += int(self.format.sizes(buffer, table, origin, topic, number, low[1], high[1]).sum())
+                damage = min(high[1], int(table[-1, LAST_OFFSET]) + 1)
+        if position < end:
+            return self._block_between(low, (end, damage), segments, offsets)
+        _, behind = self.segment.damage_at(damage)
+        if behind is None or behind >= high[1]:
+            raise error
+        start = high[0] - self._size_between(behind, high[1], segments, offsets)
+        if position < start:
+            raise error
+        return self._block_between((start, behind), high, segments, offsets)
 
     def _kept_block(self, position: int) -> _Block | None:
         for block in self._blocks:

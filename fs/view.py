@@ -232,7 +232,9 @@ class View:
             size = part.text.size(self.segments, offsets)
             if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
                 return size - part.skipped
-        return max(0, part.text.position_of(self.end_offset, self.segments, offsets) - part.skipped)
+        return max(
+            0, part.text.position_of(self.end_offset, self.segments, offsets, is_end=True) - part.skipped
+        )
 
     def _refresh(self) -> Offsets:
         """Take up segments that have become visible since."""

@@ -49,7 +49,7 @@ PROBLEMS: Final = {
     BAD_SIZE: "the size field is impossible",
     BAD_MAGIC: "the magic is not 2 (message formats 0 and 1 are not supported)",
     BAD_CRC: "the checksum does not fit the bytes",
-    BAD_OFFSETS: "an offset is negative or beyond 63 bits",
+    BAD_OFFSETS: "an offset is negative, beyond 63 bits, or not above those before it",
 }
 """What a status other than DONE and FULL means, for messages."""
 

@@ -98,9 +98,10 @@ def lookup_time(buffer, entries, timestamp):
     return low - 1, int64_at(buffer, at), int32_at(buffer, at + 8)
 
 
-@kernel(results(INT, INT, INT, INT, INT), READ, INT, INT)
-def find_batch(buffer, by, target):
-    """The first batch whose last offset, or max timestamp, reaches `target`, by headers alone.
+@kernel(results(INT, INT, INT, INT, INT), READ, INT, INT, INT)
+def find_batch(buffer, by, target, before):
+    """The first batch whose last offset, or max timestamp, reaches `target`, by headers alone. Offsets rise, the first
+    above `before`: the checksum does not cover a batch's base offset, its neighbours do.
 
     Gives status, place, size, base offset, last offset. FOUND: of that batch, whose end may lie outside
     the buffer. PARTIAL: place of the next header to fetch, perhaps outside the buffer, and the offsets of
@@ -113,10 +114,11 @@ def find_batch(buffer, by, target):
         if status != DONE:
             return status, at, 0, base_offset, last_offset
         last_delta = int32_at(buffer, at + 23)
-        if not offsets_are_possible(int64_at(buffer, at), last_delta):
+        if not offsets_are_possible(int64_at(buffer, at), last_delta) or int64_at(buffer, at) <= before:
             return BAD_OFFSETS, at, 0, base_offset, last_offset
         base_offset = int64_at(buffer, at)
         last_offset = base_offset + last_delta
+        before = last_offset
         size = int32_at(buffer, at + 8) + SIZE_OVERHEAD
         reached = last_offset if by == BY_OFFSET else int64_at(buffer, at + 35)
         if reached >= target:

@@ -449,6 +449,8 @@ class Log(LogState):
                     self._flush(self.offsets.end, with_active=True)
                     self.epochs.flush()
                     self.producers.take_snapshot(fsync=True)
+                    for segment in self.chain.segments:
+                        segment.keep_mended()
             finally:
                 self._shut()
                 self.chain.close()

@@ -14,7 +14,7 @@ import numpy as np
 from engine import batch as batches
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes, Longs
-from engine.errors import OffsetOutOfRangeError
+from engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRangeError
 from engine.kernels.decode import CONTROL, TRANSACTIONAL
 from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
 from engine.partition.chain import Chain
@@ -103,7 +103,7 @@ def _end_position(segment: Segment, offsets: Offsets, limit: int) -> int:
 def _upper_bound(segments: Segments, segment: Segment, position: int, length: int, offsets: Offsets) -> int:
     """An offset behind everything in segment[position:position+length], found without reading it."""
     entry = segment.offset_index.upper_bound(position, length)
-    if entry is not None:
+    if entry is not None and segment.ends_with(entry[1], entry[0]):
         return entry[0]
     following = segments.higher(segment.base_offset)
     return offsets.end if following is None else following.base_offset
@@ -133,10 +133,20 @@ def read_batches(
         raise OffsetOutOfRangeError(f"offset {start} was removed before its segment could be held")
     while segment is not None and segment.base_offset < end:
         found = segment.position_of(start)
+        if found is not None:
+            check_end(segments, segment, offsets, found[2], found[3])
         if found is not None and found[2] < end:
-            stop = _end_position(segment, offsets, offsets.limit(isolation))
-            last = segment.position_of(end - 1, found[0])
+            following = segments.higher(segment.base_offset)
+            limit = offsets.limit(isolation)
+            whole = following is not None and following.base_offset <= limit
+            stop = segment.size if whole else _end_position(segment, offsets, limit)
+            last, problem = None, None
+            try:
+                last = segment.position_of(end - 1, found[0])
+            except CorruptError as error:
+                problem = error  # what lies before the damage is given first
             if last is not None:
+                check_end(segments, segment, offsets, last[2], last[3])
                 # Nothing behind the last batch is read: many a view is a few records long.
                 stop = min(stop, last[0] + last[1])
             for buffer, table in segment.batches(found[0], stop):
@@ -148,13 +158,31 @@ def read_batches(
                     yield buffer, kept, origin
                 if table[-1, LAST_OFFSET] >= end:
                     return
+            if problem is not None:
+                raise problem
         segment = segments.higher(segment.base_offset)
+
+
+def check_end(
+    segments: Segments, segment: Segment, offsets: Offsets, base_offset: int, last_offset: int
+) -> None:
+    """CorruptBatchError where a batch would reach into the next segment, or over the log's end: then its base offset is
+    damaged, which no checksum covers."""
+    following = segments.higher(segment.base_offset)
+    # Behind the log's end is what was appended since these offsets were taken.
+    end = offsets.end if following is None else following.base_offset
+    if last_offset >= end and (following is not None or base_offset < end):
+        raise CorruptBatchError(
+            f"{segment.path}: expected offsets below {end}, found a batch from {base_offset} to {last_offset}"
+        )
 
 
 def read_record(segments: Segments, offsets: Offsets, offset: int, isolation: Isolation) -> Record | None:
     """The record at an offset; None where a marker, an aborted record or a gap is."""
     segment = segments.floor(offset)
     found = None if segment is None else segment.position_of(offset)
+    if segment is not None and found is not None:
+        check_end(segments, segment, offsets, found[2], found[3])
     if segment is None or found is None or found[2] > offset or offset >= offsets.limit(isolation):
         return None
     buffer, row = segment.batch_at(found[0], found[1])

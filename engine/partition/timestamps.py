@@ -18,7 +18,9 @@ from engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
 from engine.partition.chain import Chain
 from engine.partition.epochs import LeaderEpochs
 from engine.partition.offsets import Isolation, Offsets
+from engine.partition.reader import check_end
 from engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from engine.segment.segment import Segment
 from engine.segment.segments import Segments
 
 LATEST: Final = -1
@@ -53,11 +55,20 @@ def find(
             found = _largest(chain.segments, offsets)
         case _ if timestamp >= 0:
             segment = chain.segments.first_not_before(timestamp)
-            record = None if segment is None else segment.offset_by_timestamp(timestamp, offsets.start)
-            found = None if record is None else Found(*record)
+            found = None if segment is None else first_in(chain.segments, segment, offsets, timestamp)
         case _:
             raise ValueError(f"timestamp {timestamp}: expected -5 or more")
     return found if found is not None and found.offset < limit else None
+
+
+def first_in(segments: Segments, segment: Segment, offsets: Offsets, timestamp: int) -> Found | None:
+    """The first record of a segment, from the start offset on, that is not earlier."""
+    record = segment.offset_by_timestamp(timestamp, offsets.start)
+    batch = None if record is None else segment.position_of(record[1])
+    if record is None or batch is None:
+        return None
+    check_end(segments, segment, offsets, batch[2], batch[3])
+    return Found(*record)
 
 
 def _epoch(epoch: int | None) -> int:

@@ -55,6 +55,8 @@ class IndexFile:
     active       holds its entries for good and may be changed
     held         sealed, but holds its entries for good: the file may be overwritten by another one
     in_memory    active, and its entries are in memory only: there is no file, or it is not to be changed
+    doubt        what is wrong with the file as it was loaded, in words; empty where nothing is
+    mended       its entries were made anew, and the file does not have them yet: see `replace`
     _fd          descriptor for writing, -1 while none is open
     """
 
@@ -64,14 +66,18 @@ class IndexFile:
         "active",
         "base_offset",
         "cached",
+        "doubt",
         "held",
         "in_memory",
         "max_bytes",
+        "mended",
         "path",
         "used",
     )
 
     ENTRY_SIZE: ClassVar[int]
+    FIELDS: ClassVar[np.dtype[np.void]]
+    """The two fields of an entry. Both rise, the first one strictly."""
 
     def __init__(self, path: str, base_offset: int, max_bytes: int, cache: IndexCache) -> None:
         if max_bytes < self.ENTRY_SIZE:
@@ -86,6 +92,8 @@ class IndexFile:
         self.active = False
         self.held = False
         self.in_memory = False
+        self.doubt = ""
+        self.mended = False
         self._fd = -1
         self._cache = cache
 
@@ -125,7 +133,38 @@ class IndexFile:
         except FileNotFoundError:
             # Without an index a look-up begins at position 0. Not remembered: a rename may be under way.
             return self.cached or (np.empty(0, np.uint8), 0)
+        self.doubt = self._doubt_of(data)
         return self._cache.admit(self, (data, data.size // self.ENTRY_SIZE), data.size + 256)
+
+    def _doubt_of(self, data: IndexBytes) -> str:
+        """What is wrong with the bytes of a file, as far as they tell by themselves."""
+        if data.size % self.ENTRY_SIZE:
+            return f"expected a multiple of {self.ENTRY_SIZE} bytes, found {data.size}"
+        table = data.view(self.FIELDS)
+        first, second = (table[name] for name in self.FIELDS.names or ())
+        if len(table) and (first[0] < 0 or second[0] < 0):
+            return f"expected entries of 0 or more, found {first[0]}, {second[0]}"
+        falling = np.flatnonzero((first[1:] <= first[:-1]) | (second[1:] < second[:-1]))
+        return f"entry {falling[0] + 1} is not above the one before" if falling.size else ""
+
+    def replace(self, data: IndexBytes) -> None:
+        """Take entries that were made anew from the log in place of those that there are. The file gets them with the
+        next change, or by `keep_mended`: until then they are in memory for good."""
+        entries = data.size // self.ENTRY_SIZE
+        if self.active:
+            self._own(data, entries)
+        else:
+            self._cache.forget(self, (data, entries))
+        self.doubt = ""
+        self.mended = True
+
+    def keep_mended(self) -> None:
+        """Write entries that were made anew to the file, and fsync it. A crash on the way leaves some of both kinds,
+        which is found out as the damage was."""
+        if self.mended:
+            os.fsync(self._writer())
+            if not self.active:
+                self.abandon()
 
     def _read(self) -> IndexBytes:
         with read_regular(self.path) as file:
@@ -162,7 +201,7 @@ class IndexFile:
     def release(self) -> None:
         """Take `hold` back."""
         self.held = False
-        if not self.active:
+        if not self.active and not self.mended:
             self._cache.forget(self)
 
     # -- changes ------------------------------------------------------------------------------------
@@ -178,6 +217,12 @@ class IndexFile:
                 os.close(fd)
                 raise
             self._fd = fd
+        if self.mended:
+            data, entries = self.view()
+            size = entries * self.ENTRY_SIZE
+            write_exactly(self._fd, 0, memoryview(data[:size]))
+            cut_file(self._fd, size)
+            self.mended = False
         return self._fd
 
     def append_bytes(self, data: memoryview) -> None:
@@ -207,6 +252,7 @@ class IndexFile:
     def truncate(self) -> None:
         """Drop every entry, without looking at what the file holds."""
         self._own(np.empty(0, np.uint8), 0)
+        self.doubt, self.mended = "", False
         cut_file(self._writer(), 0)
 
     def trim(self) -> None:
@@ -232,7 +278,7 @@ class IndexFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self.active = self.held = False
+        self.active = self.held = self.mended = False
         self._cache.forget(self)
 
     def close(self) -> None:
@@ -264,6 +310,17 @@ class IndexFile:
             )
         return relative
 
+    def entry(self, number: int) -> tuple[int, int]:
+        """The two fields of one entry; IndexError where there is none."""
+        raise NotImplementedError
+
+    def entry_or_none(self, number: int) -> tuple[int, int] | None:
+        """The same; None where there is none, or none any more: a truncation may come in between."""
+        try:
+            return self.entry(number)
+        except IndexError:
+            return None
+
     def _place_of(self, entry: int) -> tuple[IndexBytes, int]:
         data, entries = self.view()
         if not 0 <= entry < entries:
@@ -289,6 +346,7 @@ class OffsetIndex(IndexFile):
     __slots__ = ()
 
     ENTRY_SIZE: ClassVar[int] = OFFSET_ENTRY_SIZE
+    FIELDS: ClassVar[np.dtype[np.void]] = np.dtype([("key", ">i4"), ("position", ">i4")])
 
     @classmethod
     def create(
@@ -311,6 +369,12 @@ class OffsetIndex(IndexFile):
         """Offset of the last entry; the base offset without one."""
         entries = self.entries
         return self.entry(entries - 1)[0] if entries else self.base_offset
+
+    def floor(self, offset: int) -> tuple[int, int, int]:
+        """Number, offset and position of the last entry at or below; (-1, base, 0) without one."""
+        data, entries = self.view()
+        slot, relative, position = lookup_offset(data, entries, offset - self.base_offset)
+        return int(slot), self.base_offset + int(relative), int(position)
 
     def entry(self, number: int) -> tuple[int, int]:
         """Offset and position of one entry."""

@@ -35,7 +35,7 @@ from engine.kernels.search import (
     index_entries,
     rising_rows,
 )
-from engine.record import MAX_INT32, NO_TIMESTAMP, Clock
+from engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
 from engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
@@ -43,7 +43,7 @@ from engine.segment.descriptors import (
     write_exactly,
 )
 from engine.segment.offset_index import OffsetIndex
-from engine.segment.stored import SegmentSettings, StoredSegment
+from engine.segment.stored import SegmentSettings, StoredSegment, mending
 from engine.segment.time_index import TimeIndex
 from engine.segment.walk import NOTHING, walk
 
@@ -123,15 +123,18 @@ class Segment(StoredSegment):
         if self.log.gone:
             raise ClosedError(f"{self.log.path} was deleted or closed")
         size = self.size
+        # Both look at the last entries, and mend indexes that do not fit: an append goes by them.
         self._largest_known()
-        self.offset_index.activate()
-        self.time_index.activate()
-        writer = open_regular(self.log.path, os.O_RDWR)
-        found = os.fstat(writer).st_size
-        if found < size:
-            os.close(writer)
-            raise CorruptSegmentError(f"{self.log.path}: expected {size} bytes, found {found}")
-        self._writer = writer
+        self._indexed(MAX_INT64)
+        with mending:
+            self.offset_index.activate()
+            self.time_index.activate()
+            writer = open_regular(self.log.path, os.O_RDWR)
+            found = os.fstat(writer).st_size
+            if found < size:
+                os.close(writer)
+                raise CorruptSegmentError(f"{self.log.path}: expected {size} bytes, found {found}")
+            self._writer = writer
         self._since = 0
 
     def append(self, data: bytes | bytearray | memoryview | Bytes, table: Longs) -> None:
@@ -358,6 +361,10 @@ class Segment(StoredSegment):
         """End an active segment: last time entry, files cut to what they hold, nothing open for writing."""
         if self._writer < 0:
             return
+        if self.doubted:
+            log.warning(f"{self.log.path}: its indexes, which did not fit it, are made anew from it")
+            self._remake_indexes()
+            self.doubted = False
         self.time_index.maybe_append(*self._largest_known(), skip_full=True)
         self.offset_index.seal()
         self.time_index.seal()

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, takewhile
 from operator import attrgetter
 
-from engine.record import NO_TIMESTAMP
 from engine.segment.segment import Segment
 
 _base_offset = attrgetter("base_offset")
@@ -19,7 +18,7 @@ _base_offset = attrgetter("base_offset")
 
 def _latest(segment: Segment) -> int:
     """The segment's largest timestamp. One that is empty has none: its file's time would hide the next ones."""
-    return segment.largest_timestamp if segment.size else NO_TIMESTAMP
+    return segment.largest_timestamp if segment.size else segment.max_timestamp
 
 
 class Segments:

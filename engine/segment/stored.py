@@ -30,26 +30,32 @@ from engine.batch import first_record_at_or_after
 from engine.batch.table import Bytes, Longs
 from engine.errors import (
     CorruptBatchError,
+    CorruptError,
     CorruptSegmentError,
     OffsetOutOfRangeError,
 )
 from engine.kernels.scan import (
+    BAD_OFFSETS,
+    BASE_OFFSET,
     COLUMNS,
     DONE,
     HEADER_SIZE,
+    LAST_OFFSET,
     LEADER_EPOCH,
+    MAX_TIMESTAMP,
     PARTIAL,
+    POSITION,
     PROBLEMS,
+    SIZE,
     SIZE_OVERHEAD,
     scan,
 )
 from engine.kernels.search import (
     BY_OFFSET,
-    BY_TIMESTAMP,
     FOUND,
     find_batch,
 )
-from engine.record import MAX_INT32, MAX_INT64, Clock
+from engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
 from engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
@@ -60,7 +66,8 @@ from engine.segment.descriptors import (
 from engine.segment.offset_index import OffsetIndex
 from engine.segment.time_index import TimeIndex
 from engine.segment.transaction_index import AbortedTransaction, TransactionIndex
-from engine.segment.walk import walk
+from engine.segment.trust import latest_behind, remade, resume
+from engine.segment.walk import NOTHING, walk
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +81,14 @@ CHUNK: Final = 1024 * 1024
 _LONGEST_STEP: Final = 65536
 """Bytes that a search for a header reads at once, at most, whatever the index interval is."""
 
+_CHECKED_CHUNK: Final = 64 * 1024
+"""Bytes that are read at once where a few batches are looked for."""
+
+_STEPS_BACK: Final = 64
+"""Entries of an index that are tried, where one does not fit the log, before a look-up begins at the start."""
+
 _building = threading.Lock()
+mending = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,9 @@ class StoredSegment:
     _first       max timestamp of the first batch, None until asked for, or while there is no batch
     _since       bytes appended since the last index entry
     _writer      descriptor for writing, -1 while the segment is not active
+    mended       its indexes were made anew from the log, as they did not fit it
+    doubted      they are to be, when it is sealed: an appender is at work on them
+    _lost        the last offset that it is known to have had, where its end was cut off; -1 where it was not
     _jitter      a number drawn at opening; modulo the setting it says how much earlier to roll
     """
 
@@ -118,6 +135,7 @@ class StoredSegment:
         "_first",
         "_jitter",
         "_largest",
+        "_lost",
         "_offset_index",
         "_since",
         "_size",
@@ -127,8 +145,10 @@ class StoredSegment:
         "base_offset",
         "created_ms",
         "directory",
+        "doubted",
         "filled_ms",
         "log",
+        "mended",
         "settings",
         "suffix",
     )
@@ -154,6 +174,8 @@ class StoredSegment:
         self._first: int | None = None
         self._since = 0
         self._writer = -1
+        self.mended = self.doubted = False
+        self._lost = NO_OFFSET
         self._jitter = random.getrandbits(31)
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -262,7 +284,8 @@ class StoredSegment:
     def _largest_known(self) -> tuple[int, int]:
         known = self._largest
         if known is None:
-            self._largest = known = self.time_index.last_entry
+            known = self._find_largest()
+            self._largest = known
         return known
 
     @property
@@ -285,7 +308,7 @@ class StoredSegment:
         """Max timestamp of the first batch; None while there is no batch."""
         if self._first is None and self.size > 0:
             header = self.read(0, HEADER_SIZE)
-            status, *_ = find_batch(np.frombuffer(header, np.uint8), BY_OFFSET, 0)
+            status, *_ = find_batch(np.frombuffer(header, np.uint8), BY_OFFSET, 0, NO_OFFSET)
             if status != FOUND:
                 raise self._bad_batch(0, status)
             self._first = int.from_bytes(header[35:43], "big", signed=True)
@@ -335,60 +358,279 @@ class StoredSegment:
             f"{self.log.path}: batch at position {position} of {self.size}: {PROBLEMS[status]}, found {found}"
         )
 
-    def _find(self, position: int, by: int, target: int) -> Found | None:
-        """The first batch from `position` on that reaches `target`."""
-        return self._search(position, by, target)[0]
-
-    def _search(self, position: int, by: int, target: int) -> tuple[Found | None, int]:
-        """The same, and the last offset of the last batch looked at (-1: none). Reads little but headers."""
+    def _search(self, position: int, offset: int) -> tuple[Found | None, int]:
+        """The first batch from `position` on that reaches `offset`, and the last offset of the last batch looked at
+        (-1: none). Reads little but headers, whose offsets have to rise, also to the batch behind the one found."""
         end = self.size
-        seen = -1
+        seen = self.base_offset - 1 if position == 0 else NO_OFFSET
         step = min(max(self.settings.index_interval_bytes, HEADER_SIZE), _LONGEST_STEP) + HEADER_SIZE
         while position < end:
             # Not beyond `end`: what is appended meanwhile is not looked for, and may be where a gap was.
             data = np.frombuffer(self.read(position, min(step, end - position)), np.uint8)
-            status, at, size, base_offset, last_offset = find_batch(data, by, target)
+            status, at, size, base_offset, last_offset = find_batch(data, BY_OFFSET, offset, seen)
             if status == FOUND and position + at + size <= end:
-                return (position + at, size, base_offset, last_offset), last_offset
+                following = self._base_at(position + at + size, data[at + size :], end)
+                if following is None or following > last_offset:
+                    return (position + at, size, base_offset, last_offset), last_offset
+                status = BAD_OFFSETS
             if status != PARTIAL or not 0 < at <= end - position:
                 if self.size < end:
-                    return self._search(min(position, self.size), by, target)  # truncated meanwhile
+                    return self._search(min(position, self.size), offset)  # truncated meanwhile
                 raise self._bad_batch(min(position + at, end), PARTIAL if status == FOUND else status)
             seen = last_offset
             position += at
-        return None, seen
+        return None, seen if seen >= self.base_offset else NO_OFFSET
+
+    def _base_at(self, position: int, data: Bytes, end: int) -> int | None:
+        """The base offset of the batch at a position, of which `data` may have been read already; None where there is
+        none that looks like one."""
+        header = data[:HEADER_SIZE]
+        if header.size < HEADER_SIZE:
+            if position + HEADER_SIZE > end:
+                return None
+            header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
+        status, at, _, base_offset, _ = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
+        return int(base_offset) if status == FOUND and at == 0 else None
 
     def _indexed(self, offset: int) -> int:
-        """Where to begin looking for an offset: never behind its batch."""
-        _, position = self.offset_index.lookup(offset)
-        # An entry may be ahead of `size`, by an append under way or because the file is not this segment's.
-        return position if 0 <= position < self.size else 0
+        """Where to begin looking for an offset: never behind its batch. An entry of the index counts where there is a
+        batch that ends with its offset; where there is none, the index is made anew."""
+        index = self.offset_index
+        number, last, position = index.floor(offset)
+        if index.doubt and self._mend(index.path, index.doubt):
+            number, last, position = index.floor(offset)
+        if number < 0 or self.ends_with(position, last):
+            return position
+        # An append under way has published its entries before its size, and a truncation its size before those.
+        if (position < self.size or not self.is_active) and self._mend(
+            index.path, f"entry {number}: offset {last} is not at {position}"
+        ):
+            number, last, position = index.floor(offset)
+            if number < 0 or self.ends_with(position, last):
+                return position
+        for each in range(number - 1, max(-1, number - _STEPS_BACK), -1):
+            found = index.entry_or_none(each)
+            if found is not None and self.ends_with(found[1], found[0]):
+                return found[1]
+        return 0
+
+    def ends_with(self, position: int, last_offset: int) -> bool:
+        """Whether there is a batch at a position that ends with an offset, by its header."""
+        size = self.size
+        if not 0 <= position <= size - HEADER_SIZE:
+            return False
+        header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
+        status, *_, found = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
+        return bool(status == FOUND and found == last_offset)
 
     def position_of(self, offset: int, start_position: int | None = None) -> Found | None:
-        """The first batch whose last offset is `offset` or above, looked for from `start_position` on."""
+        """The first batch whose last offset is `offset` or above, looked for from `start_position` on.
+
+        By headers, of which a checksum covers the last part only: so a batch that holds the offset is one whose
+        neighbours lie below and above it, and that there is none is believed where every batch on the way is sound.
+        CorruptError where that is in doubt."""
+        found = self.locate(offset, start_position)
+        if found is None:
+            self._check_not_cut()
+        return found
+
+    def locate(self, offset: int, start_position: int | None = None) -> Found | None:
+        """The same, also where the file's end was cut off: None then."""
         position = self._indexed(offset)
         if start_position is not None:
             position = max(position, start_position)
-        return self._find(position, BY_OFFSET, offset)
+        try:
+            found, _ = self._search(position, offset)
+        except CorruptError:
+            return self._checked_position_of(offset, position, None)
+        if found is None or found[2] > offset:
+            return self._checked_position_of(offset, position, found)
+        return found
+
+    def _checked_position_of(self, offset: int, position: int, expected: Found | None) -> Found | None:
+        """The same, by whole batches that are checked, around damage where the offset lies behind it."""
+        end = self.size if expected is None else expected[0] + expected[1]
+        before = NO_OFFSET
+        problem: CorruptError | None = None
+        while position < end:
+            try:
+                for _, table in self.batches(position, end, chunk=_CHECKED_CHUNK, reuse=True):
+                    row = int(np.searchsorted(table[:, LAST_OFFSET], offset))
+                    if row < len(table):
+                        found = table[row].tolist()
+                        if problem is not None and row == 0 and found[BASE_OFFSET] > offset:
+                            break  # it lies in what is damaged
+                        return found[POSITION], found[SIZE], found[BASE_OFFSET], found[LAST_OFFSET]
+                    before = int(table[-1, LAST_OFFSET])
+                    position = int(table[-1, POSITION] + table[-1, SIZE])
+                    problem = None
+                break
+            except CorruptError as error:
+                problem = error
+                resumed = resume(self, position, before)
+                if resumed is None:
+                    break
+                position = resumed
+                end = self.size
+        if problem is not None:
+            raise problem
+        return expected
+
+    def damage_at(self, offset: int) -> tuple[int, int | None]:
+        """Around a batch that cannot be read: where the damage begins in the file, and the base offset of the first
+        batch behind it that can be read (None: there is none)."""
+        position, before = self._indexed(offset), NO_OFFSET
+        while True:
+            try:
+                for _, table in self.batches(position, chunk=_CHECKED_CHUNK, reuse=True):
+                    before = int(table[-1, LAST_OFFSET])
+                    position = int(table[-1, POSITION] + table[-1, SIZE])
+            except CorruptError:
+                resumed = resume(self, position, before)
+                if resumed is None:
+                    return position, None
+                base_offset = self.header_at(resumed)[BASE_OFFSET]
+                if base_offset > offset:
+                    return position, base_offset
+                position = resumed
+            else:
+                return position, None
+
+    def header_at(self, position: int) -> list[int]:
+        """The row of a batch table of the batch at a position, of which only the header is read; CorruptBatchError
+        where there is none."""
+        header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
+        status, at, size, base_offset, last_offset = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
+        if status != FOUND or at or position + size > self.size:
+            raise self._bad_batch(position, PARTIAL if status in {FOUND, DONE} else status)
+        row = [0] * COLUMNS
+        row[POSITION], row[SIZE], row[BASE_OFFSET], row[LAST_OFFSET] = (
+            position,
+            size,
+            base_offset,
+            last_offset,
+        )
+        row[MAX_TIMESTAMP] = int.from_bytes(header[35:43].tobytes(), "big", signed=True)
+        return row
 
     def next_offset(self) -> int:
         """The offset behind the last batch; the base offset without one."""
-        _, last_offset = self._search(self._indexed(MAX_INT64), BY_OFFSET, MAX_INT64)
+        _, last_offset = self._search(self._indexed(MAX_INT64), MAX_INT64)
         return last_offset + 1 if last_offset >= 0 else self.base_offset
 
     def offset_by_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
         """The first record neither earlier than `timestamp` nor below `start_offset`: its timestamp, its
         offset, and its batch's leader epoch."""
-        _, indexed = self.time_index.lookup(timestamp)
-        position = self._indexed(max(indexed, start_offset))
-        while (found := self._find(position, BY_TIMESTAMP, timestamp)) is not None:
-            position, size, *_ = found
-            buffer, row = self.batch_at(position, size)
-            record = first_record_at_or_after(buffer, row, timestamp, start_offset)
-            if record is not None:
-                return *record, int(row[LEADER_EPOCH])
-            position += size
+        found = self.position_of(max(self._timed(timestamp), start_offset))
+        if found is None:
+            return None
+        for buffer, table in self.batches(found[0], chunk=_CHECKED_CHUNK):
+            for row in np.flatnonzero(table[:, MAX_TIMESTAMP] >= timestamp).tolist():
+                origin = int(table[0, POSITION])
+                record = first_record_at_or_after(buffer, table[row], timestamp, start_offset, origin)
+                if record is not None:
+                    return *record, int(table[row, LEADER_EPOCH])
+        self._check_not_cut()
         return None
+
+    # -- the time index against the log ---------------------------------------------------------------
+
+    def _timed(self, timestamp: int) -> int:
+        """An offset up to which every record is earlier, by the time index, as far as the log bears it out."""
+        index = self.time_index
+        number, at, offset = index.floor(timestamp - 1)
+        if index.doubt and self._mend(index.path, index.doubt):
+            number, at, offset = index.floor(timestamp - 1)
+        if number < 0 or self.time_holds(number):
+            return offset
+        if self._mend(index.path, f"entry {number}: {at} is not the latest time up to offset {offset}"):
+            number, at, offset = index.floor(timestamp - 1)
+        found = index.entry_or_none(self._last_time_that_holds(number))
+        return self.base_offset if found is None else found[1]
+
+    def _last_time_that_holds(self, number: int) -> int:
+        """The last entry of the time index up to a number that the log bears out; -1 where none is found soon."""
+        for each in range(number, max(-1, number - _STEPS_BACK), -1):
+            if self.time_holds(each):
+                return each
+        return -1
+
+    def time_holds(self, number: int) -> bool:
+        """Whether the log bears an entry of the time index out: a batch with its offset has its time, and none from the
+        entry before on is later. Of a long stretch without an entry only its first part is looked at."""
+        found, previous = self.time_index.entry_or_none(number), self.time_index.entry_or_none(number - 1)
+        if found is None:
+            return False
+        timestamp, offset = found
+        before = self.base_offset if previous is None else previous[1]
+        if timestamp < 0 or offset < before:
+            return False
+        try:
+            batch = self.locate(offset)
+            start = self.locate(before)
+            if batch is None or batch[2] > offset or start is None or start[0] > batch[0]:
+                return False
+            if self.header_at(batch[0])[MAX_TIMESTAMP] != timestamp:
+                return False
+            end = min(batch[0], start[0] + CHUNK)
+            tables = self.batches(start[0], end, check=False, partial_ok=True, reuse=True)
+            return all(table[:, MAX_TIMESTAMP].max() <= timestamp for _, table in tables)
+        except CorruptError:
+            # What is damaged contradicts nothing. Who reads it gets the error.
+            return True
+
+    def _find_largest(self) -> tuple[int, int]:
+        """The largest timestamp, and the last offset of the batch that has it. The time index may end before: a broker
+        adds its last entry when it seals or closes a segment, and what was cut off from it shows in the same way."""
+        index = self.time_index
+        last = index.entries - 1
+        if (index.doubt and self._mend(index.path, index.doubt)) or (
+            last >= 0
+            and not self.time_holds(last)
+            and self._mend(index.path, f"entry {last} is not the latest time up to its offset")
+        ):
+            last = index.entries - 1
+        known = index.entry_or_none(self._last_time_that_holds(last)) or (NO_TIMESTAMP, self.base_offset)
+        largest, is_all = latest_behind(self, known)
+        if largest == known or is_all:
+            return largest
+        self._mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
+        return max(largest, index.last_entry)
+
+    def _mend(self, path: str, reason: str) -> bool:
+        """Make both indexes anew from the batches. False where that was done before, or has to wait until the segment
+        is sealed: an appender is at work on them."""
+        with mending:
+            if self.is_active:
+                self.doubted = True
+                return False
+            if self.mended:
+                return False
+            log.warning(f"{path}: does not fit its log, both indexes are made anew from it: {reason}")
+            self.mended = True
+            self._remake_indexes()
+            return True
+
+    def _remake_indexes(self) -> None:
+        offsets, times, largest, lost = remade(self)
+        self.offset_index.replace(offsets)
+        self.time_index.replace(times)
+        self._largest = largest
+        if lost is not None:
+            self._lost = lost[1]
+            log.error(
+                f"{self.log.path}: was cut off at {self.size} bytes, it had records up to offset {lost[1]}"
+            )
+
+    def _check_not_cut(self) -> None:
+        """CorruptSegmentError where the file's end was cut off: whoever came to it does not know what was behind."""
+        if not self.is_active:
+            self._indexed(MAX_INT64)
+            self._largest_known()
+            if self._lost != NO_OFFSET:
+                raise CorruptSegmentError(
+                    f"{self.log.path}: expected records up to offset {self._lost}, found {self.size} bytes without"
+                )
 
     def batch_at(self, position: int, size: int) -> tuple[Bytes, Longs]:
         """One batch, checked, and its row of a batch table, in which it begins at position 0."""
@@ -408,18 +650,39 @@ class StoredSegment:
         chunk: int = CHUNK,
         partial_ok: bool = False,
         reuse: bool = False,
+        ordered: bool = True,
     ) -> Iterator[tuple[Bytes, Longs]]:
         """Whole batches in chunks, and their table: POSITION is the place in the file, and the first row's is that
-        of buffer[0]. A batch beyond the end is corrupt, unless `partial_ok`. `reuse`: the next chunk overwrites it."""
+        of buffer[0]. A batch beyond the end is corrupt, unless `partial_ok`, and so
+        are offsets that do not rise, unless not `ordered`. `reuse`: the next chunk overwrites it."""
         size = self.size
         last = size if end is None else min(end, size)
         position = start
+        before = self.base_offset - 1 if start == 0 else NO_OFFSET
         for buffer, table, status in walk(self._fill, start, last, check, chunk, reuse):
             if len(table):
+                rising = self._rising(table, before, position + buffer.size, size) if ordered else len(table)
+                if rising < len(table):
+                    if rising:
+                        yield buffer[: int(table[:rising, SIZE].sum())], table[:rising]
+                    raise self._bad_batch(int(table[rising, POSITION]), BAD_OFFSETS)
                 yield buffer, table
+                before = int(table[-1, LAST_OFFSET])
                 position += buffer.size
             elif status != DONE and not (status == PARTIAL and partial_ok):
                 raise self._bad_batch(position, status)
+
+    def _rising(self, table: Longs, before: int, end: int, size: int) -> int:
+        """How many rows of batches, which end at a position, have offsets above those before and below those behind. Of
+        two that do not rise either may be the damaged one: a checksum does not cover the base offset."""
+        bases, lasts = table[:, BASE_OFFSET], table[:, LAST_OFFSET]
+        if bases[0] <= before:
+            return 0
+        falling = np.flatnonzero(bases[1:] <= lasts[:-1])
+        if falling.size:
+            return int(falling[0])
+        following = None if end >= size else self._base_at(end, NOTHING, size)
+        return len(table) - (following is not None and following <= lasts[-1])
 
     def _fill(self, position: int, into: memoryview) -> None:
         filled = self.read_into(position, into)
@@ -436,6 +699,12 @@ class StoredSegment:
         self._transactions = TransactionIndex.in_memory(self.base_offset, aborted)
 
     # -- files --------------------------------------------------------------------------------------
+
+    def keep_mended(self) -> None:
+        """Write indexes that were made anew. Whoever calls it is the only one who changes the segment's files."""
+        if self.mended and not self.settings.read_only:
+            self.offset_index.keep_mended()
+            self.time_index.keep_mended()
 
     def flush(self) -> None:
         """fsync the `.log` and both indexes."""

@@ -17,7 +17,7 @@ import numpy as np
 from engine.errors import CorruptIndexError, InvalidOffsetError
 from engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
 from engine.record import NO_TIMESTAMP
-from engine.segment.offset_index import INDEX_CACHE, IndexCache, IndexFile
+from engine.segment.offset_index import INDEX_CACHE, IndexBytes, IndexCache, IndexFile
 
 _ENTRY: Final = struct.Struct(">qi")
 
@@ -28,6 +28,7 @@ class TimeIndex(IndexFile):
     __slots__ = ()
 
     ENTRY_SIZE: ClassVar[int] = TIME_ENTRY_SIZE
+    FIELDS: ClassVar[np.dtype[np.void]] = np.dtype([("key", ">i8"), ("offset", ">i4")])
 
     @classmethod
     def create(
@@ -54,9 +55,24 @@ class TimeIndex(IndexFile):
         entries = self.entries
         return self.entry(entries - 1) if entries else (NO_TIMESTAMP, self.base_offset)
 
+    def floor(self, timestamp: int) -> tuple[int, int, int]:
+        """Number, timestamp and offset of the last entry at or before; (-1, -1, base) without one."""
+        data, entries = self.view()
+        slot, found, relative = lookup_time(data, entries, timestamp)
+        return int(slot), int(found), self.base_offset + int(relative)
+
     def entry(self, number: int) -> tuple[int, int]:
         """Timestamp and offset of one entry."""
         timestamp, relative = _ENTRY.unpack_from(*self._place_of(number))
+        return timestamp, self.base_offset + relative
+
+    def entry_of(self, timestamp: int, offset: int) -> IndexBytes:
+        """An entry as it is stored."""
+        return np.frombuffer(_ENTRY.pack(timestamp, self._relative(offset)), np.uint8)
+
+    def entry_in(self, entries: IndexBytes, number: int) -> tuple[int, int]:
+        """Timestamp and offset of one of some entries as they are stored."""
+        timestamp, relative = _ENTRY.unpack_from(entries, number * TIME_ENTRY_SIZE)
         return timestamp, self.base_offset + relative
 
     def lookup(self, timestamp: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 
-from engine.partition.timestamps import MAX
+from engine.partition.timestamps import MAX, first_in
 from engine.record import MAX_INT64, Record
 from fs.entry import (
     Attributes,
@@ -69,9 +69,9 @@ def _first_at(shown: ShownPartition, timestamp: int) -> int:
     segment = segments.first_not_before(timestamp)
     while segment is not None:
         if segment.largest_timestamp >= timestamp:
-            later = segment.offset_by_timestamp(timestamp, now.start)
+            later = first_in(segments, segment, now, timestamp)
             if later is not None:
-                return min(later[1], now.stable)
+                return min(later.offset, now.stable)
         segment = segments.higher(segment.base_offset)
     return now.stable
 

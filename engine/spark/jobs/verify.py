@@ -137,7 +137,7 @@ class _Check:
 
         tables: list[Longs] = []
         try:
-            for buffer, table in segment.batches(partial_ok=self.piece.end is None):
+            for buffer, table in segment.batches(partial_ok=self.piece.end is None, ordered=False):
                 tables.append(table)
                 self.batches += len(table)
                 for columns in batches.columns(buffer, table, int(table[0, POSITION])):
