@@ -132,6 +132,10 @@ class ReadOnlyError(EngineError):
     """A store that was opened read-only is to be changed."""
 
 
+class TooFewDescriptorsError(EngineError):
+    """The process may have too few files open."""
+
+
 class ClosedError(EngineError):
     """The store or partition was closed, or went offline after an I/O error."""
 

@@ -186,7 +186,7 @@ class Chain:
     def sync(self, segment: Segment) -> None:
         """fsync a segment's files, by their names: an appender may seal it and close its own at any moment."""
         try:
-            sync_file(segment.log.path)
+            segment.log.sync()
             for index in (segment.offset_index, segment.time_index):
                 if index.exists():
                     sync_file(index.path)

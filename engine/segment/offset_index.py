@@ -19,10 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
-from engine.files.regular import open_regular, read_regular
+from engine.files.regular import read_regular
 from engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
 from engine.record import MAX_INT32
-from engine.segment.descriptors import SecondChance, cut_file, sync_file, write_exactly
+from engine.segment.descriptors import (
+    Descriptor,
+    Descriptors,
+    SecondChance,
+    WrittenFile,
+    cut_file,
+    sync_file,
+    write_exactly,
+)
 
 IndexBytes = npt.NDArray[np.uint8]
 
@@ -42,6 +50,9 @@ class IndexCache(SecondChance):
 INDEX_CACHE: Final = IndexCache(64 * 1024 * 1024)
 """The one that all indexes of the process share."""
 
+ALONE: Final = Descriptors()
+"""Of indexes that are no segment's."""
+
 
 class IndexFile:
     """A file of entries of one size, in memory while it is used.
@@ -57,12 +68,14 @@ class IndexFile:
     in_memory    active, and its entries are in memory only: there is no file, or it is not to be changed
     doubt        what is wrong with the file as it was loaded, in words; empty where nothing is
     mended       its entries were made anew, and the file does not have them yet: see `replace`
-    _fd          descriptor for writing, -1 while none is open
+    _file        the file, for changes
+    _is_trimmed  the file was made as long as its entries since the index was loaded
     """
 
     __slots__ = (
         "_cache",
-        "_fd",
+        "_file",
+        "_is_trimmed",
         "active",
         "base_offset",
         "cached",
@@ -79,7 +92,9 @@ class IndexFile:
     FIELDS: ClassVar[np.dtype[np.void]]
     """The two fields of an entry. Both rise, the first one strictly."""
 
-    def __init__(self, path: str, base_offset: int, max_bytes: int, cache: IndexCache) -> None:
+    def __init__(
+        self, path: str, base_offset: int, max_bytes: int, cache: IndexCache, descriptors: Descriptors
+    ) -> None:
         if max_bytes < self.ENTRY_SIZE:
             raise ValueError(
                 f"{path}: expected room for one entry of {self.ENTRY_SIZE} bytes, found {max_bytes}"
@@ -94,7 +109,8 @@ class IndexFile:
         self.in_memory = False
         self.doubt = ""
         self.mended = False
-        self._fd = -1
+        self._file = WrittenFile(descriptors)
+        self._is_trimmed = False
         self._cache = cache
 
     @property
@@ -162,7 +178,8 @@ class IndexFile:
         """Write entries that were made anew to the file, and fsync it. A crash on the way leaves some of both kinds,
         which is found out as the damage was."""
         if self.mended:
-            os.fsync(self._writer())
+            opened = self._writer()
+            os.fsync(opened.fd)
             if not self.active:
                 self.abandon()
 
@@ -206,24 +223,22 @@ class IndexFile:
 
     # -- changes ------------------------------------------------------------------------------------
 
-    def _writer(self) -> int:
+    def _writer(self) -> Descriptor:
         """The file open for writing, as long as its entries: odd bytes behind them are cut off."""
-        if self._fd < 0:
-            size = self.entries * self.ENTRY_SIZE
-            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                cut_file(fd, size)
-            except OSError:
-                os.close(fd)
-                raise
-            self._fd = fd
+        opened = self._file.descriptor(self.path)
+        if self._is_trimmed and not self.mended:
+            return opened
+        data, entries = self.view()
+        size = entries * self.ENTRY_SIZE
         if self.mended:
-            data, entries = self.view()
-            size = entries * self.ENTRY_SIZE
-            write_exactly(self._fd, 0, memoryview(data[:size]))
-            cut_file(self._fd, size)
-            self.mended = False
-        return self._fd
+            write_exactly(opened.fd, 0, memoryview(data[:size]))
+        cut_file(opened.fd, size)
+        self._is_trimmed, self.mended = True, False
+        return opened
+
+    def _cut(self, size: int) -> None:
+        opened = self._writer()
+        cut_file(opened.fd, size)
 
     def append_bytes(self, data: memoryview) -> None:
         """Append entries as they are stored; who built them has kept the index's rules."""
@@ -236,7 +251,8 @@ class IndexFile:
             grown[:start] = present[:start]
             present = grown
         if not self.in_memory:
-            write_exactly(self._writer(), start, data)
+            opened = self._writer()
+            write_exactly(opened.fd, start, data)
         present[start:end] = np.frombuffer(data, np.uint8)
         self.cached = (present, entries + len(data) // self.ENTRY_SIZE)
 
@@ -247,24 +263,24 @@ class IndexFile:
         if entries < present:
             # Into another array: a look-up may still search the old one, which appends must not change.
             self._own(data, entries)
-        cut_file(self._writer(), min(entries, present) * self.ENTRY_SIZE)
+        self._cut(min(entries, present) * self.ENTRY_SIZE)
 
     def truncate(self) -> None:
         """Drop every entry, without looking at what the file holds."""
         self._own(np.empty(0, np.uint8), 0)
         self.doubt, self.mended = "", False
-        cut_file(self._writer(), 0)
+        self._cut(0)
 
     def trim(self) -> None:
         """Make the file as long as its entries, and exist."""
-        if self.in_memory:
-            return
-        cut_file(self._writer(), self.entries * self.ENTRY_SIZE)
+        if not self.in_memory:
+            self._cut(self.entries * self.ENTRY_SIZE)
 
     def flush(self) -> None:
         """fsync. An active index's file exists afterwards."""
         if self.active:
-            os.fsync(self._writer())
+            opened = self._writer()
+            os.fsync(opened.fd)
         elif self.exists():
             sync_file(self.path)
 
@@ -275,9 +291,8 @@ class IndexFile:
 
     def abandon(self) -> None:
         """Let go of the descriptor and of the memory; the file stays as it is."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
+        self._is_trimmed = False
         self.active = self.held = self.mended = False
         self._cache.forget(self)
 
@@ -350,19 +365,29 @@ class OffsetIndex(IndexFile):
 
     @classmethod
     def create(
-        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
     ) -> OffsetIndex:
         """An index without entries. The file comes into being with the first entry, flush or seal."""
-        index = cls(path, base_offset, max_bytes, cache)
+        index = cls(path, base_offset, max_bytes, cache, descriptors)
         index._own(np.empty(0, np.uint8), 0)
         return index
 
     @classmethod
     def load(
-        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
     ) -> OffsetIndex:
         """The index in a file, which is not opened before it is asked for something."""
-        return cls(path, base_offset, max_bytes, cache)
+        return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
     def last_offset(self) -> int:

@@ -20,7 +20,6 @@ from engine.errors import (
     ReadOnlyError,
     RecordBatchTooLargeError,
 )
-from engine.files.regular import open_regular
 from engine.kernels.scan import (
     BASE_OFFSET,
     FULL,
@@ -83,15 +82,19 @@ class Segment(StoredSegment):
     ) -> Segment:
         """A new, empty, active segment. FileExistsError when there is such a `.log`."""
         segment = cls(directory, base_offset, settings, clock, descriptors, suffix)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        segment._writer = open_regular(segment.log.path, flags, 0o644)
+        opened = segment.log.begin_writing(create=True)
+        segment.is_active = True
         if settings.preallocate:
-            os.ftruncate(segment._writer, settings.segment_bytes)
+            os.ftruncate(opened.fd, settings.segment_bytes)
         segment._size = 0
         segment._largest = (NO_TIMESTAMP, base_offset)
         most = settings.max_index_bytes
-        segment._offset_index = OffsetIndex.create(segment._name(".index"), base_offset, most)
-        segment._time_index = TimeIndex.create(segment._name(".timeindex"), base_offset, most)
+        segment._offset_index = OffsetIndex.create(
+            segment._name(".index"), base_offset, most, descriptors=descriptors
+        )
+        segment._time_index = TimeIndex.create(
+            segment._name(".timeindex"), base_offset, most, descriptors=descriptors
+        )
         return segment
 
     @classmethod
@@ -116,7 +119,7 @@ class Segment(StoredSegment):
 
     def _activate(self) -> None:
         """Open what an append needs. Only the file's first `size` bytes count."""
-        if self._writer >= 0:
+        if self.is_active:
             return
         if self.settings.read_only:
             raise ReadOnlyError(f"{self.log.path}: opened read-only")
@@ -129,12 +132,12 @@ class Segment(StoredSegment):
         with mending:
             self.offset_index.activate()
             self.time_index.activate()
-            writer = open_regular(self.log.path, os.O_RDWR)
-            found = os.fstat(writer).st_size
+            opened = self.log.begin_writing()
+            found = os.fstat(opened.fd).st_size
             if found < size:
-                os.close(writer)
+                self.log.end_writing()
                 raise CorruptSegmentError(f"{self.log.path}: expected {size} bytes, found {found}")
-            self._writer = writer
+            self.is_active = True
         self._since = 0
 
     def append(self, data: bytes | bytearray | memoryview | Bytes, table: Longs) -> None:
@@ -150,7 +153,10 @@ class Segment(StoredSegment):
         entries = self._entries_for(table, size, length)
         counts = self.offset_index.entries, self.time_index.entries
         try:
-            write_exactly(self._writer, size, view)
+            opened = self.log.written()
+            write_exactly(opened.fd, size, view)
+            # Behind the write: a flush that is under way may have cleared it before, without these bytes.
+            opened.is_dirty = True
             self._index(entries)
         except OSError:
             self._undo(size, *counts)
@@ -208,7 +214,8 @@ class Segment(StoredSegment):
     def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
         """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append."""
         try:
-            cut_file(self._writer, size)
+            opened = self.log.written()
+            cut_file(opened.fd, size)
             self.offset_index.keep(offset_entries)
             self.time_index.keep(time_entries)
         except OSError as error:
@@ -227,8 +234,9 @@ class Segment(StoredSegment):
         read and split, afterwards. Nothing else may read it meanwhile."""
         found = os.stat(self.log.path).st_size
         self._check_size(found)
-        if self._writer < 0:
-            self._writer = open_regular(self.log.path, os.O_RDWR)
+        if not self.is_active:
+            self.log.begin_writing()
+            self.is_active = True
         self._size = found
         self.offset_index.truncate()
         self.time_index.truncate()
@@ -306,7 +314,9 @@ class Segment(StoredSegment):
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         if cut < size:
-            os.ftruncate(self._writer, cut)
+            opened = self.log.written()
+            os.ftruncate(opened.fd, cut)
+            opened.is_dirty = True
         self._since = 0
         if cut == 0:
             self.created_ms = self._clock()
@@ -359,7 +369,7 @@ class Segment(StoredSegment):
 
     def seal(self) -> None:
         """End an active segment: last time entry, files cut to what they hold, nothing open for writing."""
-        if self._writer < 0:
+        if not self.is_active:
             return
         if self.doubted:
             log.warning(f"{self.log.path}: its indexes, which did not fit it, are made anew from it")
@@ -368,7 +378,8 @@ class Segment(StoredSegment):
         self.time_index.maybe_append(*self._largest_known(), skip_full=True)
         self.offset_index.seal()
         self.time_index.seal()
-        cut_file(self._writer, self.size)
+        opened = self.log.written()
+        cut_file(opened.fd, self.size)
         self._stop_writing()
 
     def date_behind(self, before: StoredSegment) -> None:

@@ -61,7 +61,6 @@ from engine.segment.descriptors import (
     PinnedFile,
     read_exactly,
     read_exactly_into,
-    sync_file,
 )
 from engine.segment.offset_index import OffsetIndex
 from engine.segment.time_index import TimeIndex
@@ -123,7 +122,7 @@ class StoredSegment:
     _largest     (largest timestamp, last offset of the batch that holds it), None until asked for
     _first       max timestamp of the first batch, None until asked for, or while there is no batch
     _since       bytes appended since the last index entry
-    _writer      descriptor for writing, -1 while the segment is not active
+    is_active    open for appends
     mended       its indexes were made anew from the log, as they did not fit it
     doubted      they are to be, when it is sealed: an appender is at work on them
     _lost        the last offset that it is known to have had, where its end was cut off; -1 where it was not
@@ -132,6 +131,7 @@ class StoredSegment:
 
     __slots__ = (
         "_clock",
+        "_descriptors",
         "_first",
         "_jitter",
         "_largest",
@@ -141,12 +141,12 @@ class StoredSegment:
         "_size",
         "_time_index",
         "_transactions",
-        "_writer",
         "base_offset",
         "created_ms",
         "directory",
         "doubted",
         "filled_ms",
+        "is_active",
         "log",
         "mended",
         "settings",
@@ -173,7 +173,8 @@ class StoredSegment:
         self._largest: tuple[int, int] | None = None
         self._first: int | None = None
         self._since = 0
-        self._writer = -1
+        self.is_active = False
+        self._descriptors = descriptors
         self.mended = self.doubted = False
         self._lost = NO_OFFSET
         self._jitter = random.getrandbits(31)
@@ -234,18 +235,15 @@ class StoredSegment:
         self.log.identity = status.st_dev, status.st_ino
 
     @property
-    def is_active(self) -> bool:
-        """Open for appends."""
-        return self._writer >= 0
-
-    @property
     def offset_index(self) -> OffsetIndex:
         index = self._offset_index
         if index is None:
             with _building:
                 if self._offset_index is None:
                     most = self.settings.max_index_bytes
-                    self._offset_index = OffsetIndex.load(self._name(".index"), self.base_offset, most)
+                    self._offset_index = OffsetIndex.load(
+                        self._name(".index"), self.base_offset, most, descriptors=self._descriptors
+                    )
                 index = self._offset_index
         return index
 
@@ -256,7 +254,9 @@ class StoredSegment:
             with _building:
                 if self._time_index is None:
                     most = self.settings.max_index_bytes
-                    self._time_index = TimeIndex.load(self._name(".timeindex"), self.base_offset, most)
+                    self._time_index = TimeIndex.load(
+                        self._name(".timeindex"), self.base_offset, most, descriptors=self._descriptors
+                    )
                 index = self._time_index
         return index
 
@@ -690,9 +690,9 @@ class StoredSegment:
             raise OffsetOutOfRangeError(f"{self.log.path}: truncated to {self.size} bytes while it was read")
 
     def _stop_writing(self) -> None:
-        if self._writer >= 0:
-            os.close(self._writer)
-            self._writer = -1
+        if self.is_active:
+            self.log.end_writing()
+            self.is_active = False
 
     def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
         """Use these aborted transactions in place of those in the file, which is not changed."""
@@ -708,10 +708,7 @@ class StoredSegment:
 
     def flush(self) -> None:
         """fsync the `.log` and both indexes."""
-        if self._writer >= 0:
-            os.fsync(self._writer)
-        else:
-            sync_file(self.log.path)
+        self.log.sync()
         self.offset_index.flush()
         self.time_index.flush()
 

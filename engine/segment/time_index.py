@@ -17,7 +17,8 @@ import numpy as np
 from engine.errors import CorruptIndexError, InvalidOffsetError
 from engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
 from engine.record import NO_TIMESTAMP
-from engine.segment.offset_index import INDEX_CACHE, IndexBytes, IndexCache, IndexFile
+from engine.segment.descriptors import Descriptors
+from engine.segment.offset_index import ALONE, INDEX_CACHE, IndexBytes, IndexCache, IndexFile
 
 _ENTRY: Final = struct.Struct(">qi")
 
@@ -32,17 +33,29 @@ class TimeIndex(IndexFile):
 
     @classmethod
     def create(
-        cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
     ) -> TimeIndex:
         """An index without entries. The file comes into being with the first entry, flush or seal."""
-        index = cls(path, base_offset, max_bytes, cache)
+        index = cls(path, base_offset, max_bytes, cache, descriptors)
         index._own(np.empty(0, np.uint8), 0)
         return index
 
     @classmethod
-    def load(cls, path: str, base_offset: int, max_bytes: int, cache: IndexCache = INDEX_CACHE) -> TimeIndex:
+    def load(
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
+    ) -> TimeIndex:
         """The index in a file, which is not opened before it is asked for something."""
-        return cls(path, base_offset, max_bytes, cache)
+        return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
     def room(self) -> int:

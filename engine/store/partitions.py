@@ -17,17 +17,13 @@ from engine.partition.loading import Known, load
 from engine.partition.partition import Partition
 from engine.partition.viewing import view
 from engine.record import Clock
-from engine.segment.descriptors import Descriptors, raise_descriptor_limit
+from engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
 from engine.store.checkpoints import Checkpoints
 from engine.store.configuration import Configuration
 from engine.store.listing import PartitionKey
 from engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
-
-# Readers share so many descriptors, or three quarters of what the process may have: with 512, a look-up among
-# 10,000 segments took 1.5 times as long as among 10, as it had to open a file; now 1.2 times.
-_MOST_DESCRIPTORS: Final = 16_384
 
 _TRIES: Final = 5
 """Another process may take files away while a partition is looked at read-only: then it is looked at anew."""
@@ -63,7 +59,7 @@ class Partitions:
         self._configuration = configuration
         self._clock = clock
         self._lone = lone
-        self._descriptors = Descriptors(_MOST_DESCRIPTORS)
+        self._descriptors = Descriptors()
 
     @classmethod
     def open(
@@ -78,7 +74,7 @@ class Partitions:
     ) -> Partitions:
         """Those that the log directory was found to have. None is loaded yet."""
         partitions = cls(logs, keys, configuration, stopped_clean, clock, lone, read_only)
-        partitions._descriptors.limit = min(_MOST_DESCRIPTORS, raise_descriptor_limit() * 3 // 4)
+        partitions._descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
         partitions.checkpoints.read(partitions.slots.keys())
         return partitions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import threading
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ClosedError, CorruptSegmentError
+from engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
 from engine.segment.descriptors import (
     Descriptor,
     Descriptors,
     PinnedFile,
     cut_file,
+    descriptors_for_segments,
     raise_descriptor_limit,
     read_exactly,
     read_exactly_into,
@@ -185,3 +187,72 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_written_file_is_written_back_when_its_descriptor_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptors = Descriptors(1)
+    file = file_with(tmp_path / "a", b"abc", descriptors)
+    opened = file.begin_writing()
+    write_exactly(opened.fd, 3, memoryview(b"def"))
+    opened.is_dirty = True
+    number = opened.fd
+    del opened
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    content_of(file_with(tmp_path / "b", b"xyz", descriptors))
+    assert synced == [number]
+    assert not is_open(number)
+    assert content_of(file, 6) == b"abcdef"
+
+
+def test_what_was_flushed_is_not_written_back_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = Descriptors(1)
+    file = file_with(tmp_path / "a", b"abc", descriptors)
+    file.begin_writing().is_dirty = True
+    file.sync()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    content_of(file_with(tmp_path / "b", b"xyz", descriptors))
+    assert synced == []
+
+
+def test_an_error_of_writing_back_reaches_the_next_append_and_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptors = Descriptors(1)
+    file = file_with(tmp_path / "a", b"abc", descriptors)
+    file.begin_writing().is_dirty = True
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    content_of(file_with(tmp_path / "b", b"xyz", descriptors))
+    monkeypatch.undo()
+    for use in (file.written, file.sync):
+        with pytest.raises(OSError, match="the disk is broken"):
+            use()
+
+
+def test_an_appender_does_not_get_what_a_reader_opened(tmp_path: Path) -> None:
+    file = file_with(tmp_path / "a", b"abc", Descriptors(4))
+    reading = file.descriptor()
+    opened = file.begin_writing()
+    file._descriptors.forget(file)
+    file._descriptors.admit(file, reading, 1)
+    assert write_at(file.written().fd) == 1
+    assert opened.flags == os.O_RDWR
+
+
+def write_at(fd: int) -> int:
+    return os.pwrite(fd, b"x", 0)
+
+
+def test_the_bound_leaves_room_for_other_files_and_says_where_there_is_too_little() -> None:
+    assert descriptors_for_segments(1024) == 768
+    assert descriptors_for_segments(10**6) == 16_384
+    assert descriptors_for_segments(256) == 64
+    with pytest.raises(TooFewDescriptorsError, match="limit of open files is 255, expected at least 256"):
+        descriptors_for_segments(255)
