@@ -11,10 +11,13 @@ that of `load`. States that a crash leaves, and what becomes of them:
     .index, .timeindex without .log      removed
     .log without .index                  recovered, even after a clean stop
     .log without .timeindex              gets an empty one: only look-ups by time become slower
+    last batch damaged after a clean stop   kept: the log goes on at its recovery point, in another segment
+    start offset above a clean log's end    not believed: a checkpoint has no checksum
     a batch that is damaged or cut off   cut there; later segments are removed
     zeros behind the last batch          cut off
     .log with offsets too far up         split
-    damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits
+    damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits; after a clean stop when
+                                         a look-up meets what does not fit the log
     damaged .txnindex                    rebuilt with its segment
     damaged .snapshot                    the one before it is used, and batches are replayed
     damaged leader-epoch-checkpoint      rebuilt from the batches
@@ -25,10 +28,10 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import CorruptCheckpointError
+from engine.errors import CorruptCheckpointError, CorruptError
 from engine.files.atomic import write_atomically
 from engine.files.metadata import PartitionMetadata
 from engine.files.names import (
@@ -94,7 +97,7 @@ def load(
     _recover_without_index(chain, names, recovery, known)
     if not known.clean:
         recovery.from_offset(known.recovery_point)
-    end = _settle_end(chain, epochs, known.start, settings.file_delete_delay_ms)
+    known, end = _settle_end(chain, epochs, known, settings.file_delete_delay_ms)
     if not epochs_are_known:
         rebuild_epochs(chain, epochs)
     epochs.truncate_from_end(end)
@@ -163,21 +166,50 @@ def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, kn
         recovery.single(segment)
 
 
-def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int, delay_ms: int) -> int:
-    """Where the log ends. A log that ends below its start offset is emptied, an empty one begins there."""
+def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int) -> tuple[Known, int]:
+    """Where the log ends, and what is known then. A log that ends below its start offset is emptied, an empty one
+    begins there; but not after a clean stop, which leaves no such log: then the checkpoint is not believed."""
     if len(chain.segments):
-        end = chain.active.next_offset()
-        if end >= start:
-            return end
+        end = _end(chain, known)
+        if end >= known.start:
+            return known, end
+        if known.clean:
+            logger.error(
+                f"{chain.directory.name}: was stopped cleanly and ends at offset {end}: its start offset "
+                f"{known.start} is taken for damage of the checkpoint, it starts at its first segment"
+            )
+            return replace(known, start=0), end
         logger.warning(
             f"{chain.directory.name}: {len(chain.segments)} segments end at offset {end}, below the start offset "
-            f"{start}: they are removed"
+            f"{known.start}: they are removed"
         )
         chain.remove(tuple(chain.segments), delay_ms)
         epochs.clear()
-    empty = chain.create(start)
+    empty = chain.create(known.start)
     # Created with the first entry otherwise; a broker expects an index beside every log.
     empty.offset_index.trim()
     empty.time_index.trim()
     chain.add((empty,))
-    return start
+    return known, known.start
+
+
+def _end(chain: Chain, known: Known) -> int:
+    """The offset behind the last record. Where that cannot be read after a clean stop, the recovery point says it: what
+    comes then goes into a segment of its own, behind what is damaged."""
+    active = chain.active
+    try:
+        end = active.next_offset()
+    except CorruptError as error:
+        if not known.clean or known.recovery_point <= active.base_offset:
+            raise
+        logger.error(
+            f"{chain.directory.name}: its end is damaged, it goes on at {known.recovery_point}: {error}"
+        )
+        chain.add((chain.create(known.recovery_point),))
+        return known.recovery_point
+    if known.clean and end < known.recovery_point:
+        logger.error(
+            f"{chain.directory.name}: was stopped cleanly at offset {known.recovery_point} and ends at {end}: "
+            "records are missing"
+        )
+    return end

@@ -86,6 +86,9 @@ _CHECKED_CHUNK: Final = 64 * 1024
 _STEPS_BACK: Final = 64
 """Entries of an index that are tried, where one does not fit the log, before a look-up begins at the start."""
 
+_MOST_DATED: Final = 64
+"""Entries of a time index that are remembered for having been looked at."""
+
 _building = threading.Lock()
 mending = threading.RLock()
 
@@ -125,12 +128,14 @@ class StoredSegment:
     is_active    open for appends
     mended       its indexes were made anew from the log, as they did not fit it
     doubted      they are to be, when it is sealed: an appender is at work on them
+    _dated       entries of the time index that the log was found to bear out
     _lost        the last offset that it is known to have had, where its end was cut off; -1 where it was not
     _jitter      a number drawn at opening; modulo the setting it says how much earlier to roll
     """
 
     __slots__ = (
         "_clock",
+        "_dated",
         "_descriptors",
         "_first",
         "_jitter",
@@ -177,6 +182,7 @@ class StoredSegment:
         self._descriptors = descriptors
         self.mended = self.doubted = False
         self._lost = NO_OFFSET
+        self._dated: frozenset[int] = frozenset()
         self._jitter = random.getrandbits(31)
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -389,8 +395,8 @@ class StoredSegment:
             if position + HEADER_SIZE > end:
                 return None
             header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
-        status, at, _, base_offset, _ = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
-        return int(base_offset) if status == FOUND and at == 0 else None
+        status, _, _, base_offset, _ = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
+        return int(base_offset) if status == FOUND else None
 
     def _indexed(self, offset: int) -> int:
         """Where to begin looking for an offset: never behind its batch. An entry of the index counts where there is a
@@ -558,6 +564,8 @@ class StoredSegment:
     def time_holds(self, number: int) -> bool:
         """Whether the log bears an entry of the time index out: a batch with its offset has its time, and none from the
         entry before on is later. Of a long stretch without an entry only its first part is looked at."""
+        if number in self._dated:
+            return True
         found, previous = self.time_index.entry_or_none(number), self.time_index.entry_or_none(number - 1)
         if found is None:
             return False
@@ -566,36 +574,56 @@ class StoredSegment:
         if timestamp < 0 or offset < before:
             return False
         try:
-            batch = self.locate(offset)
+            batch = self._batch_of_time(timestamp, offset)
             start = self.locate(before)
-            if batch is None or batch[2] > offset or start is None or start[0] > batch[0]:
-                return False
-            if self.header_at(batch[0])[MAX_TIMESTAMP] != timestamp:
+            if batch is None or start is None or start[0] > batch[0]:
                 return False
             end = min(batch[0], start[0] + CHUNK)
             tables = self.batches(start[0], end, check=False, partial_ok=True, reuse=True)
-            return all(table[:, MAX_TIMESTAMP].max() <= timestamp for _, table in tables)
+            if not all(table[:, MAX_TIMESTAMP].max() <= timestamp for _, table in tables):
+                return False
         except CorruptError:
             # What is damaged contradicts nothing. Who reads it gets the error.
             return True
+        if not self.is_active:
+            if len(self._dated) >= _MOST_DATED:
+                self._dated = frozenset()
+            self._dated |= {number}
+        return True
+
+    def _batch_of_time(self, timestamp: int, offset: int) -> Found | None:
+        """The batch that holds an offset, if its largest timestamp is this one."""
+        found = self.locate(offset)
+        if found is None or found[2] > offset or self.header_at(found[0])[MAX_TIMESTAMP] != timestamp:
+            return None
+        return found
 
     def _find_largest(self) -> tuple[int, int]:
         """The largest timestamp, and the last offset of the batch that has it. The time index may end before: a broker
         adds its last entry when it seals or closes a segment, and what was cut off from it shows in the same way."""
         index = self.time_index
-        last = index.entries - 1
-        if (index.doubt and self._mend(index.path, index.doubt)) or (
-            last >= 0
-            and not self.time_holds(last)
-            and self._mend(index.path, f"entry {last} is not the latest time up to its offset")
-        ):
-            last = index.entries - 1
-        known = index.entry_or_none(self._last_time_that_holds(last)) or (NO_TIMESTAMP, self.base_offset)
-        largest, is_all = latest_behind(self, known)
-        if largest == known or is_all:
-            return largest
-        self._mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
-        return max(largest, index.last_entry)
+        known = claimed = index.last_entry
+        position = 0
+        try:
+            found = self._batch_of_time(*known) if known[0] >= 0 and not index.doubt else None
+        except CorruptError:
+            # Where that offset is, the log is damaged: nothing says that the index is wrong.
+            return known
+        if found is not None:
+            position = found[0] + found[1]
+        elif known[0] >= 0 or index.doubt:
+            reason = index.doubt or f"{known[0]} is not the time of offset {known[1]}"
+            if self._mend(index.path, reason) and self._largest is not None:
+                return self._largest
+            known = NO_TIMESTAMP, self.base_offset
+        if position == self.size:
+            return known
+        largest, is_all = latest_behind(self, known, position)
+        if largest != known and not is_all:
+            self._mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
+            claimed = max(claimed, index.last_entry)
+        # Later than it is costs a look in vain, earlier would hide records.
+        return max(largest, claimed)
 
     def _mend(self, path: str, reason: str) -> bool:
         """Make both indexes anew from the batches. False where that was done before, or has to wait until the segment
@@ -615,6 +643,7 @@ class StoredSegment:
         offsets, times, largest, lost = remade(self)
         self.offset_index.replace(offsets)
         self.time_index.replace(times)
+        self._dated = frozenset()
         self._largest = largest
         if lost is not None:
             self._lost = lost[1]

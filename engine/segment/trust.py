@@ -79,16 +79,12 @@ def _is_sound(segment: StoredSegment, position: int, size: int) -> bool:
     return True
 
 
-def latest_behind(segment: StoredSegment, known: Latest) -> tuple[Latest, bool]:
-    """The largest timestamp, where the time index says that up to an offset it is `known`; and whether all batches
+def latest_behind(segment: StoredSegment, known: Latest, position: int) -> tuple[Latest, bool]:
+    """The largest timestamp, where the time index says that up to a position it is `known`; and whether all batches
     behind that were looked at. If not, the first MiB of them was, some that the offset index names, and the last ones.
     """
     largest = known
-    position = 0
     try:
-        if known[0] >= 0:
-            found = segment.locate(known[1])
-            position = segment.size if found is None else found[0]
         end = segment.size
         limit = min(end, position + _LOOKED_AT)
         largest = _latest_between(segment, position, limit, largest)
@@ -160,7 +156,8 @@ def remade(segment: StoredSegment) -> tuple[Bytes, Bytes, Latest, Latest | None]
                 break
             holes.append((before, segment.header_at(resumed)[BASE_OFFSET]))
             position = resumed
-    lost = lost_end(segment, largest, before)
+    ends_damaged = bool(holes) and holes[-1][1] == MAX_INT64
+    lost = None if ends_damaged else lost_end(segment, largest, before)
     if holes:
         times = _borne_out(segment, holes)
         if times:

@@ -165,6 +165,7 @@ class StatusFile(OfPartition, FleetingFile):
             "open_logs": self.shown.whole.readers,
             "pinned_segments": len(pinned),
             "pinned_bytes": sum(segment.size for segment in pinned),
+            "mended_segments": sum(segment.mended for segment in segments),
             **upkeep(self.house.store, self.shown),
             "parquet": self.house.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),

@@ -16,7 +16,7 @@ import pytest
 from directory_check import bases, check_directory, check_rebuilt, content
 from opening import CLEAN, NOW, Clock, open_partition
 
-from engine.errors import CorruptBatchError, CorruptCheckpointError, OutOfOrderSequenceError
+from engine.errors import CorruptBatchError, CorruptCheckpointError, CorruptError, OutOfOrderSequenceError
 from engine.errors import TransactionCoordinatorFencedError as CoordinatorFencedError
 from engine.partition.loading import Known
 from engine.partition.offsets import Isolation
@@ -702,3 +702,63 @@ def test_an_error_of_the_disk_during_recovery_deletes_nothing(
     partition = open_partition(directory)
     assert values_of(partition) == values
     partition.close()
+
+
+# -- damage after a clean stop ------------------------------------------------------------------------
+
+
+def stopped(directory: Path) -> int:
+    """A log of 20 records that was stopped cleanly; gives its end."""
+    with open_partition(directory, segment_bytes=10**6) as partition:
+        for number in range(20):
+            partition.append(Record(b"%d" % number))
+        return partition.end_offset
+
+
+def test_a_start_offset_above_the_end_of_a_clean_log_is_not_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """regression: one digit of a checkpoint, which has no checksum, and every record was removed"""
+    end = stopped(tmp_path / "t-0")
+    known = Known(clean=True, recovery_point=end, start=9000)
+    with open_partition(tmp_path / "t-0", known) as partition:
+        assert (partition.start_offset, partition.end_offset) == (0, end)
+        assert len(list(partition.records())) == end
+    assert "taken for damage of the checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_last_batch_does_not_take_the_log_offline(
+    tmp_path: Path, cut: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = stopped(tmp_path / "t-0")
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    data = path.read_bytes()
+    last = len(data) - int.from_bytes(data[8:12]) - 13
+    path.write_bytes(data[:-10] if cut else data[:last] + bytes(len(data) - last))
+    known = Known(clean=True, recovery_point=end)
+    with open_partition(tmp_path / "t-0", known) as partition:
+        assert partition.end_offset == end
+        assert partition.append(Record(b"after")).first_offset == end
+        for offset in range(end - 2):
+            record = partition.record(offset)
+            assert record is not None
+            assert record.value == b"%d" % offset
+        with pytest.raises(CorruptError):
+            partition.record(end - 1)
+        record = partition.record(end)
+        assert record is not None
+        assert record.value == b"after"
+    assert "its end is damaged, it goes on at 20" in caplog.text
+
+
+def test_a_log_that_lost_its_end_after_a_clean_stop_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = stopped(tmp_path / "t-0")
+    path = tmp_path / "t-0" / f"{0:020d}.log"
+    data = path.read_bytes()
+    path.write_bytes(data[: 5 * (int.from_bytes(data[8:12]) + 12)])
+    with open_partition(tmp_path / "t-0", Known(clean=True, recovery_point=end)) as partition:
+        assert partition.end_offset == 5
+    assert "was stopped cleanly at offset 20 and ends at 5: records are missing" in caplog.text

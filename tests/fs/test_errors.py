@@ -29,6 +29,7 @@ NOT_FOR_USERS: set[type[BaseException]] = {
     engine.RollError,
     engine.StoreLockedError,
     engine.NoStoreError,
+    engine.TooFewDescriptorsError,
     engine.InconsistentTopicIdError,
 }
 

@@ -39,6 +39,7 @@ class Served:
     state          where a read-only mount has its log
     process        the daemon, None while there is none
     hung           whether the watchdog had to end it
+    prefix         a command that the daemon is started by, such as `prlimit`
     """
 
     def __init__(self, place: Path) -> None:
@@ -47,6 +48,7 @@ class Served:
         self.state = place / "state"
         self.process: subprocess.Popen[bytes] | None = None
         self.hung = False
+        self.prefix: tuple[str, ...] = ()
         self._socket = place / "steer"
         self._expected: list[str] = []
         self._counts: dict[str, int] = {}
@@ -69,7 +71,18 @@ class Served:
         making = options if "--read-only" in options else ("--create", *options)
         self._socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, STEERED, "mount", "--foreground", *making, str(self.backing), str(self.path)],
+            [
+                *self.prefix,
+                *(
+                    sys.executable,
+                    STEERED,
+                    "mount",
+                    "--foreground",
+                    *making,
+                    str(self.backing),
+                    str(self.path),
+                ),
+            ],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),

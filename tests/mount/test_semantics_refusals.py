@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import mmap
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from entries import commands, letters, read, writable
-from served import Served, append, delete, fill, full_disk, opened, own_mount, refused
+from served import ROOT, STEERED, Served, append, delete, fill, full_disk, opened, own_mount, refused
 
 pytest_plugins = ["shared_mount"]
 
@@ -327,7 +328,8 @@ def test_damage(mount: Served) -> None:
 
 def test_damage_that_was_not_measured(mount: Served) -> None:
     """E12. Where a damaged batch cannot be measured it takes one byte of a view, so that nobody reads past
-    it unawares; where its length is damaged, that is so up to its segment's end.
+    it unawares; where its length is damaged, that is so up to the next batch that the offset index names, or
+    to its segment's end.
     """
     mount.expect("EIO: ")
     mount.expect("filters on time do not skip segment 15: ")
@@ -465,3 +467,122 @@ def test_last_refusals(mount: Served) -> None:
         (mount / "file").touch()
     assert mount.status(partition)["last_refusal"] == before
     assert "files are not made here" in mount.said()
+
+
+def test_ranges_beside_damage(tmp_path: Path) -> None:
+    """E16. A range of offsets or of time beside damage gives the records that it names, whole and no others, or
+    EIO; a time whose first record may lie in what is damaged is EIO.
+    """
+    with own_mount(tmp_path) as mount:
+        mount.expect("EIO: ")
+        partition = mount.new()
+        for at in range(0, 4000, 40):
+            append(partition / "log.txt", b"".join(b"%059d\n" % number for number in range(at, at + 40)))
+        mount.steer("roll", partition)
+        append(partition / "log.txt", b"last\n")
+        log = Path(mount.steer("files", partition)) / f"{0:020}.log"
+        size = log.stat().st_size
+        records = json.loads(
+            b"[" + b",".join((partition / "log.jsonl").read_bytes().splitlines()[:4000:40]) + b"]"
+        )
+    with log.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(bytes(10_000))
+    with own_mount(tmp_path) as mount:
+        mount.expect("EIO: ")
+        mount.expect("does not fit its log")
+        mount.expect("filters on time do not skip segment")
+        mount.expect("was cut off")
+        failed = 0
+        for first in range(0, 4000, 40):
+            for begin, end in ((first, first + 39), (first + 5, first + 44), (first + 39, first + 39)):
+                try:
+                    found = (partition / f"offset/{begin}-{end}.txt").read_bytes()
+                except OSError as error:
+                    assert error.errno == errno.EIO  # noqa: PT017
+                    failed += 1
+                else:
+                    want = [b"%059d\n" % number for number in range(begin, min(end, 3999) + 1)]
+                    assert found == b"".join(want) + (b"last\n" if end > 3999 else b""), (begin, end)
+        assert 3 <= failed < 30
+        for record in records:
+            try:
+                found = (partition / f"time/{record['timestamp']}--.txt").read_bytes()
+            except OSError as error:
+                assert error.errno == errno.EIO  # noqa: PT017
+            else:
+                first = next(r["offset"] for r in records if r["timestamp"] >= record["timestamp"])
+                assert found.splitlines()[0] == b"%059d" % first
+
+
+def test_indexes_that_do_not_fit(tmp_path: Path) -> None:
+    """E17. An index that does not fit the records of its segment changes no answer: it is made anew from them, in
+    memory at once and on disk when the mount is unmounted; the log says so, and `mended_segments` in
+    `status.json` counts them.
+    """
+    with own_mount(tmp_path) as mount:
+        partition = mount.new()
+        for at in range(0, 4000, 40):
+            append(partition / "log.txt", b"".join(b"%059d\n" % number for number in range(at, at + 40)))
+        mount.steer("roll", partition)
+        append(partition / "log.txt", b"last\n")
+        files = Path(mount.steer("files", partition))
+        stamps = [
+            json.loads(line)["timestamp"]
+            for line in (partition / "log.jsonl").read_bytes().splitlines()[:4000]
+        ]
+    kept = {path: path.read_bytes() for path in files.glob(f"{0:020}.*index")}
+    assert len(kept) == 2
+    for path, data in kept.items():
+        path.write_bytes(data[: len(data) // 2 + 5] if path.suffix == ".timeindex" else data)
+        if path.suffix == ".index":
+            changed = bytearray(data)
+            changed[len(data) // 16 * 8 + 6] ^= 0x10
+            path.write_bytes(bytes(changed))
+    with own_mount(tmp_path) as mount:
+        mount.expect("does not fit its log, both indexes are made anew from it")
+        for offset in range(0, 4000, 7):
+            assert (partition / f"offset/{offset}").read_bytes() == b"%059d" % offset
+        for number in range(0, 4000, 200):
+            first = stamps.index(stamps[number])
+            found = (partition / f"time/{stamps[number]}--.txt").read_bytes()
+            assert found.splitlines()[0] == b"%059d" % first
+        assert mount.status(partition)["mended_segments"] == 1
+    assert {path: path.read_bytes() for path in kept} == kept
+    with own_mount(tmp_path) as mount:
+        mount.expect("does not fit its log, both indexes are made anew from it")
+        assert (partition / "offset/3333").read_bytes() == b"%059d" % 3333
+        assert mount.status(partition)["mended_segments"] == 0
+
+
+def test_more_partitions_than_open_files(tmp_path: Path) -> None:
+    """E18. More partitions can be appended to than the daemon may have files open; a mount that may have fewer
+    than 256 open fails, and says so.
+    """
+    count = 400
+    mount = Served(tmp_path)
+    try:
+        mount.prefix = ("prlimit", "--nofile=512:512")
+        mount.start()
+        with mount.watched():
+            for number in range(count):
+                os.mkdir(mount / f"many-{number}")
+            for _ in range(2):
+                for number in range(count):
+                    append(mount / f"many-{number}/log.txt", b"a" * 5000 + b"\n")
+            assert mount.process is not None
+            assert len(os.listdir(f"/proc/{mount.process.pid}/fd")) < 512
+            assert read(mount / "many-7") == (b"a" * 5000 + b"\n") * 2
+        assert mount.stop() == 0
+        assert (mount.backing / "logs/.kafka_cleanshutdown").exists()
+        assert mount.alarms() == []
+    finally:
+        mount.clear()
+    done = subprocess.run(
+        ["prlimit", "--nofile=200:200", sys.executable, STEERED, "mount", mount.backing, mount.path],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEER": str(tmp_path / "steer")},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert b"the limit of open files is 200, expected at least 256" in done.stderr
