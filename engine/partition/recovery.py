@@ -5,21 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptIndexError, InvalidOffsetError, OffsetOverflowError
-from engine.kernels.scan import BASE_OFFSET, LEADER_EPOCH, POSITION
+from engine.errors import CorruptError, CorruptIndexError, InvalidOffsetError, OffsetOverflowError
+from engine.kernels.decode import CONTROL, TRANSACTIONAL
+from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
 from engine.partition.chain import Chain
 from engine.partition.epochs import LeaderEpochs
 from engine.partition.replay import rebuild, replay
 from engine.partition.split import split
 from engine.producer.manager import ProducerStates
 from engine.segment.segment import Segment
+from engine.segment.stored import CHUNK
 from engine.segment.transaction_index import AbortedTransaction
 
 log = logging.getLogger(__name__)
+
+_MOST_ENTRIES: Final = 1000
+"""Entries of a transaction index that are compared with the log when it is loaded: some 60 us each."""
+
+_BEFORE: Final = 1000
+"""Records before a transaction's first one that are looked at for an earlier one of it."""
 
 
 @dataclass(slots=True)
@@ -137,10 +146,60 @@ def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
 
 
 def transaction_index_is_sound(segment: Segment) -> bool:
-    """Whether the segment's index of aborted transactions can be read."""
+    """Whether the segment's index of aborted transactions can be read, and fits the log."""
     try:
         segment.transactions.sanity_check()
+        for entry in segment.transactions.all()[-_MOST_ENTRIES:]:
+            _check_entry(segment, entry)
     except CorruptIndexError as error:
         log.warning(f"{segment.path}: its transaction index is rebuilt: {error}")
         return False
     return True
+
+
+def _check_entry(segment: Segment, entry: AbortedTransaction) -> None:
+    """CorruptIndexError where the log contradicts an entry: by another batch where it has the marker or the first
+    batch, or by one of the transaction shortly before that. What is damaged, in another segment, or compacted away
+    contradicts nothing."""
+    if not 0 <= entry.first_offset <= entry.last_offset or entry.last_stable_offset > entry.last_offset + 1:
+        raise CorruptIndexError(f"expected offsets in their order, found {entry}")
+    for offset, is_marker in ((entry.last_offset, True), (entry.first_offset, False)):
+        if offset < segment.base_offset:
+            continue
+        try:
+            found = segment.position_of(offset)
+            row = None if found is None else segment.batch_at(found[0], found[1])[1]
+            is_other = found is not None and not is_marker and _is_of_another(segment, entry, found[0])
+        except CorruptError:
+            continue
+        if row is None and is_marker:
+            raise CorruptIndexError(
+                f"expected a marker in the segment, found none at offset {offset}: {entry}"
+            )
+        if row is None or row[BASE_OFFSET] > offset:
+            continue
+        if (
+            is_other
+            or row[PRODUCER_ID] != entry.producer_id
+            or row[BASE_OFFSET] != offset
+            or not row[ATTRIBUTES] & TRANSACTIONAL
+            or bool(row[ATTRIBUTES] & CONTROL) != is_marker
+        ):
+            raise CorruptIndexError(f"the batch at offset {offset} is not the one that is meant: {entry}")
+
+
+def _is_of_another(segment: Segment, entry: AbortedTransaction, position: int) -> bool:
+    """Whether the transaction that has a batch at a position began before it, or ended before the entry's marker, as
+    far as the records shortly before and the first MiB from there on tell."""
+    start = segment.position_of(max(segment.base_offset, entry.first_offset - _BEFORE))
+    last = 0
+    if start is not None and start[0] < position:
+        for _, table in segment.batches(start[0], position, check=False, partial_ok=True):
+            of_producer = table[table[:, PRODUCER_ID] == entry.producer_id]
+            if len(of_producer):
+                last = int(of_producer[-1, ATTRIBUTES])
+    for _, table in segment.batches(position, position + CHUNK, check=False, partial_ok=True):
+        markers = (table[:, PRODUCER_ID] == entry.producer_id) & (table[:, ATTRIBUTES] & CONTROL != 0)
+        if (markers & (table[:, BASE_OFFSET] < entry.last_offset)).any():
+            return True
+    return bool(last & TRANSACTIONAL) and not last & CONTROL

@@ -290,6 +290,29 @@ def test_a_damaged_transaction_index_is_rebuilt_after_a_clean_stop(tmp_path: Pat
         assert index.read_bytes() == good
 
 
+def test_a_flipped_bit_of_a_transaction_index_shows_nothing_aborted_and_hides_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    with open_partition(directory, segment_bytes=10**6) as partition:
+        partition.append(Record(b"committed"), Producer(7, 0, 0, True))
+        partition.end_transaction(7, 0, commit=True)
+        partition.append(Record(b"aborted"), Producer(7, 0, 1, True))
+        partition.append(Record(b"aborted"), Producer(7, 0, 2, True))
+        partition.end_transaction(7, 0, commit=False)
+        partition.append(Record(b"committed"), Producer(7, 0, 3, True))
+        partition.end_transaction(7, 0, commit=True)
+        fill(partition, 5)
+        expected = values_of(partition)
+    assert expected.count(b"committed") == 2
+    index = directory / f"{0:020d}.txnindex"
+    good = index.read_bytes()
+    for bit in range(8 * len(good)):
+        changed = bytearray(good)
+        changed[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(changed)
+        with open_partition(directory, CLEAN, segment_bytes=10**6) as partition:
+            assert values_of(partition) == expected, bit
+
+
 # -- leader epochs and topic id -----------------------------------------------------------------------
 
 
