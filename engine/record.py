@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 Clock = Callable[[], int]
-"""Gives the time in milliseconds since the epoch. Tests pass their own."""
+"""Gives milliseconds: since the epoch, or, for waits, by a clock that nobody can set. Tests pass their own."""
 
 Header = tuple[str, bytes | None]
 
@@ -60,5 +60,10 @@ class Record:
 
 
 def now_ms() -> int:
-    """The wall clock, in milliseconds since the epoch."""
+    """The wall clock, in milliseconds since the epoch. Of what was, and of records: it may be set, also back."""
     return time.time_ns() // 1_000_000
+
+
+def steady_ms() -> int:
+    """A clock that only goes on, in milliseconds since some moment: for waits and intervals."""
+    return time.monotonic_ns() // 1_000_000

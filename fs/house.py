@@ -87,7 +87,7 @@ class House:
             with self._lock:
                 shown = self._shown.get((topic, number))
                 if shown is None or shown.partition is not partition:
-                    shown = ShownPartition(partition, self.shelf, self.ahead)
+                    shown = ShownPartition(partition, self.shelf, self.writers.linger, self.ahead)
                     partition.log.before_removal = shown.before_removal
                     self._shown[topic, number] = shown
         return shown

@@ -18,6 +18,7 @@ from fs.adapter import VERSION_SHIFT, Opened
 from fs.append import Writers
 from fs.entry import Attributes, Entry, Handle, Owner
 from fs.house import House
+from fs.linger import Linger
 from fs.texts import Shelf
 from fs.tree.root import RootDirectory
 
@@ -82,7 +83,7 @@ class FileSystem:
         metrics: Callable[[], bytes] = bytes,
     ) -> None:
         status = os.stat(store.backing)
-        self.house = House(store, shelf, Writers(store.clock, linger_ms), batch_size)
+        self.house = House(store, shelf, Writers(Linger(linger_ms, store.steady)), batch_size)
         self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
         self._root = RootDirectory(self.house, metrics)
         self._known: dict[str, Entry] = {"/": self._root}

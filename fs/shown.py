@@ -18,6 +18,8 @@ from engine.segment.segments import Segments
 from fs.ahead import ReadAhead
 from fs.entry import Entry, Remembered
 from fs.formats import Format
+from fs.linger import Linger
+from fs.queue import LineQueue
 from fs.texts import PartitionTexts, Shelf
 from fs.whole import WholeLog
 
@@ -65,10 +67,13 @@ class ShownPartition:
     whole       the views of the whole log that somebody holds open
     _sealed_sizes what sealed segments add up to, by format
     _stored_sealed bytes of the sealed segments' `.log` files, and the segments
+    queue      lines that wait to be appended
     _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
     """
 
-    def __init__(self, partition: Partition, shelf: Shelf, ahead: ReadAhead | None = None) -> None:
+    def __init__(
+        self, partition: Partition, shelf: Shelf, linger: Linger, ahead: ReadAhead | None = None
+    ) -> None:
         self.partition = partition
         self.texts = PartitionTexts(partition, shelf, ahead)
         self.whole = WholeLog(self.texts)
@@ -78,6 +83,7 @@ class ShownPartition:
         self.ranges: Remembered[Entry] = Remembered(RANGES)
         self._incarnation: Birth | None = None
         self._born: dict[int, tuple[Segment, Birth, int]] = {}
+        self.queue = LineQueue(self, linger)
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._sealed_sizes: dict[str, _Sealed] = {}

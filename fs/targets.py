@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 
-from engine import batch as batches
 from engine.batch.columns import Columns
 from engine.batch.table import Bytes, Ints
-from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from engine.errors import EngineError, InvalidRecordError
 from engine.inbox.routing import NO_PARTITION, choose, first_refused
 from engine.partition.partition import Partition
-from engine.partition.validate import batch_limit, check_records, shape_for
-from engine.record import TimestampType
+from engine.partition.validate import batch_limit, check_records
+from fs.append import NOTHING
 from fs.formats import Format
 from fs.shown import ShownPartition
 
@@ -27,13 +24,10 @@ LINE_FRAME: Final = 1024
 
 
 class PartitionTarget:
-    """Lines on their way into one partition.
+    """Lines on their way into one partition's queue.
 
     format     in which they are written
     refusal    why the last `add` did not take everything
-    _builder   the batch that grows
-    _unsent    batches that could not be appended yet, as the disk was full; and the sizes of their texts
-    _since     when the first line that waits came
     """
 
     def __init__(self, shown: ShownPartition, fmt: Format, batch_size: int) -> None:
@@ -42,9 +36,8 @@ class PartitionTarget:
         self._shown = shown
         self._partition: Partition = shown.partition
         self._batch_size = batch_size
-        self._builder = batches.BatchBuilder(batch_limit(self._partition.settings))
-        self._unsent: deque[tuple[Bytes, int]] = deque()
-        self._since: int | None = None
+        self._queue = shown.queue
+        self._sender = self._queue.join()
 
     def shown(self) -> tuple[ShownPartition, ...]:
         return (self._shown,)
@@ -52,13 +45,14 @@ class PartitionTarget:
     def line_limit(self) -> int:
         return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
 
-    def waiting_since(self) -> int | None:
-        return self._since
+    def waits(self) -> bool:
+        """Whether lines that were taken are not appended yet."""
+        return self._queue.waits_for(self._sender)
 
-    def add(self, lines: Bytes) -> int:
-        self.retry()
+    def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
         now = self._partition.log.clock()
         if self.format != Format.TXT:
+            lines = joined(head, lines)
             parsed = self.format.parse(lines, now)
             taken = self.add_columns(parsed.columns, now)
             if taken < len(parsed.columns):
@@ -69,82 +63,43 @@ class PartitionTarget:
         try:
             if self._partition.settings.compact:
                 check_records(np.array([now]), np.ones(1, np.bool_), self._partition.settings, now)
-            return self._add_plain(lines, now)
         except EngineError as error:
             self.refusal = error
             return 0
-
-    def _add_plain(self, lines: Bytes, now: int) -> int:
-        at = 0
-        while at < lines.size:
-            self._begin(now)
-            try:
-                at = self._builder.add_lines(lines, at, now)
-            except RecordTooLargeError as error:
-                self.refusal = error
-                if not self._unsent and not self._builder.count:
-                    self._since = None
-                return at
-            if at < lines.size or self._builder.size >= self._batch_size:
-                self._send_or_keep()
-        return at
+        taken, self.refusal = self._queue.put_lines(self._sender, head, lines, now, self._batch_size)
+        return taken
 
     def add_columns(self, columns: Columns, now: int) -> int:
         """Take records. Gives how many were taken: up to the first that is refused."""
         wanted, self.refusal = first_refused(columns, self._partition.settings, now)
-        at = 0
-        while at < wanted:
-            self._begin(now)
-            at += self._builder.add_columns(columns.rows(at, wanted))
-            if at < wanted or self._builder.size >= self._batch_size:
-                self._send_or_keep()
-        return at
+        if not wanted:
+            return 0
+        return self._queue.put_columns(self._sender, columns.rows(0, wanted), now, self._batch_size)
 
-    def _begin(self, now: int) -> None:
-        if self._since is None:
-            self._since = now
-        if not self._builder.count:
-            limit = batch_limit(self._partition.settings)
-            if self._builder.limit != limit:
-                self._builder = batches.BatchBuilder(limit)
+    def find_room(self, columns: Columns) -> None:
+        """OSError where there is no room for records, as far as can be known."""
+        self._queue.find_room(self._sender, columns, self._batch_size)
 
-    def retry(self) -> None:
-        """Append what could not be appended before. While that fails nothing more is taken."""
-        if self._unsent:
-            self._send()
+    def keep_columns(self, columns: Columns, now: int) -> None:
+        """Take records that were checked, and of whose write others are appended: they wait where they must."""
+        self._queue.keep_columns(self._sender, columns, now, self._batch_size)
 
-    def _send_or_keep(self) -> None:
-        """Append what waits, or keep it: its lines are taken, and who wrote them must not write them again. So a
-        failure is told by the next call, which meets it anew."""
-        self._finish()
-        with contextlib.suppress(EngineError, OSError):
-            self._send()
+    def hold_room(self, size: int) -> None:
+        self._queue.hold(self._sender, size)
 
-    def _send(self) -> None:
-        """Append what waits. What the log could not take stays, and is tried again."""
-        self._finish()
-        while self._unsent:
-            batch, size = self._unsent[0]
-            appended = self._partition.append_built(batch)
-            self._unsent.popleft()
-            self._shown.texts.note(appended, size)
-        self._since = None
-
-    def _finish(self) -> None:
-        """End the batch that grows."""
-        if self._builder.count:
-            settings = self._partition.settings
-            stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
-            append_time = self._partition.log.clock() if stamped else None
-            size = self._builder.text_size
-            self._unsent.append((self._builder.finish(shape_for(settings), append_time), size))
+    def give_room_back(self) -> None:
+        """An unfinished line has ended, and goes to another partition."""
+        self._queue.give_room_back(self._sender)
 
     def flush(self) -> None:
-        self._send()
+        self._queue.flush(self._sender)
 
     def persist(self) -> None:
-        self._send()
+        self._queue.flush(self._sender)
         self._partition.flush()
+
+    def leave(self) -> None:
+        self._queue.leave(self._sender)
 
 
 class TopicTarget:
@@ -154,6 +109,8 @@ class TopicTarget:
     refusal  why the last `add` did not take everything
     _parts   a target for each partition, by its number
     _turns   counts for all who append to the topic: whose turn it is to get records without a key
+    _holds   the first partition has room for an unfinished line, of which nobody knows yet where it goes: all of them
+             are on one disk
     """
 
     def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
@@ -162,6 +119,7 @@ class TopicTarget:
         self._parts = parts
         self._numbers = sorted(parts)
         self._turns = turns
+        self._holds = False
 
     def shown(self) -> tuple[ShownPartition, ...]:
         return tuple(shown for part in self._parts.values() for shown in part.shown())
@@ -169,19 +127,21 @@ class TopicTarget:
     def line_limit(self) -> int:
         return max(part.line_limit() for part in self._parts.values())
 
-    def waiting_since(self) -> int | None:
-        times = [since for part in self._parts.values() if (since := part.waiting_since()) is not None]
-        return min(times, default=None)
+    def waits(self) -> bool:
+        """Whether lines that were taken are not appended yet."""
+        return any(part.waits() for part in self._parts.values())
 
-    def add(self, lines: Bytes) -> int:
+    def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
         self.refusal = None
-        for part in self._parts.values():
-            part.retry()
+        if self._holds and len(self._parts) > 1:
+            self._holds = False
+            self._parts[self._numbers[0]].give_room_back()
         if self.format == Format.TXT:
             part = self._next_part()
-            taken = part.add(lines)
+            taken = part.add(lines, head)
             self.refusal = part.refusal
             return taken
+        lines = joined(head, lines)
         now = self.shown()[0].partition.log.clock()
         parsed = self.format.parse(lines, now)
         # What is refused is found before anything is taken: what went to one partition cannot be called back
@@ -190,14 +150,27 @@ class TopicTarget:
         chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
         if known < taken:
             taken, refusal = known, unknown
-        for number in np.unique(chosen[:taken]).tolist():
-            rows = np.flatnonzero(chosen[:taken] == number)
-            self._parts[number].add_columns(parsed.columns.take(rows), now)
+        numbers = np.unique(chosen[:taken]).tolist()
+        if len(numbers) == 1:
+            part = self._parts[numbers[0]]
+            done = part.add_columns(parsed.columns.rows(0, taken), now)
+            if done < taken:
+                taken, refusal = done, part.refusal
+        elif numbers:
+            self._spread(parsed.columns, chosen[:taken], numbers, now)
         if taken < len(parsed.columns):
             self.refusal = refusal
             return line_start(lines, taken)
         self.refusal = parsed.error
         return parsed.used
+
+    def _spread(self, columns: Columns, chosen: Ints, numbers: list[int], now: int) -> None:
+        """Take records for several partitions: all, or, with an error, none. Each has room before any is appended."""
+        shares = {number: columns.take(np.flatnonzero(chosen == number)) for number in numbers}
+        for number, share in shares.items():
+            self._parts[number].find_room(share)
+        for number, share in shares.items():
+            self._parts[number].keep_columns(share, now)
 
     def _next_part(self) -> PartitionTarget:
         return self._parts[self._numbers[next(self._turns) % len(self._numbers)]]
@@ -212,11 +185,18 @@ class TopicTarget:
             unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
         return chosen, known, unknown
 
+    def hold_room(self, size: int) -> None:
+        self._holds = size > 0
+        self._parts[self._numbers[0]].hold_room(size)
+
     def flush(self) -> None:
         self._each(PartitionTarget.flush)
 
     def persist(self) -> None:
         self._each(PartitionTarget.persist)
+
+    def leave(self) -> None:
+        self._each(PartitionTarget.leave)
 
     def _each(self, call: Callable[[PartitionTarget], None]) -> None:
         """Do it for every partition, then raise the first error: one that fails does not hold up the others."""
@@ -228,6 +208,11 @@ class TopicTarget:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def joined(head: Bytes, lines: Bytes) -> Bytes:
+    """A first line and those behind it."""
+    return np.concatenate((head, lines)) if head.size else lines
 
 
 def line_start(lines: Bytes, line: int) -> int:

@@ -67,7 +67,7 @@ class CountedFileSystem(FileSystem):
 
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, until `close`."""
-        self.house.writers.run()
+        self.house.writers.linger.run()
 
     def read_ahead(self) -> None:
         """Render what readers will want next, until `close`."""
@@ -76,7 +76,7 @@ class CountedFileSystem(FileSystem):
     def close(self) -> None:
         """Append what open handles still hold, and let `flush_lingering` and `read_ahead` return."""
         self.closing = True
-        self.house.writers.stop()
+        self.house.writers.linger.stop()
         self.house.ahead.stop()
         self.close_all()
         self.house.writers.flush_all()

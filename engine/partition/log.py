@@ -57,8 +57,9 @@ class Log(LogState):
 
     # -- appending ------------------------------------------------------------------------------------
 
-    def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin) -> Appended:
-        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed."""
+    def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin, room: int = 0) -> Appended:
+        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed. `room` is what of
+        the promised bytes is for it."""
         with self.lock:
             self.check_writable()
             first = self.offsets.end
@@ -67,7 +68,7 @@ class Log(LogState):
             row[BASE_OFFSET] = first
             row[LEADER_EPOCH] = self.leader_epoch
             append_time = now if row[ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP
-            appended = self._write(batch, row.reshape(1, -1), origin, append_time)
+            appended = self._write(batch, row.reshape(1, -1), origin, append_time, room)
         if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
             self.flush()
         return appended
@@ -88,7 +89,7 @@ class Log(LogState):
             self.flush()
         return appended
 
-    def _write(self, data: Bytes, table: Longs, origin: Origin, append_time: int) -> Appended:
+    def _write(self, data: Bytes, table: Longs, origin: Origin, append_time: int, room: int = 0) -> Appended:
         """Append batches that have their offsets. The caller holds the lock."""
         if data.size > self.settings.segment_bytes:
             raise RecordBatchTooLargeError(
@@ -101,13 +102,19 @@ class Log(LogState):
         latest = rows[0] if len(rows) == 1 else max(rows, key=itemgetter(MAX_TIMESTAMP))
         if len(rows) > 1 or rows[0][LEADER_EPOCH] != self.epochs.latest_epoch:
             self.epochs.assign_all(epoch_changes(table))
-        self._maybe_roll(data.size, first, last, latest[MAX_TIMESTAMP])
+        # What has room here stays here: a new segment would have to find room anew.
+        longest = MAX_INT64 if data.size <= room else self._longest_ms
+        self._maybe_roll(data.size, first, last, latest[MAX_TIMESTAMP], longest)
         update = self._prepare(data, table, rows, origin)
         if isinstance(update, Appended):
             return update
         active = self.chain.active
         position = active.size
-        active.append(data, table)
+        try:
+            active.append(data, table, data.size <= room, self.promised - room)
+        except OSError:
+            self._renew_promises()
+            raise
         if update is None:
             self.producers.advance(last + 1)
             self.publish(end=last + 1)
@@ -185,6 +192,70 @@ class Log(LogState):
             self.producers.complete_transaction(CompletedTransaction(producer_id, first, end - 1, not commit))
             self.publish()
 
+    # -- room -----------------------------------------------------------------------------------------
+
+    def promise(self, least: int, most: int, lines: bool = True) -> int:
+        """Make sure that up to `most` bytes more can be appended to the active segment, though the disk were full in
+        the next moment. Gives how many are promised: none where it cannot be made sure of for `least`. `lines`: they
+        are for whole lines, which are appended in a moment."""
+        with self.lock:
+            self.check_writable()
+            active, now = self.chain.active, self.clock()
+            if active.should_roll(
+                least + self.promised,
+                now,
+                self.offsets.end + least,
+                now,
+                self.settings.segment_bytes,
+                self._longest_ms,
+            ):
+                return 0
+            self._write_what_comes_first()
+            size = min(most, self.settings.segment_bytes - active.size - self.promised)
+            if size < least or not active.make_room(self.promised + size):
+                return 0
+            self.promised += size
+            self.lines_wait = self.lines_wait or lines
+            return size
+
+    def promise_unfinished(self, size: int) -> bool:
+        """Make sure that an unfinished line can be appended when it ends. OSError where there is no room; False where
+        nothing is sure: the file system cannot allocate, or lines wait whose segment is full."""
+        with self.lock:
+            if self.promise(size, size, lines=False):
+                return True
+            if self.lines_wait or size > self.settings.segment_bytes:
+                return False
+            end, now = self.offsets.end, self.clock()
+            self._maybe_roll(size + self.promised, end, end, now, self._longest_ms)
+            return bool(self.promise(size, size, lines=False))
+
+    def take_back(self, size: int, lines: bool = True) -> None:
+        """What was promised is appended, or is not to be."""
+        with self.lock:
+            self.promised -= size
+            if lines:
+                self.lines_wait = False
+
+    def release_room(self) -> None:
+        """Give the room back that nothing is promised of, where it is worth that."""
+        with self.lock:
+            if not self.promised and self.is_open:
+                self.chain.active.release_large_room()
+
+    def _write_what_comes_first(self) -> None:
+        """Small files that a first append writes."""
+        self.metadata.maybe_flush()
+        if self.leader_epoch != self.epochs.latest_epoch:
+            self.epochs.assign(self.leader_epoch, self.offsets.end)
+
+    def _renew_promises(self) -> None:
+        """Look for the room anew that is not there any more: the active segment is another one, or was cut. Where
+        there is none, the lines are told of it when they are appended."""
+        if self.promised:
+            with contextlib.suppress(OSError):
+                self.chain.active.make_room(self.promised)
+
     # -- rolling --------------------------------------------------------------------------------------
 
     def roll(self) -> None:
@@ -200,7 +271,8 @@ class Log(LogState):
             return False
         with self.lock:
             self.check_writable()
-            if not self.chain.active.has_waited(now, self._longest_ms):
+            # Lines that wait have room in this segment. In a moment they are appended.
+            if self.lines_wait or not self.chain.active.has_waited(now, self._longest_ms):
                 return False
             self._roll(self.offsets.end)
             return True
@@ -214,9 +286,9 @@ class Log(LogState):
             else settings.segment_ms
         )
 
-    def _maybe_roll(self, size: int, first: int, last: int, latest: int) -> None:
+    def _maybe_roll(self, size: int, first: int, last: int, latest: int, longest_ms: int) -> None:
         segment_bytes, now = self.settings.segment_bytes, self.clock()
-        if self.chain.active.should_roll(size, latest, last, now, segment_bytes, self._longest_ms):
+        if self.chain.active.should_roll(size, latest, last, now, segment_bytes, longest_ms):
             self._roll(first)
 
     def _roll(self, base: int) -> None:
@@ -243,6 +315,7 @@ class Log(LogState):
             self._snapshots.append(taken)
         self._unflushed_roll = base
         self.publish()
+        self._renew_promises()
 
     def _recreate(self, active: Segment) -> None:
         try:
@@ -300,6 +373,7 @@ class Log(LogState):
         self._cut = min(self._cut, end)
         self._unflushed_roll = min(self._unflushed_roll, end)
         self.publish(start=start, high_watermark=mark, end=end)
+        self._renew_promises()
 
     def remove(self, segments: Sequence[Segment]) -> None:
         """Take segments out of the log, with their snapshots. The caller holds the lock."""

@@ -47,6 +47,11 @@ class LogState:
     read_only         nothing of it is changed
     before_removal    told the segments that retention or compaction is about to take out of the list, so that who
                       promised them to a reader pins them; may be called with and without the lock, and twice
+    before_append     called before others than the lines that wait are appended, and without the lock: it has them
+                      appended first, since they came first. An error refuses the append
+    promised          bytes for which there is room behind the end of the active segment: for lines that were accepted
+                      and wait, and for unfinished ones
+    lines_wait        some of that is promised to whole lines, which are appended in a moment
     lock              held by whoever changes anything
     _flushing         held during a flush, taken before `lock`
     _unflushed_roll   base of the newest segment: what lies below it waits for a flush
@@ -85,6 +90,9 @@ class LogState:
         self.cuts = 0
         self.failure: Exception | None = None
         self.before_removal: Callable[[Sequence[Segment]], None] | None = None
+        self.before_append: Callable[[], None] | None = None
+        self.promised = 0
+        self.lines_wait = False
         self.lock = threading.RLock()
         self._closed = False
         self._flushing = threading.RLock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from engine.kernels.search import (
     rising_rows,
 )
 from engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
+from engine.segment.allocation import allocate, is_allocated_behind, release_behind
 from engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
@@ -49,6 +51,10 @@ from engine.segment.walk import NOTHING, walk
 log = logging.getLogger(__name__)
 
 RECOVERY_CHUNK: Final = 4 * 1024 * 1024
+
+_SMALL_ROOM: Final = 16 * 1024
+_LARGE_ROOM: Final = 1024 * 1024
+"""Blocks are allocated in steps of this many bytes: a call for each append would cost more than the append."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +146,17 @@ class Segment(StoredSegment):
             self.is_active = True
         self._since = 0
 
-    def append(self, data: bytes | bytearray | memoryview | Bytes, table: Longs) -> None:
-        """Append whole batches, of which `table` has one row each: all of them, or an error and none."""
+    def append(
+        self,
+        data: bytes | bytearray | memoryview | Bytes,
+        table: Longs,
+        promised: bool = False,
+        keep: int = 0,
+    ) -> None:
+        """Append whole batches, of which `table` has one row each: all of them, or an error and none.
+
+        promised  there is room for them in the `.log`: no lack of room in an index may refuse them
+        keep      bytes behind them that are promised to others, for which there is room afterwards as well"""
         self._activate()
         view = memoryview(data).cast("B")
         size = self.size
@@ -150,22 +165,62 @@ class Segment(StoredSegment):
             raise RecordBatchTooLargeError(
                 f"{self.log.path}: expected at most {MAX_INT32 - size} bytes more, found {length}"
             )
+        if keep:
+            self.make_room(length + keep)
         entries = self._entries_for(table, size, length)
         counts = self.offset_index.entries, self.time_index.entries
+        since = entries.since
         try:
             opened = self.log.written()
             write_exactly(opened.fd, size, view)
             # Behind the write: a flush that is under way may have cleared it before, without these bytes.
             opened.is_dirty = True
-            self._index(entries)
+            if not promised:
+                self._index(entries)
+            elif not self._try_to_index(entries, *counts):
+                since = self._since + length
         except OSError:
             self._undo(size, *counts)
             raise
         if size == 0 and length:
             self._first = int(table[0, MAX_TIMESTAMP])
             self.filled_ms = self._clock()
-        self._since, self._largest = entries.since, entries.largest
+        self._since, self._largest = since, entries.largest
         self._size = size + length
+
+    def make_room(self, length: int) -> bool:
+        """Allocate blocks for this many bytes behind the end, so that they can be appended whatever becomes of the
+        disk. False where the file system cannot; OSError where there is no room."""
+        self._activate()
+        end = self.size + length
+        if end <= self._allocated:
+            return True
+        opened = self.log.written()
+        step = _SMALL_ROOM if length <= _SMALL_ROOM else _LARGE_ROOM
+        for wanted in (-(-end // step) * step, end):
+            try:
+                if not allocate(opened.fd, self.size, wanted - self.size):
+                    return False
+            except OSError:
+                # Where there is no room for a whole step, there may be enough for what is needed.
+                if wanted == end:
+                    raise
+            else:
+                self._allocated = wanted
+                break
+        return True
+
+    def release_room(self, least: int = 0) -> None:
+        """Give the blocks behind the end back, where they are more than some bytes."""
+        if self._allocated > self.size + least and self.is_active:
+            opened = self.log.written()
+            release_behind(opened.fd, self.size)
+            self._allocated = 0
+
+    def release_large_room(self) -> None:
+        """Give the blocks behind the end back, unless they are so few that they are better kept for what comes next:
+        to allocate and to release them costs more than an append."""
+        self.release_room(2 * _SMALL_ROOM)
 
     def _entries_for(self, table: Longs, position: int, length: int) -> _Entries:
         """What the indexes get for batches that begin at `position`. Changes nothing."""
@@ -211,8 +266,24 @@ class Segment(StoredSegment):
         if entries.times:
             self.time_index.append_bytes(entries.times)
 
+    def _try_to_index(self, entries: _Entries, offset_entries: int, time_entries: int) -> bool:
+        """Add to the indexes, if they have room. They say where to begin looking: without an entry, look-ups read
+        more of the log, and the next append adds one."""
+        try:
+            self._index(entries)
+        except OSError as error:
+            log.warning(f"{self.log.path}: an index entry has to wait: {error}")
+            # Memory has no entry whose file does not: what could not be cut off is overwritten by the next one.
+            with contextlib.suppress(OSError):
+                self.offset_index.keep(offset_entries)
+            with contextlib.suppress(OSError):
+                self.time_index.keep(time_entries)
+            return False
+        return True
+
     def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
         """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append."""
+        self._allocated = 0
         try:
             opened = self.log.written()
             cut_file(opened.fd, size)
@@ -238,6 +309,10 @@ class Segment(StoredSegment):
             self.log.begin_writing()
             self.is_active = True
         self._size = found
+        opened = self.log.written()
+        if is_allocated_behind(opened.fd, found):
+            # For lines that a crash has ended.
+            release_behind(opened.fd, found)
         self.offset_index.truncate()
         self.time_index.truncate()
         self._largest = (NO_TIMESTAMP, self.base_offset)
@@ -311,6 +386,7 @@ class Segment(StoredSegment):
         cut = 0 if offset <= self.base_offset else size if found is None else found[0]
         self._activate()
         self._size = cut
+        self._allocated = 0
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         if cut < size:
@@ -380,6 +456,7 @@ class Segment(StoredSegment):
         self.time_index.seal()
         opened = self.log.written()
         cut_file(opened.fd, self.size)
+        self.release_room()
         self._stop_writing()
 
     def date_behind(self, before: StoredSegment) -> None:

@@ -130,10 +130,12 @@ class StoredSegment:
     doubted      they are to be, when it is sealed: an appender is at work on them
     _dated       entries of the time index that the log was found to bear out
     _lost        the last offset that it is known to have had, where its end was cut off; -1 where it was not
+    _allocated   the file has blocks up to this position, though it may be shorter; 0 where nothing was allocated
     _jitter      a number drawn at opening; modulo the setting it says how much earlier to roll
     """
 
     __slots__ = (
+        "_allocated",
         "_clock",
         "_dated",
         "_descriptors",
@@ -183,6 +185,7 @@ class StoredSegment:
         self.mended = self.doubted = False
         self._lost = NO_OFFSET
         self._dated: frozenset[int] = frozenset()
+        self._allocated = 0
         self._jitter = random.getrandbits(31)
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -722,6 +725,7 @@ class StoredSegment:
         if self.is_active:
             self.log.end_writing()
             self.is_active = False
+            self._allocated = 0
 
     def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
         """Use these aborted transactions in place of those in the file, which is not changed."""

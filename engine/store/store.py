@@ -59,7 +59,7 @@ from engine.files.place import LOGS
 from engine.inbox.inboxes import Inboxes
 from engine.partition.loading import Known
 from engine.partition.partition import Partition
-from engine.record import Clock, now_ms
+from engine.record import Clock, now_ms, steady_ms
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store.configuration import TOPICS, Configuration
@@ -93,7 +93,8 @@ class Store(KeptStore):
     strays         names of directories that a broker set aside or was moving here: kept, not used
     stopped_clean  whether the stop before this opening was a clean one
     read_only      nothing is changed
-    clock          gives the time
+    clock          gives the time, of records and of what is told to people
+    steady         gives a time that nobody can set, for waits and intervals
     retention      what became of it
     cleaning       compaction, which threads of the store's owner do
     inboxes        what is appended as a whole, topic by topic
@@ -103,6 +104,7 @@ class Store(KeptStore):
         self,
         backing: Path,
         clock: Clock,
+        steady: Clock,
         lock: DirectoryLock | None,
         configuration: Configuration,
         meta: MetaProperties,
@@ -117,6 +119,7 @@ class Store(KeptStore):
         self.strays = strays
         self.stopped_clean = partitions.stopped_clean
         self.clock = clock
+        self.steady = steady
         self._directory_lock = lock
         self._configuration = configuration
         self._partitions = partitions
@@ -143,6 +146,7 @@ class Store(KeptStore):
         lone: bool = True,
         read_only: bool = False,
         create: bool = False,
+        steady: Clock | None = None,
     ) -> Store:
         """Open the store in a directory; NoStoreError where there is none.
 
@@ -150,14 +154,17 @@ class Store(KeptStore):
         lone       no other replica must acknowledge: what is appended is committed
         read_only  nothing is changed, made or locked, also where another process has the store open, or the directory
                    is a log directory by itself. The partitions are shown as they are when they are first used
-        create     make the store where the directory is empty or not there"""
+        create     make the store where the directory is empty or not there
+        steady     the clock of waits and intervals. Who gives a clock of his own, and not this one, moves both"""
+        if steady is None:
+            steady = steady_ms if clock is now_ms else clock
         backing = Path(backing).absolute()
         if read_only:
             if create:
                 raise ValueError(
                     f"{backing}: expected a store to be made, or to be opened read-only, not both"
                 )
-            return cls._open_read_only(backing, settings or {}, clock, lone)
+            return cls._open_read_only(backing, settings or {}, clock, steady, lone)
         if create and place.kind_of(backing) is not place.Kind.STORE:
             place.refuse_unless_free(backing)
             # Settings that are refused leave nothing behind.
@@ -169,13 +176,15 @@ class Store(KeptStore):
         sync_directory(backing)
         lock = DirectoryLock.acquire(backing / LOGS)
         try:
-            return cls._open_locked(backing, settings or {}, clock, lone, lock)
+            return cls._open_locked(backing, settings or {}, clock, steady, lone, lock)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def _open_read_only(cls, backing: Path, settings: Mapping[str, str], clock: Clock, lone: bool) -> Store:
+    def _open_read_only(
+        cls, backing: Path, settings: Mapping[str, str], clock: Clock, steady: Clock, lone: bool
+    ) -> Store:
         logs = place.logs_in(backing)
         listing = Listing.of(logs)
         meta = MetaProperties.load_or_create(logs, clock, read_only=True)
@@ -192,7 +201,9 @@ class Store(KeptStore):
                 else f"after {'a clean' if clean else 'an unclean'} stop"
             )
         )
-        store = cls(backing, clock, None, configuration, meta, tuple(listing.strays), partitions, True)
+        store = cls(
+            backing, clock, steady, None, configuration, meta, tuple(listing.strays), partitions, True
+        )
         store.cleaning.load(partitions.slots.keys(), read_only=True)
         if not held:
             # Of a running owner's commit it is not decided what becomes of it.
@@ -201,7 +212,13 @@ class Store(KeptStore):
 
     @classmethod
     def _open_locked(
-        cls, backing: Path, settings: Mapping[str, str], clock: Clock, lone: bool, lock: DirectoryLock
+        cls,
+        backing: Path,
+        settings: Mapping[str, str],
+        clock: Clock,
+        steady: Clock,
+        lone: bool,
+        lock: DirectoryLock,
     ) -> Store:
         logs = backing / LOGS
         # What refuses the opening comes before the marker goes: it says nothing against the logs.
@@ -220,7 +237,7 @@ class Store(KeptStore):
             f"{logs}: {len(listing.partitions)} partitions after {'a clean' if clean else 'an unclean'} stop, "
             f"{len(listing.condemned)} directories to remove, {len(listing.strays)} set aside"
         )
-        store = cls(backing, clock, lock, configuration, meta, tuple(listing.strays), partitions)
+        store = cls(backing, clock, steady, lock, configuration, meta, tuple(listing.strays), partitions)
         store.cleaning.load(partitions.slots.keys())
         store._deletions.load(clock(), lambda topic: configuration.topic(topic).file_delete_delay_ms)
         answered_for = store._deletions.waiting()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +16,6 @@ from opening import NOW
 
 from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from engine.partition.partition import Partition
-from engine.record import Record
 from fs.errors import BadInputError
 from fs.formats import Format
 from fs.targets import PartitionTarget, TopicTarget
@@ -196,26 +196,71 @@ def test_all_are_taken_and_nothing_is_refused(place: Furnished) -> None:
 # -- when the disk is full ----------------------------------------------------------------------------------
 
 
-def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: Furnished) -> None:
+ONE_EACH = b"".join(b'{"value":"%d","partition":%d}\n' % (n, n) for n in range(5))
+
+
+def busy_target(place: Furnished) -> TopicTarget:
+    """One that each partition has an append of, so that lines gather."""
     made = target(place, size=1 << 20)
-    made.add(array(b"".join(b'{"value":"%d","partition":%d}\n' % (n, n) for n in range(5))))
-    append = Partition.append_built
+    made.add(array(ONE_EACH))
+    return made
 
-    def failing(self: Partition, batch):  # type: ignore[no-untyped-def]
+
+@contextmanager
+def partition_1_fails() -> Iterator[None]:
+    append = Partition.append_waiting
+
+    def failing(self: Partition, batch, room):  # type: ignore[no-untyped-def]
         if self.number == 1:
-            raise OSError(28, "full")
-        return append(self, batch)
+            raise OSError(5, "broken")
+        return append(self, batch, room)
 
-    with mock.patch.object(Partition, "append_built", failing):
-        with pytest.raises(OSError, match="full"):
-            made.flush()
-        assert all_values(place) == {0: [b"0"], 1: [], 2: [b"2"], 3: [b"3"], 4: [b"4"]}
-        assert made.waiting_since() == NOW
-        with pytest.raises(OSError, match="full"):
-            made.add(array(b'{"value":"more","partition":0}\n'))
+    with mock.patch.object(Partition, "append_waiting", failing):
+        yield
+
+
+def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: Furnished) -> None:
+    made = busy_target(place)
+    made.add(array(ONE_EACH))
+    assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
+    with partition_1_fails(), pytest.raises(OSError, match="broken"):
+        made.flush()
+    assert all_values(place) == {n: [b"%d" % n] * (1 if n == 1 else 2) for n in range(5)}
+    # What flush told of is not tried again.
+    made.flush()
+    assert not made.waits()
+    assert values(place, 1) == [b"1"]
+
+
+def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: Furnished) -> None:
+    """Lines are appended partition by partition: no short write could say which ones."""
+    made = target(place)
+    full = OSError(28, "full")
+    log = place.shown("t", 3).partition.log
+    with mock.patch.object(log, "promise", side_effect=full), pytest.raises(OSError, match="full"):
+        made.add(array(ONE_EACH))
+    assert all_values(place) == {n: [] for n in range(5)}
+    with partition_1_fails():
+        assert made.add(array(ONE_EACH)) == len(ONE_EACH)
+        assert made.waits()
+        assert all_values(place) == {n: [] if n == 1 else [b"%d" % n] for n in range(5)}
     made.flush()
     assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
-    assert made.waiting_since() is None
+
+
+def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(place: Furnished) -> None:
+    handle = place.files.open("/topics/t/in.tsv", APPEND).handle
+    place.files.write(handle, array(b"key\tval"))
+    promised = [place.shown("t", number).partition.log.promised for number in range(5)]
+    assert sorted(promised)[:4] == [0] * 4
+    assert max(promised) > 0
+    place.files.write(handle, array(b"ue\n"))
+    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
+    place.files.write(handle, array(b"key\tlast"))
+    place.files.flush(handle)
+    place.files.release(handle)
+    assert sorted(itertools.chain(*all_values(place).values())) == [b"last", b"value"]
+    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
 
 
 # -- one partition ------------------------------------------------------------------------------------------
@@ -242,7 +287,9 @@ def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
 def test_log_append_time_is_the_time_of_the_append(place: Furnished) -> None:
     place.store.configure("t", {"message.timestamp.type": "LogAppendTime"})
     made = PartitionTarget(place.shown("t", 0), Format.JSONL, 1 << 20)
-    made.add(array(b'{"value":"v","timestamp":5}\n'))
+    for _ in range(2):
+        made.add(array(b'{"value":"v","timestamp":5}\n'))
     place.clock.ms += 1000
     made.flush()
-    assert list(place.shown("t", 0).partition.records()) == [Record(b"v", timestamp=NOW + 1000, offset=0)]
+    found = [record.timestamp for record in place.shown("t", 0).partition.records()]
+    assert found == [NOW, NOW + 1000]

@@ -539,7 +539,9 @@ def test_long_writes_come_in_pieces(mount: Served) -> None:
 
 
 def test_the_last_close_is_told_to_nobody(mount: Served) -> None:
-    """X5. The last close is told to nobody: an error of a line that it completes shows in the log only."""
+    """X5. The last close is told to nobody: where a line that it completes is bad, or the disk fails under it, that
+    shows in the log and in `last_refusal` only. That there is no room for it is told before (E6).
+    """
     partition = mount.new()
     mount.expect("a last line of 4 bytes is refused")
     file = os.open(partition / "log.jsonl", APPEND)

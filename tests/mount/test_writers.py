@@ -290,3 +290,50 @@ def test_a_program_that_logs_through_a_rotation_tool_keeps_its_lines(partition: 
     )
     assert b"not permitted" in done.stderr
     assert (partition / "log.txt").read_bytes().startswith(b"y" * 80 + b"\n")
+
+
+# -- the order of writes ------------------------------------------------------------------------------------
+
+LOCK_STEP = """
+import os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+for turn in sys.stdin:
+    os.write(file, turn.encode())
+    print("written", flush=True)
+"""
+
+
+def test_processes_in_lock_step_leave_their_lines_in_the_order_of_their_writes(partition: Path) -> None:
+    """regression: each open file kept its lines by itself, and five of 400 lay before lines that were older"""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOCK_STEP, partition / "log.txt"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for at in range(400):
+        writer = writers[at * 7 % 4 if at % 3 else at % 2]
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        writer.stdin.write(f"{at}\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "written\n"
+    # Each close is waited for, the last writer's first.
+    for writer in reversed(writers):
+        writer.communicate(timeout=25)
+        assert writer.returncode == 0
+    assert (partition / "log.txt").read_bytes() == b"".join(b"%d\n" % at for at in range(400))
+
+
+def test_eight_logging_processes(partition: Path, tmp_path: Path) -> None:
+    names = [bytes([letter]).decode() for letter in b"abcdefgh"]
+    writers = [
+        start([sys.executable, "-c", LOGGING, "file", name, partition / "log.txt"], tmp_path / name)
+        for name in names
+    ]
+    assert [writer.wait(25) for writer in writers] == [0] * 8
+    assert [(tmp_path / name).read_bytes() for name in names] == [b""] * 8
+    check_writers((partition / "log.txt").read_bytes(), {name.encode(): 300 for name in names})

@@ -130,7 +130,7 @@ class Writer:
 
     partition  None for a topic's in.*
     tail       the beginning of a line
-    waiting    records that are taken but not yet appended, with their partitions
+    written    partitions that it has written to: the first write to each does not wait
     unwritten  the rest of the bytes that are to be written
     known      what each line means
     """
@@ -139,7 +139,7 @@ class Writer:
     partition: int | None
     handles: dict[str, int]
     tail: bytes = b""
-    waiting: list[tuple[int, Record]] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
     unwritten: bytes = b""
     known: dict[bytes, Line] = field(default_factory=dict)
 
@@ -197,6 +197,8 @@ class Agreement:
         self.models = [Model() for _ in range(PARTITIONS)]
         self.markers: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
         self.writers: list[Writer] = []
+        # Of each partition: whose record waits, and whether it is a plain line, which has the time of its batch.
+        self.queues: list[list[tuple[Writer, bool, Record]]] = [[] for _ in range(PARTITIONS)]
         self.held: list[Held] = []
         self.origins: dict[tuple[str, int, Format], int] = {}
         self.sequences: dict[tuple[int, int], int] = {}
@@ -337,6 +339,7 @@ class Agreement:
 
     def _written(self, writer: Writer, part: bytes) -> int:
         """What a write gives: bytes taken, or an errno."""
+        taken: list[tuple[int, Record]] = []
         done = 0
         ends = part.rfind(b"\n") + 1
         while done < ends:
@@ -344,42 +347,56 @@ class Agreement:
             line = writer.known[writer.tail + part[done : end - 1]]
             writer.tail = b""
             if line.record is None:
-                self._written_one_by_one(writer)
+                self._take(writer, taken)
                 return done if done else -errno.EINVAL
-            self._take(writer, line)
+            taken.append(self._placed(writer, line))
             done = end
         writer.tail += part[ends:]
-        self._written_one_by_one(writer)
+        self._take(writer, taken)
         return len(part)
 
-    def _take(self, writer: Writer, line: Line) -> None:
+    def _placed(self, writer: Writer, line: Line) -> tuple[int, Record]:
+        """The partition that a line goes to, and its record."""
         record = line.record
         assert record is not None
         if record.timestamp is None:
-            # Plain lines have the time of their batch's first one, which waits for `linger.ms` at most.
-            first = (
-                writer.waiting[0][1].timestamp if writer.fmt == Format.TXT and writer.waiting else self.now
-            )
-            record = replace(record, timestamp=first)
+            record = replace(record, timestamp=self.now)
         partition = writer.partition
         if partition is None:
             partition = line.partition
         if partition is None:
             assert record.key is not None
             partition = (murmur2(record.key) & 0x7FFFFFFF) % PARTITIONS
-        writer.waiting.append((partition, record))
+        return partition, record
 
-    def _written_one_by_one(self, writer: Writer) -> None:
-        if self.each_write:
-            self._send(writer)
+    def _take(self, writer: Writer, taken: list[tuple[int, Record]]) -> None:
+        """What one write brought waits behind what came before, or is appended with it."""
+        for partition in range(PARTITIONS):
+            mine = [record for where, record in taken if where == partition]
+            if mine:
+                waits = partition in writer.written and not self.each_write
+                if not waits and writer.fmt != Format.TXT:
+                    self._flush(partition)
+                self.queues[partition] += [(writer, writer.fmt == Format.TXT, record) for record in mine]
+                if not waits:
+                    self._flush(partition)
+                writer.written.add(partition)
+
+    def _flush(self, partition: int) -> None:
+        """What waits for a partition is appended now."""
+        waiting, self.queues[partition] = self.queues[partition], []
+        for is_plain, run in itertools.groupby(waiting, lambda each: each[1]):
+            records = [record for _, _, record in run]
+            if is_plain:
+                # Plain lines have the time of their batch's first one, which waits for `linger.ms` at most.
+                records = [replace(record, timestamp=records[0].timestamp) for record in records]
+            self._append(partition, records, None, ("engine",))
 
     def _send(self, writer: Writer) -> None:
-        """What waits is appended now."""
+        """What waits of a writer is appended now, with all that waits where it does."""
         for partition in range(PARTITIONS):
-            waiting = [record for where, record in writer.waiting if where == partition]
-            if waiting:
-                self._append(partition, waiting, None, ("engine",))
-        writer.waiting = []
+            if any(whose is writer for whose, _, _ in self.queues[partition]):
+                self._flush(partition)
 
     def _append(
         self, partition: int, chosen: list[Record], producer: Producer | None, names: tuple[str, ...]
@@ -436,17 +453,19 @@ class Agreement:
             # The last close ends an unfinished line; what waits was sent by the close before it.
             self._send(writer)
             known = writer.known.get(writer.tail)
-            self._take(writer, known or Line(writer.tail, Record(writer.tail)))
+            self._take(writer, [self._placed(writer, known or Line(writer.tail, Record(writer.tail)))])
         self._send(writer)
 
     @step(3, partition=partitions, chosen=some_records)
     def append_in_the_engine(self, partition: int, chosen: list[Record]) -> None:
+        self._flush(partition)
         self._append(partition, chosen, None, ("engine", "operations", "mount"))
 
     # -- transactions ---------------------------------------------------------------------------------
 
     @step(3, partition=st.sampled_from([0, 0, 1]), producer=st.sampled_from(PRODUCERS), chosen=some_records)
     def append_in_a_transaction(self, partition: int, producer: int, chosen: list[Record]) -> None:
+        self._flush(partition)
         sequence = self.sequences.get((partition, producer), 0)
         self._append(
             partition, chosen, Producer(producer, 0, sequence, True), ("engine", "operations", "mount")
@@ -457,6 +476,7 @@ class Agreement:
     def end_a_transaction(self, partition: int, producer: int, commit: bool) -> None:
         model = self.models[partition]
         if producer in model.ongoing():
+            self._flush(partition)
             assert self._all("end", self._name(partition), producer, commit) == [model.end] * len(
                 self.systems
             )
@@ -467,6 +487,7 @@ class Agreement:
 
     @step(4, partition=st.sampled_from([0, 0, 0, 1]))
     def roll(self, partition: int) -> None:
+        self._flush(partition)
         self._all("roll", self._name(partition))
         for found in self._all("bases", self._name(partition)):
             assert found[-1] == self.models[partition].end

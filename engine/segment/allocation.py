@@ -1,0 +1,54 @@
+"""Blocks of a file that are allocated before its bytes come: what is then written cannot lack room.
+
+The file keeps its length and its time: whoever reads it, or copies it, sees nothing of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+_KEEP_SIZE: Final = 1
+"""FALLOC_FL_KEEP_SIZE of linux/falloc.h. Without it the file would end in zeros, which recovery had to cut off."""
+
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
+_SECTOR: Final = 512
+_SLACK: Final = 64 * 1024
+"""Bytes that a file system may have allocated for its own ends: to the end of a block, or to find the others."""
+
+# posix_fallocate, which Python has, knows no flags; and where a file system cannot allocate, it writes zeros.
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def allocate(fd: int, position: int, length: int) -> bool:
+    """Allocate blocks for these bytes. False where the file system cannot; OSError where there is no room."""
+    before = os.fstat(fd)
+    while _fallocate(fd, _KEEP_SIZE, position, length) != 0:
+        number = ctypes.get_errno()
+        if number in _UNSUPPORTED:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+    _keep_time(fd, before)
+    return True
+
+
+def release_behind(fd: int, size: int) -> None:
+    """Give back the blocks behind a file's end, which is at `size`."""
+    before = os.fstat(fd)
+    os.ftruncate(fd, size)
+    _keep_time(fd, before)
+
+
+def is_allocated_behind(fd: int, size: int) -> bool:
+    """Whether a file has blocks behind its end, as far as can be told."""
+    return os.fstat(fd).st_blocks * _SECTOR > size + _SLACK
+
+
+def _keep_time(fd: int, before: os.stat_result) -> None:
+    """A segment's time is that of its last append."""
+    if os.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
