@@ -35,7 +35,7 @@ class EarliestTimes:
     def __init__(self, store: Store, views: Path, stop: Callable[[], bool]) -> None:
         self._store = store
         self._stop = stop
-        self._upkeep = EarliestUpkeep(views, store.clock)
+        self._upkeep = EarliestUpkeep(views, store.clock, store.steady)
         self._last = ""
         self._failures: dict[str, str] = {}
         self._nice = False

@@ -79,5 +79,5 @@ class ParquetUpkeep:
                 raise EngineError(_MISSING)
             from engine.parquet.upkeep import TableUpkeep  # noqa: PLC0415 - most daemons need no pyarrow
 
-            self._upkeep = TableUpkeep(self._tables, self._store.clock)
+            self._upkeep = TableUpkeep(self._tables, self._store.steady)
         return self._upkeep

@@ -20,6 +20,7 @@ from engine.cleaner.states import CleaningStates, Phase
 from engine.errors import CleaningAbortedError, ClosedError, EngineError, UnknownPartitionError
 from engine.partition.log import Log
 from engine.partition.partition import Partition
+from engine.record import Clock
 from engine.retention.removal import NOTHING, Removed
 from engine.settings.topic import TopicSettings
 from engine.store.listing import PartitionKey
@@ -97,11 +98,12 @@ class CleaningManager:
     states        who is at work on which partition
     offsets       where the next compaction of each begins
     uncleanable   why a partition is set aside, by topic and number
-    failing       why a partition could not be read or written, and when it is tried again
+    failing       why a partition could not be read or written, and when it is tried again, by the steady clock
     _slots        gives the partitions that there are
     _use          loads a slot's partition
     _settings     of a topic
     _retention    removes what is due
+    _steady       gives milliseconds for waits
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class CleaningManager:
         use: Callable[[Slot], Partition],
         settings: Callable[[str], TopicSettings],
         retention: Retention,
+        steady: Clock,
     ) -> None:
+        self._steady = steady
         self.states = CleaningStates()
         self.offsets = CleanerOffsets(logs)
         self.uncleanable: dict[PartitionKey, str] = {}
@@ -150,7 +154,7 @@ class CleaningManager:
             # Deleted or closed meanwhile, or offline, which was said when it happened.
             outcome = replace(outcome, error=str(error))
         except (OSError, MemoryError) as error:
-            self._put_off(job.slot, error, now)
+            self._put_off(job.slot, error)
             outcome = replace(outcome, error=str(error) or repr(error))
         except EngineError as error:
             self._set_aside(job.slot, error)
@@ -167,7 +171,7 @@ class CleaningManager:
         """Begin to compact the log that is the filthiest of those that are to be; None where there is none."""
         found = []
         for slot in self._slots():
-            if self._is_free(slot, now):
+            if self._is_free(slot):
                 candidate = self._look(slot, now)
                 if candidate is not None and candidate.checkpoint_is_off and self.states.begin(slot.key):
                     try:
@@ -218,13 +222,13 @@ class CleaningManager:
                     self.states.resume(slot.key)
         return removed
 
-    def _is_free(self, slot: Slot, now: int) -> bool:
+    def _is_free(self, slot: Slot) -> bool:
         retry = self.failing.get(slot.key)
         return (
             self._settings(slot.topic).compact
             and slot.key not in self.uncleanable
             and self.states.of(slot.key) is Phase.FREE
-            and (retry is None or not 0 <= retry[1] - now <= RETRY_MS)
+            and (retry is None or retry[1] < self._steady())
         )
 
     def _look(self, slot: Slot, now: int, is_mine: bool = False) -> Candidate | None:
@@ -249,7 +253,7 @@ class CleaningManager:
             return None
         except OSError as error:
             if not slot.gone:
-                self._put_off(slot, error, now)
+                self._put_off(slot, error)
             return None
         except EngineError as error:
             self._set_aside(slot, error)
@@ -275,11 +279,11 @@ class CleaningManager:
                 self.states.end(slot.key)
         return job
 
-    def _put_off(self, slot: Slot, error: OSError | MemoryError, now: int) -> None:
+    def _put_off(self, slot: Slot, error: OSError | MemoryError) -> None:
         why = str(error) or repr(error)
         if self.failing.get(slot.key, ("", 0))[0] != why:
             log.error(f"{slot.name}: cannot be compacted, tried again in {RETRY_MS // 1000} s: {error!r}")
-        self.failing[slot.key] = why, now + RETRY_MS
+        self.failing[slot.key] = why, self._steady() + RETRY_MS
 
     def _set_aside(self, slot: Slot, error: BaseException) -> None:
         log.error(f"{slot.name}: cannot be compacted, set aside until the next start: {error!r}")

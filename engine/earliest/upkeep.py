@@ -63,12 +63,14 @@ class EarliestUpkeep:
     """Makes the files of partitions, and removes those of segments that are no more. One thread calls it.
 
     directory  of the views of all partitions
-    clock      milliseconds
+    clock      milliseconds since the epoch, as files are dated
+    steady     milliseconds for waits
     _known     by partition
     """
 
     directory: Path
     clock: Clock
+    steady: Clock
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def bring_up_to_date(
@@ -79,7 +81,7 @@ class EarliestUpkeep:
         segments = partition.log.chain.segments
         known = self._known.get(partition.name)
         if known is not None and known.segments is segments:
-            now = self.clock()
+            now = self.steady()
             if not any(now >= retry for retry in known.retry_ms.values()):
                 return
         sealed = _sealed(segments)
@@ -87,7 +89,7 @@ class EarliestUpkeep:
             known = self._known[partition.name] = self._first_look(partition, sealed)
         self._remove_others(partition, known, sealed)
         for name, each in sealed.items():
-            if name in known.settled or self.clock() < known.retry_ms.get(name, 0):
+            if name in known.settled or self.steady() < known.retry_ms.get(name, 0):
                 continue
             if stop() or enough() or not self._settle(partition, known, name, each, stop):
                 return
@@ -140,7 +142,7 @@ class EarliestUpkeep:
                 log.error(
                     f"{partition.name}: filters on time do not skip segment {segment.base_offset}: {error}"
                 )
-            known.retry_ms[name] = self.clock() + RETRY_MS
+            known.retry_ms[name] = self.steady() + RETRY_MS
             return True
         if made:
             known.retry_ms.pop(name, None)

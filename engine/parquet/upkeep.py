@@ -44,7 +44,7 @@ class TableUpkeep:
     """Makes the files of tables, and removes those that are not needed. One thread calls it.
 
     tables  what it keeps
-    clock   milliseconds
+    clock   milliseconds, for waits
     _made   files by partition and name that are not published yet
     _seen   by partition
     """

@@ -22,7 +22,7 @@ from engine.files.names import (
     time_index_file,
     transaction_index_file,
 )
-from engine.record import Clock
+from engine.record import Clock, steady_beside
 from engine.segment.descriptors import Descriptors, sync_file
 from engine.segment.segment import Segment
 from engine.segment.segments import Segments
@@ -52,17 +52,24 @@ class Chain:
     directory     the partition's
     settings      of segments created from now on
     segments      the published list, by rising base offset; the last one is active
-    doomed        segments and files renamed to `.deleted`, with the time when they are to go
+    doomed        segments and files renamed to `.deleted`, with the time when they are to go, by the steady clock
+    steady        gives a time that nobody can set, for delays
     """
 
-    __slots__ = ("clock", "descriptors", "directory", "doomed", "segments", "settings")
+    __slots__ = ("clock", "descriptors", "directory", "doomed", "segments", "settings", "steady")
 
     def __init__(
-        self, directory: Path, settings: SegmentSettings, clock: Clock, descriptors: Descriptors
+        self,
+        directory: Path,
+        settings: SegmentSettings,
+        clock: Clock,
+        descriptors: Descriptors,
+        steady: Clock | None = None,
     ) -> None:
         self.directory = directory
         self.settings = settings
         self.clock = clock
+        self.steady = steady_beside(clock) if steady is None else steady
         self.descriptors = descriptors
         self.segments = Segments()
         self.doomed: list[tuple[int, Segment | Path]] = []
@@ -159,11 +166,11 @@ class Chain:
 
     def _doom(self, segment: Segment, delay_ms: int) -> None:
         segment.mark_deleted()
-        self.doomed.append((self.clock() + delay_ms, segment))
+        self.doomed.append((self.steady() + delay_ms, segment))
 
     def doom_file(self, path: Path, delay_ms: int) -> None:
         """Have a file that was renamed to `.deleted` removed after the delay."""
-        self.doomed.append((self.clock() + delay_ms, path))
+        self.doomed.append((self.steady() + delay_ms, path))
 
     def remove_due(self, now: int) -> int:
         """Remove the files whose delay is over and that no reader has pinned. Gives how many were removed."""

@@ -87,9 +87,10 @@ def load(
     clock: Clock,
     descriptors: Descriptors,
     lone: bool = True,
+    steady: Clock | None = None,
 ) -> Partition:
     """Open a partition's directory: see the module's head for what may be found there."""
-    chain = Chain(directory, segment_settings(settings), clock, descriptors)
+    chain = Chain(directory, segment_settings(settings), clock, descriptors, steady)
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
     epochs, epochs_are_known = _open_epochs(directory / EPOCHS_FILE)
     recovery = Recovery(chain, epochs, known.start, producer_expiration_ms, settings.file_delete_delay_ms)

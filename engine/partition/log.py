@@ -450,7 +450,7 @@ class Log(LogState):
         self.flush(self._unflushed_roll)
 
     def flush_is_due(self, now: int) -> bool:
-        """Whether `flush.ms` have passed since the last flush, with records behind it."""
+        """Whether `flush.ms` have passed since the last flush, with records behind it; `now` is by the steady clock."""
         return self.offsets.end > self.recovery_point and now - self.last_flush_ms >= self.settings.flush_ms
 
     def remove_due(self, now: int) -> int:
@@ -488,7 +488,7 @@ class Log(LogState):
         with self.lock:
             # What was cut off meanwhile, and appended anew, is not on disk.
             self.recovery_point = max(self.recovery_point, min(target, self.offsets.end, self._cut))
-            self.last_flush_ms = self.clock()
+            self.last_flush_ms = self.chain.steady()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
         with self.lock:

@@ -41,7 +41,7 @@ class LogState:
     recovery_point    everything below it is known to be on disk
     lone              no other replica must acknowledge: the high watermark follows the end by itself
     leader_epoch      stamped into batches that are appended here as leader
-    last_flush_ms     when the log was last flushed
+    last_flush_ms     when the log was last flushed, by the steady clock
     cuts              how often segments were cut: what was read meanwhile may be of two states
     failure           the error that took the log offline, None while it is not
     read_only         nothing of it is changed
@@ -86,7 +86,7 @@ class LogState:
         self.lone = lone
         self.read_only = read_only
         self.leader_epoch = epochs.latest_epoch or 0
-        self.last_flush_ms = clock()
+        self.last_flush_ms = chain.steady()
         self.cuts = 0
         self.failure: Exception | None = None
         self.before_removal: Callable[[Sequence[Segment]], None] | None = None

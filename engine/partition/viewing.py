@@ -56,10 +56,11 @@ def view(
     clock: Clock,
     descriptors: Descriptors,
     lone: bool = True,
+    steady: Clock | None = None,
 ) -> Partition:
     """Open a partition's directory without changing anything: see the module's head. FileNotFoundError where another
     process took a file away meanwhile: then it is to be looked at anew."""
-    chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors)
+    chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors, steady)
     names = set(os.listdir(directory))
     replaced = _open_segments(chain, names)
     epochs, epochs_are_known = _look_at_epochs(directory / EPOCHS_FILE)

@@ -27,7 +27,7 @@ class DaemonSettings:
     log_cleaner_io_max_bytes_per_second  of all threads together; the largest float: no limit
     log_flush_scheduler_interval_ms      2^63-1: never
     log_dir_failure_timeout_ms           without effect: there is no controller to tell
-    batch_size                           bytes, of each file open for appending; 0: every write by itself
+    batch_size                           bytes of lines that gather in a partition; 0: every write by itself
     """
 
     num_partitions: int

@@ -444,14 +444,14 @@ DAEMON: Final = (
         # A producer's 16 KiB are made for a network. A write(2) of the mount brings 128 KiB at most; in larger batches
         # the checksum makes a look-up of one record dearer: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
         128 * 1024,
-        "bytes of records that an open file collects before it appends them",
+        "bytes of records that gather in a partition before they are appended; 0: every write is appended by itself",
         ranges=at_least(0),
     ),
     Setting(
         "linger.ms",
         Kind.LONG,
         5,
-        "how long an open file keeps lines back to append more at once",
+        "how long lines that come fast are kept back to append more at once; the first ones are not",
         ranges=at_least(0),
     ),
     Setting(

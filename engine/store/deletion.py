@@ -168,6 +168,7 @@ class Deletions:
     directory  BACKING/deleted; made with the first deletion
     _logs      the log directory
     _known     by id, in the order in which they were asked for
+    _due       by id: when its files are to be removed, by the store's steady clock
     _lock      guards the list against the thread that removes what is due; held while one is restored
     """
 
@@ -175,9 +176,10 @@ class Deletions:
         self.directory = backing / DELETED
         self._logs = logs
         self._known: dict[str, Deletion] = {}
+        self._due: dict[str, int] = {}
         self._lock = threading.RLock()
 
-    def load(self, now: int, delay_of: Callable[[str], int]) -> None:
+    def load(self, now: int, steady_now: int, delay_of: Callable[[str], int]) -> None:
         """Read what an earlier run has left. What cannot be read is no deletion that can be taken back: its
         directories are removed like any others that wait for it.
 
@@ -198,6 +200,7 @@ class Deletions:
             longest = now + delay_of(deletion.topic)
             found.append(replace(deletion, due=min(deletion.due, longest)))
         self._known = {each.id: each for each in sorted(found, key=lambda each: (each.at, each.id))}
+        self._due = {each.id: steady_now + max(0, each.due - now) for each in found}
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -248,8 +251,8 @@ class Deletions:
 
     # -- changing -------------------------------------------------------------------------------------
 
-    def add(self, deletion: Deletion) -> None:
-        """Write down what is about to be deleted."""
+    def add(self, deletion: Deletion, due: int) -> None:
+        """Write down what is about to be deleted; `due` is the time of the removal, by the steady clock."""
         place = self.place(deletion)
         try:
             place.mkdir(parents=True)
@@ -262,6 +265,7 @@ class Deletions:
             raise
         with self._lock:
             self._known[deletion.id] = deletion
+            self._due[deletion.id] = due
 
     @contextlib.contextmanager
     def restoring(self, deletion: Deletion) -> Iterator[None]:
@@ -293,6 +297,7 @@ class Deletions:
         (place / _RECORD).unlink(missing_ok=True)
         sync_directory(place)
         del self._known[deletion.id]
+        self._due.pop(deletion.id, None)
         # What cannot be removed now, is at the next start.
         with contextlib.suppress(OSError):
             shutil.rmtree(place)
@@ -300,7 +305,7 @@ class Deletions:
     def hand_over(self, now: int, removals: Removals) -> None:
         """What is due cannot be taken back any more: its directories are to be removed."""
         with self._lock:
-            for deletion in [each for each in self._known.values() if each.due <= now]:
+            for deletion in [each for each in self._known.values() if self._due[each.id] <= now]:
                 try:
                     self._forget(deletion)
                 except OSError as error:

@@ -25,6 +25,7 @@ class KeptStore:
 
     backing: Path
     clock: Clock
+    steady: Clock
     cleaning: CleaningManager
     _partitions: Partitions
     _checkpoints: Checkpoints
@@ -73,12 +74,12 @@ class KeptStore:
     def flush_due(self, now: int | None = None) -> int:
         """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
         self._check_writable()
-        return upkeep.flush_due(self._partitions.loaded(), self.clock() if now is None else now)
+        return upkeep.flush_due(self._partitions.loaded(), self.steady() if now is None else now)
 
     def remove_due(self, now: int | None = None) -> int:
         """Remove files and directories whose deletion delay is over. Gives how many went."""
         self._check_writable()
-        now = self.clock() if now is None else now
+        now = self.steady() if now is None else now
         self._deletions.hand_over(now, self._removals)
         return upkeep.remove_due(self._partitions.loaded(), now) + self._removals.remove_due(now)
 
@@ -98,7 +99,8 @@ class KeptStore:
         """Do what is due, save for `retain` and `cleaning`. What fails is logged, does not stop the rest, and is
         tried again when next due."""
         self._check_writable()
-        now = self.clock() if now is None else now
+        date = self.clock() if now is None else now
+        now = self.steady() if now is None else now
         self.flush_rolled()
         self.remove_due(now)
         tasks: dict[upkeep.Task, Callable[[], object]] = {
@@ -106,7 +108,7 @@ class KeptStore:
             upkeep.Task.RECOVERY_POINTS: self.checkpoint_recovery_points,
             upkeep.Task.START_OFFSETS: self.checkpoint_start_offsets,
             upkeep.Task.HIGH_WATERMARKS: self.checkpoint_high_watermarks,
-            upkeep.Task.PRODUCERS: lambda: self.expire_producers(now),
+            upkeep.Task.PRODUCERS: lambda: self.expire_producers(date),
         }
         for task in self._schedule.due(now, self.daemon):
             try:

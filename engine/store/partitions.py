@@ -47,6 +47,7 @@ class Partitions:
         configuration: Configuration,
         stopped_clean: bool,
         clock: Clock,
+        steady: Clock,
         lone: bool,
         read_only: bool = False,
     ) -> None:
@@ -58,6 +59,7 @@ class Partitions:
         self.checkpoints = Checkpoints(logs, self._each_slot, read_only)
         self._configuration = configuration
         self._clock = clock
+        self._steady = steady
         self._lone = lone
         self._descriptors = Descriptors()
 
@@ -69,11 +71,12 @@ class Partitions:
         configuration: Configuration,
         stopped_clean: bool,
         clock: Clock,
+        steady: Clock,
         lone: bool,
         read_only: bool = False,
     ) -> Partitions:
         """Those that the log directory was found to have. None is loaded yet."""
-        partitions = cls(logs, keys, configuration, stopped_clean, clock, lone, read_only)
+        partitions = cls(logs, keys, configuration, stopped_clean, clock, steady, lone, read_only)
         partitions._descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
         partitions.checkpoints.read(partitions.slots.keys())
         return partitions
@@ -158,6 +161,7 @@ class Partitions:
             self._clock,
             self._descriptors,
             self._lone,
+            self._steady,
         )
 
     def reconfigure(self, slots: Collection[Slot]) -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 class Removals:
     """The `-delete` directories that wait.
 
-    _waiting  when each is due, in milliseconds since the epoch
+    _waiting  when each is due, by the store's steady clock
     _lock     guards the list; not held while a directory is removed
     """
 

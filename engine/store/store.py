@@ -59,7 +59,7 @@ from engine.files.place import LOGS
 from engine.inbox.inboxes import Inboxes
 from engine.partition.loading import Known
 from engine.partition.partition import Partition
-from engine.record import Clock, now_ms, steady_ms
+from engine.record import Clock, now_ms, steady_beside
 from engine.settings.daemon import DaemonSettings
 from engine.settings.topic import Explained, TopicSettings
 from engine.store.configuration import TOPICS, Configuration
@@ -128,10 +128,10 @@ class Store(KeptStore):
         self._deletions = Deletions(backing, self.logs)
         self.retention = Retention(partitions.use, partitions.known, configuration.topic)
         self.cleaning = CleaningManager(
-            self.logs, self.slots, partitions.use, configuration.topic, self.retention
+            self.logs, self.slots, partitions.use, configuration.topic, self.retention, steady
         )
         self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, read_only)
-        self._schedule = Schedule(clock(), configuration.daemon)
+        self._schedule = Schedule(steady(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False
 
@@ -157,7 +157,7 @@ class Store(KeptStore):
         create     make the store where the directory is empty or not there
         steady     the clock of waits and intervals. Who gives a clock of his own, and not this one, moves both"""
         if steady is None:
-            steady = steady_ms if clock is now_ms else clock
+            steady = steady_beside(clock)
         backing = Path(backing).absolute()
         if read_only:
             if create:
@@ -191,7 +191,9 @@ class Store(KeptStore):
         configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
         tell_of_others(configuration, backing)
         clean = CleanShutdown.of(logs).exists() or not listing.partitions
-        partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone, True)
+        partitions = Partitions.open(
+            logs, listing.partitions, configuration, clean, clock, steady, lone, True
+        )
         held = DirectoryLock.is_held(logs)
         log.info(
             f"{logs}: {len(listing.partitions)} partitions, read-only, "
@@ -231,7 +233,7 @@ class Store(KeptStore):
         marker = CleanShutdown.of(logs)
         # Without partitions there is nothing that could be unclean.
         clean = marker.exists() or not listing.partitions
-        partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, lone)
+        partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, steady, lone)
         marker.remove()
         log.info(
             f"{logs}: {len(listing.partitions)} partitions after {'a clean' if clean else 'an unclean'} stop, "
@@ -239,7 +241,9 @@ class Store(KeptStore):
         )
         store = cls(backing, clock, steady, lock, configuration, meta, tuple(listing.strays), partitions)
         store.cleaning.load(partitions.slots.keys())
-        store._deletions.load(clock(), lambda topic: configuration.topic(topic).file_delete_delay_ms)
+        store._deletions.load(
+            clock(), steady(), lambda topic: configuration.topic(topic).file_delete_delay_ms
+        )
         answered_for = store._deletions.waiting()
         for directory in listing.condemned:
             if directory.name not in answered_for:
@@ -411,7 +415,7 @@ class Store(KeptStore):
                 try:
                     with self.cleaning.paused(slot.key), slot.lock:
                         self._rename(slot, condemned)
-                    self._removals.add(condemned, self.clock())
+                    self._removals.add(condemned, self.steady())
                 except (EngineError, OSError) as error:
                     log.error(f"{slot.name}: cannot be taken back, and stays without the others: {error}")
             raise
@@ -470,7 +474,7 @@ class Store(KeptStore):
         except BaseException:
             with contextlib.suppress(OSError):
                 slot.directory.rename(unfinished)
-            self._removals.add(unfinished, self.clock())
+            self._removals.add(unfinished, self.steady())
             raise
         self._partitions.add(slot)
         log.info(f"{slot.name}: created, topic id {topic_id}")
@@ -563,17 +567,16 @@ class Store(KeptStore):
 
     def _noted_deletion(self, topic: str, slots: Iterable[Slot]) -> Deletion:
         """The deletion that begins, written down so that it can be taken back."""
-        now = self.clock()
-        due = now + self._configuration.topic(topic).file_delete_delay_ms
+        now, delay = self.clock(), self._configuration.topic(topic).file_delete_delay_ms
         parts = tuple(self._deleted(slot) for slot in slots)
-        deletion = Deletion(random_uuid(), topic, now, due, parts)
+        deletion = Deletion(random_uuid(), topic, now, now + delay, parts)
         try:
-            self._deletions.add(deletion)
+            self._deletions.add(deletion, self.steady() + delay)
         except OSError as error:
             # On a full disk a deletion is what makes room.
             log.warning(f"{topic}: this deletion cannot be taken back, as it cannot be written down: {error}")
             for part in parts:
-                self._removals.add(self.logs / part.directory, due)
+                self._removals.add(self.logs / part.directory, self.steady() + delay)
         return deletion
 
     def _deleted(self, slot: Slot) -> DeletedPartition:
@@ -619,7 +622,7 @@ class Store(KeptStore):
 
     def _condemn(self, directory: Path) -> None:
         delay = self._configuration.topic_defaults.file_delete_delay_ms
-        self._removals.add(directory, self.clock() + delay)
+        self._removals.add(directory, self.steady() + delay)
 
     # -- taking a deletion back -----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Due:
     """When a periodic task is next due.
 
-    since  when it was last done, or when the waiting for the first time began
+    since  when it was last done, or when the waiting for the first time began, by a clock that nobody can set
     wait   milliseconds from then on
     """
 
@@ -28,9 +28,8 @@ class Due:
     wait: int
 
     def has_come(self, now: int, period: int) -> bool:
-        """Whether the time has come; the task is next due a period from now then. Also when the clock was
-        set back: it would otherwise have to come back to where it was."""
-        if 0 <= now - self.since < self.wait:
+        """Whether the time has come; the task is next due a period from now then."""
+        if now - self.since < self.wait:
             return False
         self.since, self.wait = now, period
         return True

@@ -36,7 +36,7 @@ class Keeping:
     def start(self) -> None:
         """As a new process begins."""
         self.partition = self.house.store.partition("orders-0")
-        self.upkeep = EarliestUpkeep(self.house.root / "views", self.house.clock)
+        self.upkeep = EarliestUpkeep(self.house.root / "views", self.house.clock, self.house.clock)
 
     @property
     def directory(self) -> Path:

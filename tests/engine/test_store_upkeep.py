@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from houses import SMALL, START, House, living, some
+from opening import Clock
 
-from engine import Producer, Record
+from engine import Producer, Record, Store
+from engine.cleaner.manager import RETRY_MS
 from engine.store.upkeep import Due
 
 
@@ -217,8 +219,49 @@ def test_what_is_due_comes_once_a_period() -> None:
     assert [now for now in range(1000, 1100) if due.has_come(now, 25)] == [1030, 1055, 1080]
 
 
-def test_what_is_due_comes_again_when_the_clock_is_set_back() -> None:
-    due = Due(since=100_000, wait=30)
-    assert due.has_come(5_000, 30)
-    assert not due.has_come(5_029, 30)
-    assert due.has_come(5_030, 30)
+def test_a_clock_that_is_set_back_an_hour_delays_nothing(tmp_path: Path) -> None:
+    """What waits, waits by a clock that nobody can set: deletions, flushes, what is done every so often."""
+    dated, steady = Clock(), Clock(1000)
+    periods = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms", "log.initial.task.delay.ms")
+    settings = dict.fromkeys((*periods, "log.segment.delete.delay.ms"), "100")
+    with Store.open(tmp_path, settings, dated, steady=steady) as store:
+        partition = store.create("orders")
+        for value in (b"one", b"two"):
+            partition.append(Record(value))
+            partition.roll()
+        partition.append(Record(b"three"))
+        store.create("gone")
+        dated.ms -= 3600 * 1000
+        store.delete("gone", 0)
+        partition.delete_records(1)
+        store.retain()
+        assert len(list(partition.directory.glob("*.deleted"))) > 0
+        steady.ms += 100
+        store.upkeep()
+        assert list(partition.directory.glob("*.deleted")) == []
+        assert [path.name for path in store.logs.iterdir() if path.is_dir()] == ["orders-0"]
+        # That flushed what was sealed; the rest is due by flush.ms.
+        steady.ms += 100
+        store.upkeep()
+        assert partition.recovery_point == partition.end_offset == 3
+        steady.ms += 60_000
+        store.upkeep()
+        checkpoint = (store.logs / "recovery-point-offset-checkpoint").read_text()
+        assert "orders 0 3" in checkpoint
+
+
+def test_what_failed_is_tried_again_by_the_steady_clock(tmp_path: Path) -> None:
+    dated, steady = Clock(), Clock(1000)
+    with Store.open(tmp_path, {}, dated, steady=steady) as store:
+        store.create("keys", overrides={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
+        for _ in range(2):
+            store.partition("keys", 0).append(Record(b"value", b"key"))
+            store.partition("keys", 0).roll()
+        store.cleaning.failing["keys", 0] = "why", steady.ms + RETRY_MS
+        dated.ms += 24 * 3600 * 1000
+        assert store.cleaning.grab_filthiest(dated.ms) is None
+        dated.ms -= 48 * 3600 * 1000
+        steady.ms += RETRY_MS + 1
+        job = store.cleaning.grab_filthiest(dated.ms)
+        assert job is not None
+        store.cleaning.done(job, None)

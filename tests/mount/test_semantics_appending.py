@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import promptly
 from served import Served, append, delete, eventually, fill, full_disk, opened, write_all
 
 pytest_plugins = ["shared_mount"]

@@ -39,7 +39,7 @@ def between(first: int | None, end: int | None) -> tuple[Filter, ...]:
 
 def keep(log: Logs, *partitions: Partition) -> None:
     """Find out how early the records are, as the daemon does."""
-    upkeep = EarliestUpkeep(log.place / "views", lambda: 0)
+    upkeep = EarliestUpkeep(log.place / "views", lambda: 0, lambda: 0)
     for partition in partitions:
         upkeep.bring_up_to_date(partition, lambda: False)
 
