@@ -110,6 +110,7 @@ class LineQueue:
     _failed    the last append failed, and when it may be tried again by the flusher
     _senders   how many writers are open
     _builder   makes batches, while there are writers
+    _has_room  room was asked for since it was last given back
     """
 
     def __init__(self, shown: ShownPartition, linger: Linger) -> None:
@@ -126,6 +127,7 @@ class LineQueue:
         self._failed: int | None = None
         self._senders = 0
         self._builder: batches.BatchBuilder | None = None
+        self._has_room = False
         self._partition.log.before_append = self.flush_all
 
     # -- writers --------------------------------------------------------------------------------------
@@ -144,9 +146,10 @@ class LineQueue:
             self._senders -= 1
             if not self._senders:
                 self._builder = None
-            if not self._senders and not self._waiting:
-                with contextlib.suppress(OSError):
-                    self._partition.log.release_room()
+                if self._has_room and not self._waiting:
+                    self._has_room = False
+                    with contextlib.suppress(OSError):
+                        self._partition.log.release_room()
 
     def waits_for(self, sender: Sender) -> bool:
         """Whether lines of a writer wait."""
@@ -174,7 +177,7 @@ class LineQueue:
         """Take whole lines, each a value, of which `head` is the first if it is not empty. Gives how many bytes were
         taken, and why the line behind them is refused. After an error nothing was taken."""
         whole = size = int(head.size + lines.size)
-        if size < LARGE:
+        if sender.has_written and size < LARGE:
             size += RECORD_OVERHEAD * (1 + int(np.count_nonzero(lines == NEWLINE)))
         with self._lock:
             self._tell_of_loss(sender)
@@ -241,6 +244,7 @@ class LineQueue:
         return True
 
     def _promise(self, least: int, most: int) -> bool:
+        self._has_room = True
         codec = self._partition.settings.codec
         # What cannot be compressed grows by a little.
         more = 0 if codec in (None, Codec.NONE) else 1024 + most // 256
@@ -488,6 +492,7 @@ class LineQueue:
         more = wanted - sender.held
         if more <= 0:
             return
+        self._has_room = True
         if not partition_log.promise_unfinished(more):
             if not self._waiting:
                 return
@@ -508,6 +513,7 @@ class LineQueue:
             ):
                 return
             self._flush()
+            self._has_room = True
             promised = self._partition.log.promise(size, size, lines=False)
             self._partition.log.take_back(promised, lines=False)
 
