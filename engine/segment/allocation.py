@@ -19,7 +19,9 @@ _SLACK: Final = 64 * 1024
 """Bytes that a file system may have allocated for its own ends: to the end of a block, or to find the others."""
 
 # posix_fallocate, which Python has, knows no flags; and where a file system cannot allocate, it writes zeros.
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+_libc = ctypes.CDLL(None, use_errno=True)
+# Not every C library has another name for the one with positions of 64 bits.
+_fallocate = getattr(_libc, "fallocate64", None) or _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
