@@ -522,6 +522,9 @@ class Agreement:
         """Everything is closed, and opened again. The mount a few times only."""
         while self.writers:
             self._close(self.writers[-1])
+        # The line that a close ends may have begun a segment.
+        for system, partition in itertools.product(self.with_files, range(PARTITIONS)):
+            self._segments(system, partition)
         for held in list(self.held):
             self._let_go(held)
         for system in self.systems:
