@@ -116,10 +116,10 @@ class TransactionIndex:
         if not entries:
             return cls(Path(os.devnull), base_offset, 0)
         kept = _Descriptor(os.memfd_create("topicfs-txnindex"))
-        index = cls(Path(f"/proc/self/fd/{kept.number}"), base_offset, 0)
+        data = b"".join(_bytes_of(entry) for entry in entries)
+        _write(kept, data, 0)
+        index = cls(Path(f"/proc/self/fd/{kept.number}"), base_offset, len(data))
         index._kept = kept
-        for entry in entries:
-            index.append(entry)
         return index
 
     @property
@@ -254,14 +254,7 @@ class TransactionIndex:
             raise InvalidOffsetError(
                 f"{self.path}: expected a last offset above {last_offset}, found {entry.last_offset}"
             )
-        row = (
-            VERSION,
-            entry.producer_id,
-            entry.first_offset,
-            entry.last_offset,
-            entry.last_stable_offset,
-        )
-        data = np.array(row, ENTRY).tobytes()
+        data = _bytes_of(entry)
         descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
         try:
             _write(descriptor, data, size)
@@ -363,3 +356,9 @@ def _write(descriptor: _Descriptor, data: bytes, position: int) -> None:
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor.number, data[written:], position + written)
+
+
+def _bytes_of(entry: AbortedTransaction) -> bytes:
+    """The entry as it is stored."""
+    row = (VERSION, entry.producer_id, entry.first_offset, entry.last_offset, entry.last_stable_offset)
+    return np.array(row, ENTRY).tobytes()

@@ -30,7 +30,7 @@ ACTIONS: dict[str, Callable[[Store], object]] = {
 
 
 def prepared(root: Path) -> Path:
-    with Store.open(root) as store:
+    with Store.open(root, create=True) as store:
         store.create_topic("t", 2, {"segment.ms": "9000"})
         store.create_topic("u", 1)
         for _ in range(3):

@@ -23,7 +23,7 @@ SETTINGS = {"server.properties", "t.properties"}
 
 def prepared(root: Path) -> Path:
     """A store with every kind of file."""
-    with Store.open(root) as store:
+    with Store.open(root, create=True) as store:
         store.create_topic("t", 1, {"retention.ms": "-1"})
         store.configure_daemon({"log.retention.ms": "-1"})
         for number in range(4):

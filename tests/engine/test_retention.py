@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from partition_bench import NOW, Bench, bases_of, batch
@@ -298,13 +299,13 @@ def test_without_something_due_no_index_behind_the_first_is_read(
     filled(bench, 100, retention_bytes=1000 * SIZE, **OLD)
     partition = bench.reopen()
     opened: list[str] = []
-    real = open
+    real = os.open
 
-    def spy(path: object, *rest: object, **named: object) -> object:
-        opened.append(Path(str(path)).name)
-        return real(path, *rest, **named)  # type: ignore[call-overload]
+    def spy(path: Path | str, *rest: Any, **named: Any) -> int:
+        opened.append(Path(path).name)
+        return real(path, *rest, **named)
 
-    monkeypatch.setattr("builtins.open", spy)
+    monkeypatch.setattr(os, "open", spy)
     assert retain(partition) == 0
     assert [name for name in opened if name.endswith("timeindex")] == ["00000000000000000000.timeindex"]
 

@@ -224,7 +224,7 @@ def test_a_clock_that_is_set_back_an_hour_delays_nothing(tmp_path: Path) -> None
     dated, steady = Clock(), Clock(1000)
     periods = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms", "log.initial.task.delay.ms")
     settings = dict.fromkeys((*periods, "log.segment.delete.delay.ms"), "100")
-    with Store.open(tmp_path, settings, dated, steady=steady) as store:
+    with Store.open(tmp_path, settings, dated, steady=steady, create=True) as store:
         partition = store.create("orders")
         for value in (b"one", b"two"):
             partition.append(Record(value))
@@ -252,7 +252,7 @@ def test_a_clock_that_is_set_back_an_hour_delays_nothing(tmp_path: Path) -> None
 
 def test_what_failed_is_tried_again_by_the_steady_clock(tmp_path: Path) -> None:
     dated, steady = Clock(), Clock(1000)
-    with Store.open(tmp_path, {}, dated, steady=steady) as store:
+    with Store.open(tmp_path, {}, dated, steady=steady, create=True) as store:
         store.create("keys", overrides={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"})
         for _ in range(2):
             store.partition("keys", 0).append(Record(b"value", b"key"))
