@@ -230,6 +230,9 @@ class TransactionIndex:
         file if neither has changed by then.
         """
         while True:
+            kept = self._kept
+            if kept is not None:
+                return kept
             path = self.path
             try:
                 opened = _Descriptor(open_regular(path, os.O_RDONLY))
