@@ -17,7 +17,12 @@ $(VENV)/.ready: pyproject.toml .ci/packages
 	.ci/packages venv fuse
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[test,spark]'
-	$(BIN)/python -m mountd.kernels
+	mkdir -p build/types/topicfs
+	ln -sfn ../../../engine build/types/topicfs/engine
+	ln -sfn ../../../fs build/types/topicfs/fs
+	ln -sfn ../../../mountd build/types/topicfs/mountd
+	ln -sf ../../../engine/public/__init__.py ../../../engine/public/loaded.py ../../../engine/public/spark.py build/types/topicfs/
+	$(BIN)/python -m topicfs.mountd.kernels
 	touch $@
 
 run: setup

@@ -24,13 +24,13 @@ from typing import Any, Final, Protocol
 
 import fuse
 
-from engine.batch.table import Bytes
-from fs import interrupts
-from fs.complaints import Complaints
-from fs.entry import Attributes
-from fs.errors import MountError, errno_of
-from fs.kernels.requests import FOR_PAGES
-from fs.libfuse import (
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs import interrupts
+from topicfs.fs.complaints import Complaints
+from topicfs.fs.entry import Attributes
+from topicfs.fs.errors import MountError, errno_of
+from topicfs.fs.kernels.requests import FOR_PAGES
+from topicfs.fs.libfuse import (
     ENCODING,
     File,
     Stat,
@@ -48,7 +48,7 @@ from fs.libfuse import (
     this_handle,
     time_of,
 )
-from fs.thread_states import ThreadStates
+from topicfs.fs.thread_states import ThreadStates
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Operations(Protocol):
     (else 0), and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or
     with the handle of one that has none.
 
-    Any error may be raised: `fs.errors` chooses the errno. Calls come from many threads at once.
+    Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
 
     def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:

@@ -11,10 +11,10 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from engine.errors import EngineError
-from engine.partition.offsets import Offsets
-from engine.segment.segments import Segments
-from fs.text import SegmentText
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.segment.segments import Segments
+from topicfs.fs.text import SegmentText
 
 _MOST_WAITING: Final = 4
 """Blocks that wait to be rendered: more readers than that keep both cores busy by themselves."""

@@ -15,11 +15,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from engine.batch.table import Bytes
-from engine.errors import EngineError, RecordTooLargeError
-from engine.kernels.lines import first_newline, last_newline
-from fs.linger import Linger
-from fs.shown import ShownPartition
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import EngineError, RecordTooLargeError
+from topicfs.engine.kernels.lines import first_newline, last_newline
+from topicfs.fs.linger import Linger
+from topicfs.fs.shown import ShownPartition
 
 log = logging.getLogger(__name__)
 

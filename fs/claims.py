@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.inbox.staging import Parts
-from fs.errors import BusyError
+from topicfs.engine.inbox.staging import Parts
+from topicfs.fs.errors import BusyError
 
 Identity = tuple[int, int]
 """Device and inode of a file: they stay when it is renamed."""

@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.errors import EngineError
-from fs import errors
-from fs.entry import BytesHandle, GeneratedFile, Handle, wants_writing
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import EngineError
+from topicfs.fs import errors
+from topicfs.fs.entry import BytesHandle, GeneratedFile, Handle, wants_writing
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from fs.errors import GoingAwayError
+from topicfs.fs.errors import GoingAwayError
 
 CLOSING_S: Final = 2.0
 """So long after the last commit, at most, the files by which something was committed may take to be closed."""

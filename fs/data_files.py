@@ -8,20 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes, Ints
-from engine.errors import RecordTooLargeError
-from engine.inbox.content import Content
-from engine.inbox.inbox import Chunk
-from engine.inbox.routing import NO_PARTITION, choose, first_refused
-from engine.inbox.staging import Parts, Staging
-from engine.partition.validate import batch_limit
-from engine.record import Clock
-from engine.settings.topic import TopicSettings
-from fs.errors import BadInputError
-from fs.formats import FORMATS, Format
-from fs.incoming import PART, Kind, job_of, kind_of, partition_of
-from fs.targets import LINE_FRAME, LINE_GROWTH
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Ints
+from topicfs.engine.errors import RecordTooLargeError
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.inbox import Chunk
+from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.partition.validate import batch_limit
+from topicfs.engine.record import Clock
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.fs.errors import BadInputError
+from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.incoming import PART, Kind, job_of, kind_of, partition_of
+from topicfs.fs.targets import LINE_FRAME, LINE_GROWTH
 
 _NEWLINE: Final = 10
 _SUFFIXES: Final = {**FORMATS, "json": Format.JSONL}

@@ -9,17 +9,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from engine import Store
-from engine.errors import EngineError
-from engine.inbox.content import Content
-from engine.inbox.inbox import Inbox, batch_name
-from engine.inbox.staging import Parts, Staging
-from fs import errors
-from fs.claims import Claims, Writing
-from fs.commits import Commits
-from fs.data_files import DataFile, Topic, chunks, content_of, data_files
-from fs.incoming import TEMPORARY, batch_of, job_of
-from fs.shown import ShownPartition
+from topicfs.engine.errors import EngineError
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.inbox import Inbox, batch_name
+from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.store.store import Store
+from topicfs.fs import errors
+from topicfs.fs.claims import Claims, Writing
+from topicfs.fs.commits import Commits
+from topicfs.fs.data_files import DataFile, Topic, chunks, content_of, data_files
+from topicfs.fs.incoming import TEMPORARY, batch_of, job_of
+from topicfs.fs.shown import ShownPartition
 
 
 class Arrival(Protocol):

@@ -5,7 +5,7 @@
     link        target
 
 Entries are made anew for each call and hold no state of their own: state is in the engine, in the shown
-partition (`fs.shown`) and in open handles.
+partition (`topicfs.fs.shown`) and in open handles.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from engine.batch.table import Bytes
-from fs import errors
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs import errors
 
 BLOCK: Final = 512
 

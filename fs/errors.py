@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine import errors as engine
-from engine.errors import EngineError
-from engine.files.regular import NotRegularError
-from fs.failures import FAILURES, WHILE_S, Telling
+from topicfs.engine import errors as engine
+from topicfs.engine.errors import EngineError
+from topicfs.engine.files.regular import NotRegularError
+from topicfs.fs.failures import FAILURES, WHILE_S, Telling
 
 log = logging.getLogger(__name__)
 

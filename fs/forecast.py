@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.cleaner.candidates import Candidate, look
-from engine.errors import ClosedError, EngineError
-from engine.retention.removal import next_due
-from engine.retention.rules import Forecast
-from engine.store.store import Store
-from fs.shown import ShownPartition
+from topicfs.engine.cleaner.candidates import Candidate, look
+from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.retention.removal import next_due
+from topicfs.engine.retention.rules import Forecast
+from topicfs.engine.store.store import Store
+from topicfs.fs.shown import ShownPartition
 
 
 def upkeep(store: Store, shown: ShownPartition) -> dict[str, Any]:

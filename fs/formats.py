@@ -1,4 +1,4 @@
-"""The formats of records as lines: txt, tsv, jsonl. Their lines are drawn in `fs.kernels.sizes`."""
+"""The formats of records as lines: txt, tsv, jsonl. Their lines are drawn in `topicfs.fs.kernels.sizes`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.columns import Columns, records_of
-from engine.batch.table import Bytes, Ints, Longs
-from engine.errors import CorruptBatchError, RecordTooLargeError
-from engine.kernels import decode as decoding
-from engine.kernels.decode import CODEC_MASK, CONTROL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, LAST_OFFSET, POSITION, SIZE
-from engine.record import MAX_INT32, MAX_INT64
-from fs.errors import BadInputError
-from fs.kernels import parse as parsing
-from fs.kernels import reasons
-from fs.kernels import render as rendering
-from fs.kernels import sizes as sizing
-from fs.kernels.parse import NO_PARTITION
+from topicfs.engine.batch.columns import Columns, records_of
+from topicfs.engine.batch.table import Bytes, Ints, Longs
+from topicfs.engine.errors import CorruptBatchError, RecordTooLargeError
+from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels.decode import CODEC_MASK, CONTROL
+from topicfs.engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    COUNT,
+    HEADER_SIZE,
+    LAST_OFFSET,
+    POSITION,
+    SIZE,
+)
+from topicfs.engine.record import MAX_INT32, MAX_INT64
+from topicfs.fs.errors import BadInputError
+from topicfs.fs.kernels import parse as parsing
+from topicfs.fs.kernels import reasons
+from topicfs.fs.kernels import render as rendering
+from topicfs.fs.kernels import sizes as sizing
+from topicfs.fs.kernels.parse import NO_PARTITION
 
 MAX_LINES: Final = (MAX_INT32 - parsing.SLACK) // 2
 """Bytes of lines that one parse takes: places in what they become are 32 bits wide."""

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine import Store
-from engine.errors import EngineError, PartitionNotEmptyError
-from engine.files.names import partition_directory
-from engine.files.views import VIEWS
-from engine.parquet.table import Tables
-from fs.ahead import ReadAhead
-from fs.append import Writers
-from fs.commits import Commits
-from fs.entrance import Entrance
-from fs.entry import Remembered, Snapshot
-from fs.shown import ShownPartition
-from fs.texts import Shelf
+from topicfs.engine.errors import EngineError, PartitionNotEmptyError
+from topicfs.engine.files.names import partition_directory
+from topicfs.engine.files.views import VIEWS
+from topicfs.engine.parquet.table import Tables
+from topicfs.engine.store.store import Store
+from topicfs.fs.ahead import ReadAhead
+from topicfs.fs.append import Writers
+from topicfs.fs.commits import Commits
+from topicfs.fs.entrance import Entrance
+from topicfs.fs.entry import Remembered, Snapshot
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.texts import Shelf
 
 TOPICS: Final = "topics"
 """The directory of all topics, in the root."""

@@ -16,8 +16,8 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from engine.inbox.staging import Parts
-from engine.record import MAX_INT32
+from topicfs.engine.inbox.staging import Parts
+from topicfs.engine.record import MAX_INT32
 
 TEMPORARY: Final = "_temporary"
 SUCCESS: Final = "_SUCCESS"

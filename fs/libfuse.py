@@ -14,9 +14,9 @@ from typing import Any, Final
 import fuse
 import numpy as np
 
-from engine.batch.table import Bytes
-from fs.entry import Attributes
-from fs.kernels import requests
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs.entry import Attributes
+from topicfs.fs.kernels import requests
 
 BLOCK_SIZE: Final = 128 << 10
 """st_blksize: programs with buffers of that size (stdio, Python) then ask for as much as a request can carry."""
@@ -131,7 +131,7 @@ def fill(address: int, attributes: Attributes) -> None:
     stat.st_size = attributes.size
     stat.st_blocks = attributes.blocks
     stat.st_blksize = BLOCK_SIZE
-    # What `fs.kernels.requests` looks for.
+    # What `topicfs.fs.kernels.requests` looks for.
     stat.st_rdev = attributes.version | (requests.FLEETING if attributes.fleeting else 0)
     stat.st_uid = attributes.uid
     stat.st_gid = attributes.gid
@@ -160,7 +160,7 @@ def time_of(spec: Any) -> int | None:
 def run(words: list[str], table: Table) -> bool:
     """Mount as the words of a command line say, answer until the mount is gone, and tidy up. False after an error.
 
-    It is what `fuse_main` does, but requests and answers pass through `fs.kernels.requests`.
+    It is what `fuse_main` does, but requests and answers pass through `topicfs.fs.kernels.requests`.
     """
     arguments = _Arguments(len(words), (ctypes.c_char_p * len(words))(*map(os.fsencode, words)), 0)
     place, threads, foreground = _at(), _int(), _int()

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from engine.record import Clock, steady_ms
+from topicfs.engine.record import Clock, steady_ms
 
 _LEAST_PAUSE_S: Final = 0.0005
 """A queue that its writer holds just now is looked at again after this time."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
-from engine.record import MAX_INT64
+from topicfs.engine.record import MAX_INT64
 
 _UNITS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 HOUR_MS: Final = 3_600_000

@@ -10,17 +10,17 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from engine import Store
-from engine.batch.table import Bytes
-from engine.errors import ClosedError
-from fs import errors
-from fs.adapter import VERSION_SHIFT, Opened
-from fs.append import Writers
-from fs.entry import Attributes, Entry, Handle, Owner
-from fs.house import House
-from fs.linger import Linger
-from fs.texts import Shelf
-from fs.tree.root import RootDirectory
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.store.store import Store
+from topicfs.fs import errors
+from topicfs.fs.adapter import VERSION_SHIFT, Opened
+from topicfs.fs.append import Writers
+from topicfs.fs.entry import Attributes, Entry, Handle, Owner
+from topicfs.fs.house import House
+from topicfs.fs.linger import Linger
+from topicfs.fs.texts import Shelf
+from topicfs.fs.tree.root import RootDirectory
 
 _MOST_KNOWN: Final = 4096
 """Entries by path: some 1 KiB each, with what they refer to."""

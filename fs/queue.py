@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes
-from engine.errors import EngineError, RecordTooLargeError
-from engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
-from engine.kernels.scan import HEADER_SIZE
-from engine.partition.validate import batch_limit, shape_for
-from engine.record import Codec, TimestampType
-from fs.linger import Linger
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import EngineError, RecordTooLargeError
+from topicfs.engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.partition.validate import batch_limit, shape_for
+from topicfs.engine.record import Codec, TimestampType
+from topicfs.fs.linger import Linger
 
 if TYPE_CHECKING:
-    from fs.shown import ShownPartition
+    from topicfs.fs.shown import ShownPartition
 
 log = logging.getLogger(__name__)
 

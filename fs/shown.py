@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.files.birth import Birth, birth
-from engine.partition.offsets import Offsets
-from engine.partition.partition import Partition
-from engine.record import Record
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from fs.ahead import ReadAhead
-from fs.entry import Entry, Remembered
-from fs.formats import Format
-from fs.linger import Linger
-from fs.queue import LineQueue
-from fs.texts import PartitionTexts, Shelf
-from fs.whole import WholeLog
+from topicfs.engine.files.birth import Birth, birth
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.fs.ahead import ReadAhead
+from topicfs.fs.entry import Entry, Remembered
+from topicfs.fs.formats import Format
+from topicfs.fs.linger import Linger
+from topicfs.fs.queue import LineQueue
+from topicfs.fs.texts import PartitionTexts, Shelf
+from topicfs.fs.whole import WholeLog
 
 RANGES: Final = 1024
 """Ranges that are remembered from a look at their name to its opening."""

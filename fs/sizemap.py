@@ -23,9 +23,9 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Longs
-from engine.kernels.crc import crc32c
-from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
+from topicfs.engine.batch.table import Longs
+from topicfs.engine.kernels.crc import crc32c
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
 
 MAGIC: Final = b"topicfs1"
 _HEADER: Final = struct.Struct("<8sqqqqqq")

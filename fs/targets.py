@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes, Ints
-from engine.errors import EngineError, InvalidRecordError
-from engine.inbox.routing import NO_PARTITION, choose, first_refused
-from engine.partition.partition import Partition
-from engine.partition.validate import batch_limit, check_records
-from fs.append import NOTHING
-from fs.formats import Format
-from fs.shown import ShownPartition
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Ints
+from topicfs.engine.errors import EngineError, InvalidRecordError
+from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.validate import batch_limit, check_records
+from topicfs.fs.append import NOTHING
+from topicfs.fs.formats import Format
+from topicfs.fs.shown import ShownPartition
 
 LINE_GROWTH: Final = 6
 """No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""

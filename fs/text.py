@@ -14,16 +14,16 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, CorruptError
-from engine.kernels.scan import LAST_OFFSET
-from engine.partition.offsets import Appended, Isolation, Offsets
-from engine.partition.partition import Partition
-from engine.partition.reader import read_batches
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from fs.formats import Format
-from fs.sizemap import SizeMap
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError, CorruptError
+from topicfs.engine.kernels.scan import LAST_OFFSET
+from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.reader import read_batches
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.fs.formats import Format
+from topicfs.fs.sizemap import SizeMap
 
 BLOCK: Final = 1 << 20
 """Rendered at once for a reader that goes on where it stopped; marks are some 64 KiB apart."""

@@ -8,17 +8,17 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from engine.errors import ClosedError, EngineError
-from engine.partition.offsets import Appended
-from engine.partition.partition import Partition
-from engine.segment.segment import Segment
-from fs.ahead import ReadAhead
-from fs.formats import Format
-from fs.sizemap import SizeMap
-from fs.text import SegmentText
+from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.partition.offsets import Appended
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.segment import Segment
+from topicfs.fs.ahead import ReadAhead
+from topicfs.fs.formats import Format
+from topicfs.fs.sizemap import SizeMap
+from topicfs.fs.text import SegmentText
 
 if TYPE_CHECKING:
-    from fs.view import View
+    from topicfs.fs.view import View
 
 log = logging.getLogger(__name__)
 

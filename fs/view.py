@@ -11,16 +11,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Self
 
-from engine.batch.table import Bytes
-from engine.errors import ClosedError, CorruptError
-from engine.partition.hold import Hold
-from engine.partition.offsets import Offsets
-from engine.record import MAX_INT64, NO_OFFSET
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from fs.formats import Format
-from fs.text import SegmentText
-from fs.texts import PartitionTexts
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import ClosedError, CorruptError
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.record import MAX_INT64, NO_OFFSET
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.fs.formats import Format
+from topicfs.fs.text import SegmentText
+from topicfs.fs.texts import PartitionTexts
 
 
 @dataclass(frozen=True, slots=True)

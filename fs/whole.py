@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.partition.hold import Hold
-from fs.formats import Format
-from fs.texts import PartitionTexts
-from fs.view import View
+from topicfs.engine.partition.hold import Hold
+from topicfs.fs.formats import Format
+from topicfs.fs.texts import PartitionTexts
+from topicfs.fs.view import View
 
 
 @dataclass(slots=True, eq=False)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.files.views import VIEWS
-from engine.store.store import Store
-from fs import adapter
-from fs.operations import FileSystem
-from mountd.daemon import Assembly
-from mountd.earliest import EarliestTimes
-from mountd.metrics import Counts, Metrics
-from mountd.parquet import ParquetUpkeep
-from mountd.shelf import DirectoryShelf, ReadingShelf
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.files.views import VIEWS
+from topicfs.engine.store.store import Store
+from topicfs.fs import adapter
+from topicfs.fs.operations import FileSystem
+from topicfs.mountd.daemon import Assembly
+from topicfs.mountd.earliest import EarliestTimes
+from topicfs.mountd.metrics import Counts, Metrics
+from topicfs.mountd.parquet import ParquetUpkeep
+from topicfs.mountd.shelf import DirectoryShelf, ReadingShelf
 
 
 class CountedFileSystem(FileSystem):

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.cleaner.clean import Cleaner
-from engine.cleaner.manager import Cleans, Outcome
-from engine.cleaner.throttle import Throttle
-from engine.errors import EngineError
-from engine.record import MAX_INT32
-from engine.retention.removal import NOTHING, Removed
-from engine.store.store import Store
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.cleaner.manager import Cleans, Outcome
+from topicfs.engine.cleaner.throttle import Throttle
+from topicfs.engine.errors import EngineError
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.retention.removal import NOTHING, Removed
+from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
 

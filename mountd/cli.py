@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 import click
 from rich.console import Console
 
-from engine.errors import EngineError
-from engine.files import place
-from mountd import background, kernels, mounts
-from mountd.background import Teller
-from mountd.delete_command import delete_command, undelete_command
-from mountd.events import STOP_SIGNALS, Events
-from mountd.shown import Shown, say
-from mountd.spark_commands import spark_group
+from topicfs.engine.errors import EngineError
+from topicfs.engine.files import place
+from topicfs.mountd import background, kernels, mounts
+from topicfs.mountd.background import Teller
+from topicfs.mountd.delete_command import delete_command, undelete_command
+from topicfs.mountd.events import STOP_SIGNALS, Events
+from topicfs.mountd.shown import Shown, say
+from topicfs.mountd.spark_commands import spark_group
 
 if TYPE_CHECKING:
-    from mountd.daemon import Assembly, MountOptions
+    from topicfs.mountd.daemon import Assembly, MountOptions
 
 _PATH: Final = click.Path(path_type=Path)
 _SOON_S: Final = 1.0
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 def _assembly() -> Assembly:
     """The daemon's parts, as they are outside tests."""
-    from mountd.assembly import ASSEMBLY  # noqa: PLC0415 - loads the engine
+    from topicfs.mountd.assembly import ASSEMBLY  # noqa: PLC0415 - loads the engine
 
     return ASSEMBLY
 
@@ -111,7 +111,7 @@ def mount_command(
         teller.waits("loading the engine")
         try:
             with kernels.told(compiling):
-                from mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
+                from topicfs.mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
 
                 parts = (assembly or _assembly)()
         except mounts.MountError as error:
@@ -170,7 +170,7 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
     Works beside a running daemon, and without one."""
     given = dict(_setting(text) for text in settings)
     with Shown() as shown, kernels.told(shown.progress):
-        from mountd import plans  # noqa: PLC0415 - loads the engine
+        from topicfs.mountd import plans  # noqa: PLC0415 - loads the engine
 
     try:
         made = plans.make(mounts.real(place), given)
@@ -219,8 +219,8 @@ def _run(
     foreground: bool,
     events: Events,
 ) -> int:
-    from mountd import logs  # noqa: PLC0415 - loads the engine, as the next does
-    from mountd.daemon import Daemon, StartError  # noqa: PLC0415
+    from topicfs.mountd import logs  # noqa: PLC0415 - loads the engine, as the next does
+    from topicfs.mountd.daemon import Daemon, StartError  # noqa: PLC0415
 
     try:
         logged = logs.set_up(logs.file_of(backing, mount, options.read_only), foreground)

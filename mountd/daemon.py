@@ -25,19 +25,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from engine.files.metadata import META_PROPERTIES, CleanShutdown
-from engine.files.place import LOGS
-from engine.store.store import Store
-from mountd import mounts
-from mountd.cleaners import Cleaners
-from mountd.events import Events
-from mountd.logs import LevelCounter
-from mountd.memory import keep_freed_blocks
-from mountd.metrics import Metrics
-from mountd.mounts import source_of
-from mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
-from mountd.session import Session
-from mountd.users import in_words, users_of
+from topicfs.engine.files.metadata import META_PROPERTIES, CleanShutdown
+from topicfs.engine.files.place import LOGS
+from topicfs.engine.store.store import Store
+from topicfs.mountd import mounts
+from topicfs.mountd.cleaners import Cleaners
+from topicfs.mountd.events import Events
+from topicfs.mountd.logs import LevelCounter
+from topicfs.mountd.memory import keep_freed_blocks
+from topicfs.mountd.metrics import Metrics
+from topicfs.mountd.mounts import source_of
+from topicfs.mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
+from topicfs.mountd.session import Session
+from topicfs.mountd.users import in_words, users_of
 
 log = logging.getLogger(__name__)
 

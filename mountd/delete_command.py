@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn, Protocol
 import click
 from rich.console import Console
 
-from mountd import mounts
-from mountd.tables import show_line, show_table, size_text, time_text
+from topicfs.mountd import mounts
+from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
 _OUT: Final = Console(highlight=False)
 _ERRORS: Final = Console(stderr=True, highlight=False)
@@ -153,7 +153,7 @@ class _Unmounted:
         return found
 
     def look(self, topic: str, number: int) -> _Part:
-        from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
+        from topicfs.engine.errors import EngineError  # noqa: PLC0415 - loads the engine
 
         try:
             partition = self._store.partition(topic, number)
@@ -199,7 +199,7 @@ def _opened(where: Path) -> Iterator[_Store]:
         show_line(_ERRORS, f"topicfs: {place} is mounted at {points[0]}: done there")
         yield _Mounted(points[0])
         return
-    from engine.store.store import Store  # noqa: PLC0415 - loads the engine
+    from topicfs.engine.store.store import Store  # noqa: PLC0415 - loads the engine
 
     with Store.open(place) as store:
         yield _Unmounted(store)
@@ -213,7 +213,7 @@ def _told() -> Iterator[None]:
     except (_RefusedError, mounts.MountError, OSError) as error:
         _fail(str(error))
     except Exception as error:
-        from engine.errors import EngineError  # noqa: PLC0415 - loads the engine
+        from topicfs.engine.errors import EngineError  # noqa: PLC0415 - loads the engine
 
         if not isinstance(error, EngineError):
             raise

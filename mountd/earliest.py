@@ -1,4 +1,4 @@
-"""Finding out how early the records of sealed segments are, for queries that end at a time: see `engine.earliest`."""
+"""Finding out how early the records of sealed segments are: see `topicfs.engine.earliest`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.earliest.upkeep import EarliestUpkeep
-from engine.errors import EngineError
-from engine.store.store import Store
-from mountd.cleaners import give_way
+from topicfs.engine.earliest.upkeep import EarliestUpkeep
+from topicfs.engine.errors import EngineError
+from topicfs.engine.store.store import Store
+from topicfs.mountd.cleaners import give_way
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """Loading the engine for a command: its kernels are compiled then, once, which takes up to a minute and is told.
 
-`python -m mountd.kernels` compiles all of them. Whoever installs topicfs for others runs it with the rights to write
-where it is installed. Nothing of the engine is imported here before it is asked for: to import it is to compile it.
+`python -m topicfs.mountd.kernels` compiles all of them. Whoever installs topicfs for others runs it with the rights to
+write where it is installed. Nothing of the engine is imported here before it is asked for: to import it is to compile
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_LOG: Final = "engine.kernels.compile"
+_LOG: Final = "topicfs.engine.kernels.compile"
 _ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = ("engine/kernels", "fs/kernels")
 
@@ -73,17 +74,18 @@ def _count() -> int:
 
 def compile_all() -> None:
     """Import each module of kernels: that compiles what is not kept yet."""
-    import engine.kernels  # noqa: PLC0415 - loads the engine
-    import fs.kernels  # noqa: PLC0415
 
-    for package in (engine.kernels, fs.kernels):
+    import topicfs.engine.kernels  # noqa: PLC0415 - see the module's head
+    import topicfs.fs.kernels  # noqa: PLC0415
+
+    for package in (topicfs.engine.kernels, topicfs.fs.kernels):
         for name in [module.name for module in pkgutil.iter_modules(package.__path__)]:
             importlib.import_module(f"{package.__name__}.{name}")
 
 
 def main() -> None:
     """Compile them, and tell of it: in one line that changes on a terminal, elsewhere in a few."""
-    from mountd.shown import Shown  # noqa: PLC0415 - the command line's words
+    from topicfs.mountd.shown import Shown  # noqa: PLC0415 - the command line's words
 
     began = time.monotonic()
     with Shown() as shown, told(shown.progress):

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.parquet.table import Tables
-from engine.partition.partition import Partition
-from engine.retention.rules import Reason
-from engine.store.slot import Slot
-from engine.store.store import Store
-from fs.failures import FAILURES
-from mountd.cleaners import Cleaners, State
-from mountd.scheduler import Scheduler
+from topicfs.engine.parquet.table import Tables
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.retention.rules import Reason
+from topicfs.engine.store.slot import Slot
+from topicfs.engine.store.store import Store
+from topicfs.fs.failures import FAILURES
+from topicfs.mountd.cleaners import Cleaners, State
+from topicfs.mountd.scheduler import Scheduler
 
 _PARTITION = ("topic", "partition")
 

@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
-from engine.files import place
-from engine.record import now_ms
-from engine.store.configuration import Configuration
-from mountd.users import User, in_words, users_of
+from topicfs.engine.files import place
+from topicfs.engine.record import now_ms
+from topicfs.engine.store.configuration import Configuration
+from topicfs.mountd.users import User, in_words, users_of
 
 SUBTYPE: Final = "topicfs"
 _TYPE: Final = f"fuse.{SUBTYPE}"

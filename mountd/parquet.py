@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from engine.errors import EngineError
-from engine.parquet.table import Failure, Tables
-from engine.record import MAX_INT64
-from engine.store.store import Store
-from mountd.cleaners import give_way
+from topicfs.engine.errors import EngineError
+from topicfs.engine.parquet.table import Failure, Tables
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.store.store import Store
+from topicfs.mountd.cleaners import give_way
 
 if TYPE_CHECKING:
-    from engine.parquet.upkeep import TableUpkeep
+    from topicfs.engine.parquet.upkeep import TableUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ParquetUpkeep:
         if self._upkeep is None:
             if importlib.util.find_spec("pyarrow") is None:
                 raise EngineError(_MISSING)
-            from engine.parquet.upkeep import TableUpkeep  # noqa: PLC0415 - most daemons need no pyarrow
+            from topicfs.engine.parquet.upkeep import TableUpkeep  # noqa: PLC0415 - most daemons need no pyarrow
 
             self._upkeep = TableUpkeep(self._tables, self._store.steady)
         return self._upkeep

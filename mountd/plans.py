@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from engine.files.place import Kind, kind_of
-from engine.plan.plan import PartitionPlan
-from engine.plan.plan import plan as planned
-from engine.record import now_ms
-from engine.retention.rules import Reason
-from fs.forecast import cleaning, next_removal
-from mountd import mounts
-from mountd.tables import show_line, show_table, size_text, time_text
+from topicfs.engine.files.place import Kind, kind_of
+from topicfs.engine.plan.plan import PartitionPlan
+from topicfs.engine.plan.plan import plan as planned
+from topicfs.engine.record import now_ms
+from topicfs.engine.retention.rules import Reason
+from topicfs.fs.forecast import cleaning, next_removal
+from topicfs.mountd import mounts
+from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
 
 def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.errors import EngineError
-from engine.record import MAX_INT64, Clock, now_ms
-from engine.store.store import Store
+from topicfs.engine.errors import EngineError
+from topicfs.engine.record import MAX_INT64, Clock, now_ms
+from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptError
-from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
-from engine.files.regular import write_regular
-from engine.parquet.table import LIST, SUFFIX
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from topicfs.engine.files.regular import write_regular
+from topicfs.engine.parquet.table import LIST, SUFFIX
 
 # A map has some bytes for each index interval of a segment: of the largest one it is far below this.
 _MOST_BYTES: Final = 64 * 1024 * 1024

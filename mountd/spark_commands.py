@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 from rich.console import Console
 
-from engine.errors import EngineError
-from mountd.tables import show_line, show_table
+from topicfs.engine.errors import EngineError
+from topicfs.mountd.tables import show_line, show_table
 
 _OUT: Final = Console(highlight=False)
 _ERRORS: Final = Console(stderr=True, highlight=False)
@@ -64,8 +64,8 @@ def verify_command(place: Path, topics: tuple[str, ...], master: str | None, con
 
     Exit code 1 where something is wrong. Nothing is changed."""
     with _session("verify", master, conf) as spark:
-        from engine.spark.jobs.verify import verify  # noqa: PLC0415 - loads Spark
-        from engine.spark.place import place_of  # noqa: PLC0415
+        from topicfs.engine.spark.jobs.verify import verify  # noqa: PLC0415 - loads Spark
+        from topicfs.engine.spark.place import place_of  # noqa: PLC0415
 
         rows = verify(spark, place_of(str(place)), set(topics) or None).collect()
     bad = sorted((row for row in rows if row["problems"]), key=lambda row: row["segment"])
@@ -106,8 +106,8 @@ def export_command(
 ) -> None:
     """Write topics of the log at PLACE as Parquet files: TARGET/topic=…/partition=…/."""
     with _session("export", master, conf) as spark:
-        from engine.spark.jobs.exporting import export  # noqa: PLC0415 - loads Spark
-        from engine.spark.place import place_of  # noqa: PLC0415
+        from topicfs.engine.spark.jobs.exporting import export  # noqa: PLC0415 - loads Spark
+        from topicfs.engine.spark.place import place_of  # noqa: PLC0415
 
         export(spark, place_of(str(place)), ",".join(topics), target, options, mode)
 
@@ -148,8 +148,8 @@ def import_command(
     Lines of text are values. Other formats have columns key, value, headers, timestamp and partition, or some of them;
     json is as a topic's jsonl views have it."""
     with _session("import", master, conf) as spark:
-        from engine.spark.jobs.importing import import_rows  # noqa: PLC0415 - loads Spark
-        from engine.spark.jobs.sources import rows_of  # noqa: PLC0415
+        from topicfs.engine.spark.jobs.importing import import_rows  # noqa: PLC0415 - loads Spark
+        from topicfs.engine.spark.jobs.sources import rows_of  # noqa: PLC0415
 
         made = import_rows(
             spark, rows_of(spark, kind, sources, sort_by), backing.absolute(), topic, partitions, settings
@@ -174,7 +174,7 @@ def compact_command(
 
     Executors must see BACKING under the same path, and on one file system."""
     with _session("compact", master, conf) as spark:
-        from engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
+        from topicfs.engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
 
         done = compact(spark, backing.absolute(), topics, everything)
     rows = [
@@ -194,7 +194,7 @@ def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[An
     """A session for one job; what is refused, or fails, is told in words."""
     if importlib.util.find_spec("pyspark") is None:
         _fail("expected pyspark, found none: pip install 'topicfs[spark]'")
-    from engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
+    from topicfs.engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
 
     spark = session(f"topicfs {name}", master, conf)
     try:

@@ -8,11 +8,11 @@ from pathlib import Path
 from directory_check import bases, check_directory, path_of
 from opening import NEVER, NOW, Clock, open_partition
 
-from engine import batch as batches
-from engine.cleaner.clean import Cleaned, Cleaner
-from engine.partition.loading import Known
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
+from topicfs.engine import batch as batches
+from topicfs.engine.cleaner.clean import Cleaned, Cleaner
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
 
 SECRET = bytes(range(16))
 DAY = 86_400_000

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from engine.partition.loading import Known, load
-from engine.partition.partition import Partition
-from engine.segment.descriptors import Descriptors
-from engine.settings.topic import resolve_topic
+from topicfs.engine.partition.loading import Known, load
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.settings.topic import resolve_topic
 
 NOW = 1_700_000_000_000
 NEVER = 2**62

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +23,13 @@ MAY_IMPORT = {
 }
 OURS = {"engine", "fs", "mountd", "tests", "examples"}
 ROOMS = {"pyspark": {"engine/spark"}, "pyarrow": {"engine/spark", "engine/parquet"}}
-COMMANDS = "mountd/spark_commands.py"
-"""The jobs' command line, which loads them when one is run."""
+FOLDERS = ("engine", "fs", "mountd", "tests", "examples", ".ci")
+TEXTS = {".py", ".md", ".sh", ".toml"}
+PUBLIC = "engine/public"
+"""What is imported as `topicfs` itself."""
+
+USE_SPARK = {"mountd/spark_commands.py", "engine/public/spark.py"}
+"""The jobs' command line, which loads them when one is run, and what users import."""
 
 DYNAMIC = ("importlib.import_module", "__import__")
 
@@ -39,16 +49,21 @@ def imports(source: Path) -> Iterator[str]:
     """The modules that a file imports, wherever it does so."""
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}: a relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield short(node.module or "")
+            yield from (short(f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC:
             name = node.args[0]
             # The kernels' compiler names the modules of a package that it is given.
             if ast.unparse(name) != "f'{package.__name__}.{name}'":
                 yield ast.literal_eval(name)
+
+
+def short(name: str) -> str:
+    """The name of a module as its folder has it. The folders alone are no packages: see `bare_imports`."""
+    return name.removeprefix("topicfs.")
 
 
 def called(source: Path) -> Iterator[tuple[int, str]]:
@@ -78,7 +93,7 @@ def test_nothing_but_its_own_folder_imports_spark(package: str) -> None:
         if (ROOT / "engine" / "spark") not in source.parents
         for name in imports(source)
         if not is_at_home(name.split(".")[0], source)
-        or (name.startswith("engine.spark") and str(source.relative_to(ROOT)) != COMMANDS)
+        or (name.startswith("engine.spark") and str(source.relative_to(ROOT)) not in USE_SPARK)
     ]
     assert not wrong
 
@@ -89,7 +104,8 @@ def is_at_home(package: str, source: Path) -> bool:
 
 
 def test_the_daemon_starts_without_pyarrow() -> None:
-    program = "import sys; sys.modules['pyarrow'] = None; import mountd.assembly, mountd.cli, mountd.daemon"
+    modules = ", ".join(f"topicfs.mountd.{name}" for name in ("assembly", "cli", "daemon"))
+    program = f"import sys; sys.modules['pyarrow'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
@@ -119,12 +135,83 @@ def test_the_file_system_opens_no_file_by_itself() -> None:
 
 
 def test_the_file_system_imports_nothing_that_opens_files() -> None:
-    allowed = {"fs/kernels/__init__.py"}
+    harmless = {"names", "integers", "views", "birth"}
+    # Of modules that do open files: an error, and how text is quoted.
+    parts = {"regular", "regular.NotRegularError", "atomic", "atomic.shown"}
     wrong = [
         f"{source.relative_to(ROOT)} imports {name}"
         for source in sources("fs")
         for name in imports(source)
         if name.split(".")[0] in {"shutil", "tempfile", "io", "mmap", "glob"}
-        or (name.startswith("engine.store.files") and str(source.relative_to(ROOT)) not in allowed)
+        or (
+            name.startswith("engine.files.")
+            and name.split(".")[2] not in harmless
+            and name.removeprefix("engine.files.") not in parts
+        )
     ]
     assert not wrong
+
+
+# -- one name to import -------------------------------------------------------------------------------
+
+
+def test_nobody_imports_the_folders_by_their_bare_names() -> None:
+    """`fs` alone is another library's name. Only `topicfs.fs` is ours, and so it is with the two others."""
+    bare = re.compile(r"\b(?:from|import) (?:engine|fs|mountd)\b(?!\w| =)|-m (?:engine|fs|mountd)\.")
+    files = [source for folder in FOLDERS for source in (ROOT / folder).rglob("*") if source.suffix in TEXTS]
+    wrong = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in [*files, ROOT / "README.md", ROOT / "Makefile", ROOT / "pyproject.toml"]
+        if file != Path(__file__)
+        for line in file.read_text().splitlines()
+        if bare.search(line)
+    ]
+    assert len(files) > 300
+    assert not wrong
+
+
+def test_the_list_of_packages_is_complete() -> None:
+    """A package that is not in the list is missing in the wheel, though everything works from a checkout."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {file.parent.relative_to(ROOT) for package in MAY_IMPORT for file in sources(package)}
+    names = {"topicfs" if str(each) == PUBLIC else "topicfs." + ".".join(each.parts) for each in folders}
+    assert sorted(told["packages"]) == sorted(names)
+    assert told["package-dir"] == {"topicfs": PUBLIC, **{f"topicfs.{name}": name for name in MAY_IMPORT}}
+
+
+def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None:
+    """The wheel takes one name in site-packages. PyFilesystem, which is imported as `fs`, works beside it."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "tests", "data", "mnt", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=left_out)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("topicfs-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"topicfs"}
+    assert {"topicfs/__init__.py", "topicfs/py.typed", "topicfs/spark.py", "topicfs/mountd/cli.py"} <= set(
+        names
+    )
+    # Of setuptools, PyFilesystem needs a part that later ones do not have.
+    others = ["fs==2.4.16", "six", "appdirs", "setuptools<80"]
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel, *others], check=True)
+    program = (
+        "import fs.memoryfs, topicfs, topicfs.fs.names, topicfs.mountd.cli\n"
+        "from topicfs import Record, Store\n"
+        "from topicfs.spark import register\n"
+        "files = fs.memoryfs.MemoryFS()\n"
+        "files.writetext('x', 'text')\n"
+        "with Store.open('store', create=True) as store:\n"
+        "    store.create('t').append(Record(files.readbytes('x')))\n"
+        "    print(fs.__file__, topicfs.__file__, [each.value for each in store.partition('t-0').records()])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == f"{site}/fs/__init__.py {site}/topicfs/__init__.py [b'text']\n", done.stderr

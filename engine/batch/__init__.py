@@ -1,11 +1,11 @@
 """Record batches: built from lines, records or columns; read as columns or records.
 
-The bytes are drawn in `engine.kernels.encode`. A batch is an array of bytes, and what is known of it is a
-row of the batch table (`engine.kernels.scan`). Reading gives `Columns`: arrays of offsets, timestamps and
+The bytes are drawn in `topicfs.engine.kernels.encode`. A batch is an array of bytes, and what is known of it is a
+row of the batch table (`topicfs.engine.kernels.scan`). Reading gives `Columns`: arrays of offsets, timestamps and
 spans into a buffer, so that nothing happens per record in Python unless somebody asks for `Record` objects.
 """
 
-from engine.batch.build import (
+from topicfs.engine.batch.build import (
     PLAIN,
     Shape,
     emptied,
@@ -14,10 +14,17 @@ from engine.batch.build import (
     from_records,
     shape_of,
 )
-from engine.batch.builder import BatchBuilder
-from engine.batch.columns import Columns, Inspection, columns, first_record_at_or_after, inspect, record_at
-from engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
-from engine.batch.table import scan
+from topicfs.engine.batch.builder import BatchBuilder
+from topicfs.engine.batch.columns import (
+    Columns,
+    Inspection,
+    columns,
+    first_record_at_or_after,
+    inspect,
+    record_at,
+)
+from topicfs.engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
+from topicfs.engine.batch.table import scan
 
 __all__ = [
     "ABORT",

@@ -8,14 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.columns import Columns, codec_of
-from engine.batch.compression import compress
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
-from engine.kernels.encode import RECORD_OVERHEAD
-from engine.kernels.scan import (
+from topicfs.engine.batch.columns import Columns, codec_of
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+)
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from topicfs.engine.kernels.encode import RECORD_OVERHEAD
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
@@ -26,7 +31,7 @@ from engine.kernels.scan import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
 )
-from engine.record import (
+from topicfs.engine.record import (
     MAX_INT32,
     NO_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,

@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.build import Shape, finish
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes
-from engine.errors import RecordTooLargeError
-from engine.kernels import encode as encoding
-from engine.kernels.scan import HEADER_SIZE
-from engine.record import NO_TIMESTAMP
+from topicfs.engine.batch.build import Shape, finish
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import RecordTooLargeError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.record import NO_TIMESTAMP
 
 _SMALLEST: Final = 4096
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.batch.compression import DECOMPRESSED_LIMIT, decompress
-from engine.batch.table import Bytes, Ints, Longs
-from engine.errors import CorruptBatchError
-from engine.kernels import decode as decoding
-from engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, MIN_RECORD_SIZE, NO_APPEND_TIME
-from engine.kernels.scan import (
+from topicfs.engine.batch.compression import DECOMPRESSED_LIMIT, decompress
+from topicfs.engine.batch.table import Bytes, Ints, Longs
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels.decode import (
+    CODEC_MASK,
+    CONTROL,
+    LOG_APPEND_TIME,
+    MIN_RECORD_SIZE,
+    NO_APPEND_TIME,
+)
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -24,7 +30,7 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.record import NO_TIMESTAMP, Codec, Header, Record
+from topicfs.engine.record import NO_TIMESTAMP, Codec, Header, Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import CorruptBatchError
-from engine.record import Codec
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.record import Codec
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.build import from_records, write_header
-from engine.batch.columns import columns
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, InvalidRecordError
-from engine.kernels.decode import CONTROL, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, COUNT
-from engine.record import NO_SEQUENCE, Record
+from topicfs.engine.batch.build import from_records, write_header
+from topicfs.engine.batch.columns import columns
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
+from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.kernels.scan import ATTRIBUTES, COUNT
+from topicfs.engine.record import NO_SEQUENCE, Record
 
 ABORT: Final = 0
 COMMIT: Final = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import CorruptBatchError
-from engine.kernels import scan as scanning
-from engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import scan as scanning
+from topicfs.engine.kernels.scan import HEADER_SIZE
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]

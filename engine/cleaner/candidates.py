@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from engine.errors import ClosedError
-from engine.partition.log import Log
-from engine.partition.offsets import Offsets
-from engine.record import MAX_INT64
-from engine.retention.rules import Measured
-from engine.settings.topic import TopicSettings
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.retention.rules import Measured
+from topicfs.engine.settings.topic import TopicSettings
 
 _base_offset = attrgetter("base_offset")
 

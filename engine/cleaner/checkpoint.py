@@ -7,9 +7,9 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from engine.errors import CorruptCheckpointError
-from engine.files.checkpoint import CLEANER_OFFSETS, OffsetCheckpoint
-from engine.store.listing import PartitionKey
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.checkpoint import CLEANER_OFFSETS, OffsetCheckpoint
+from topicfs.engine.store.listing import PartitionKey
 
 log = logging.getLogger(__name__)
 

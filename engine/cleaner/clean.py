@@ -13,27 +13,27 @@ from typing import Self
 
 import numpy as np
 
-from engine.cleaner.grouping import grouped
-from engine.cleaner.offset_map import OffsetMap
-from engine.cleaner.producers import LiveProducers
-from engine.cleaner.rewrite import Counts, Rewrite, check_offsets, pinned
-from engine.cleaner.transactions import Transactions
-from engine.errors import (
+from topicfs.engine.cleaner.grouping import grouped
+from topicfs.engine.cleaner.offset_map import OffsetMap
+from topicfs.engine.cleaner.producers import LiveProducers
+from topicfs.engine.cleaner.rewrite import Counts, Rewrite, check_offsets, pinned
+from topicfs.engine.cleaner.transactions import Transactions
+from topicfs.engine.errors import (
     CleaningAbortedError,
     ClosedError,
     CorruptError,
     OffsetOutOfRangeError,
     OffsetOverflowError,
 )
-from engine.kernels.compact import DISCARD
-from engine.kernels.scan import LAST_OFFSET
-from engine.partition.log import Log
-from engine.partition.reader import aborted_between
-from engine.record import MAX_INT64
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.transaction_index import AbortedTransaction
-from engine.settings.topic import TopicSettings
+from topicfs.engine.kernels.compact import DISCARD
+from topicfs.engine.kernels.scan import LAST_OFFSET
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.reader import aborted_between
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
 

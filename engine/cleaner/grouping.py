@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.record import MAX_INT32
-from engine.segment.segment import Segment
-from engine.segment.stored import StoredSegment
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.stored import StoredSegment
 
 
 def _sizes(segment: StoredSegment) -> tuple[int, int, int]:

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from engine.cleaner.candidates import Candidate, assess, look
-from engine.cleaner.checkpoint import CleanerOffsets
-from engine.cleaner.states import CleaningStates, Phase
-from engine.errors import CleaningAbortedError, ClosedError, EngineError, UnknownPartitionError
-from engine.partition.log import Log
-from engine.partition.partition import Partition
-from engine.record import Clock
-from engine.retention.removal import NOTHING, Removed
-from engine.settings.topic import TopicSettings
-from engine.store.listing import PartitionKey
-from engine.store.retention import Retention
-from engine.store.slot import Slot
+from topicfs.engine.cleaner.candidates import Candidate, assess, look
+from topicfs.engine.cleaner.checkpoint import CleanerOffsets
+from topicfs.engine.cleaner.states import CleaningStates, Phase
+from topicfs.engine.errors import CleaningAbortedError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Clock
+from topicfs.engine.retention.removal import NOTHING, Removed
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.store.retention import Retention
+from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

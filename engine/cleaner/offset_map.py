@@ -1,6 +1,6 @@
 """The offset map of a clean: for each key in the dirty part of a log, the last offset that it has there.
 
-Keys are in it by their hashes, 24 bytes each whatever their length: see `engine.kernels.hash`.
+Keys are in it by their hashes, 24 bytes each whatever their length: see `topicfs.engine.kernels.hash`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import contextlib
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.cleaner.plain import decompressed, refuse
-from engine.kernels import hash as hashing
-from engine.kernels.decode import GOOD
-from engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, SLOT
-from engine.kernels.scan import POSITION
-from engine.record import NO_OFFSET
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.cleaner.plain import decompressed, refuse
+from topicfs.engine.kernels import hash as hashing
+from topicfs.engine.kernels.decode import GOOD
+from topicfs.engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, SLOT
+from topicfs.engine.kernels.scan import POSITION
+from topicfs.engine.record import NO_OFFSET
 
 SLOT_BYTES = 8 * SLOT
 _MOST_SLOTS = 2**31 - 1

@@ -6,11 +6,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from engine.batch.columns import records_of
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError
-from engine.kernels.decode import CODEC_MASK, PROBLEMS
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, POSITION, SIZE
+from topicfs.engine.batch.columns import records_of
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels.decode import CODEC_MASK, PROBLEMS
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, POSITION, SIZE
 
 
 def decompressed(buffer: Bytes, row: Longs, origin: int, where: str) -> tuple[Bytes, Longs]:

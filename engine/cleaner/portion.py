@@ -24,21 +24,21 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Longs
-from engine.cleaner.clean import Work
-from engine.cleaner.offset_map import OffsetMap
-from engine.cleaner.producers import LiveProducers
-from engine.cleaner.rewrite import Counts, Rewrite
-from engine.cleaner.transactions import Passage, Transactions
-from engine.files.atomic import sync_directory
-from engine.files.names import CLEANED_SUFFIX
-from engine.partition.chain import Chain
-from engine.record import MAX_INT32
-from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.stored import SegmentSettings
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.batch.table import Longs
+from topicfs.engine.cleaner.clean import Work
+from topicfs.engine.cleaner.offset_map import OffsetMap
+from topicfs.engine.cleaner.producers import LiveProducers
+from topicfs.engine.cleaner.rewrite import Counts, Rewrite
+from topicfs.engine.cleaner.transactions import Passage, Transactions
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 _CHUNK: Final = 4 * 1024 * 1024
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.kernels.compact import RETAIN_EMPTY
-from engine.kernels.decode import CONTROL
-from engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, PRODUCER_EPOCH, PRODUCER_ID
-from engine.producer.entry import ProducerEntry
-from engine.record import NO_OFFSET
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.kernels.compact import RETAIN_EMPTY
+from topicfs.engine.kernels.decode import CONTROL
+from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, PRODUCER_EPOCH, PRODUCER_ID
+from topicfs.engine.producer.entry import ProducerEntry
+from topicfs.engine.record import NO_OFFSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,23 @@ from typing import Final
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.build import write_header
-from engine.batch.columns import codec_of
-from engine.batch.compression import compress
-from engine.batch.table import Bytes, Longs
-from engine.cleaner.offset_map import OffsetMap
-from engine.cleaner.plain import decompressed, refuse
-from engine.cleaner.producers import LiveProducers
-from engine.cleaner.transactions import Transactions
-from engine.errors import CorruptSegmentError, OffsetOverflowError
-from engine.files.atomic import sync_directory
-from engine.files.names import CLEANED_SUFFIX
-from engine.kernels import compact as compaction
-from engine.kernels.compact import GROWTH, RETAIN_EMPTY
-from engine.kernels.decode import CODEC_MASK, GOOD, MIN_RECORD_SIZE
-from engine.kernels.hash import COMPRESSED, FULL
-from engine.kernels.scan import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.build import write_header
+from topicfs.engine.batch.columns import codec_of
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.cleaner.offset_map import OffsetMap
+from topicfs.engine.cleaner.plain import decompressed, refuse
+from topicfs.engine.cleaner.producers import LiveProducers
+from topicfs.engine.cleaner.transactions import Transactions
+from topicfs.engine.errors import CorruptSegmentError, OffsetOverflowError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.kernels import compact as compaction
+from topicfs.engine.kernels.compact import GROWTH, RETAIN_EMPTY
+from topicfs.engine.kernels.decode import CODEC_MASK, GOOD, MIN_RECORD_SIZE
+from topicfs.engine.kernels.hash import COMPRESSED, FULL
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
@@ -41,12 +41,12 @@ from engine.kernels.scan import (
     PRODUCER_ID,
     SIZE,
 )
-from engine.kernels.search import rising_rows
-from engine.partition.chain import Chain
-from engine.record import MAX_INT32
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.kernels.search import rising_rows
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 LARGEST_LOG: Final = MAX_INT32
 """Bytes of a `.log`. What would exceed it goes on in another segment."""

@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.errors import CleaningAbortedError
-from engine.store.listing import PartitionKey
+from topicfs.engine.errors import CleaningAbortedError
+from topicfs.engine.store.listing import PartitionKey
 
 
 class Phase(Enum):

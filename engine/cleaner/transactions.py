@@ -13,12 +13,12 @@ from typing import Self
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError
-from engine.kernels.compact import DISCARD, EMPTY_TRANSACTION
-from engine.kernels.decode import CONTROL, DELETE_HORIZON, TRANSACTIONAL
-from engine.kernels.scan import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels.compact import DISCARD, EMPTY_TRANSACTION
+from topicfs.engine.kernels.decode import CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -27,7 +27,7 @@ from engine.kernels.scan import (
     POSITION,
     PRODUCER_ID,
 )
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 @dataclass(slots=True)

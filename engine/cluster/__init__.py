@@ -1,1 +1,1 @@
-"""What a Kafka cluster has written down about the topics of a log directory: see `engine.cluster.reading`."""
+"""What a Kafka cluster has written down about the topics of a log directory: see `topicfs.engine.cluster.reading`."""

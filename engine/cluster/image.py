@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.cluster.records import (
+from topicfs.engine.cluster.records import (
     ABORT,
     BEGIN,
     OF_BROKER,

@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from engine import batch as batches
-from engine.cluster.image import Cluster, Image
-from engine.cluster.records import MetadataRecord, read
-from engine.errors import CorruptError, EngineError
-from engine.files.names import LOG_SUFFIX, offset_of_file
-from engine.kernels.decode import CONTROL
-from engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION
-from engine.record import now_ms
-from engine.segment.descriptors import Descriptors, PinnedFile
-from engine.segment.stored import SegmentSettings, StoredSegment
+from topicfs.engine import batch as batches
+from topicfs.engine.cluster.image import Cluster, Image
+from topicfs.engine.cluster.records import MetadataRecord, read
+from topicfs.engine.errors import CorruptError, EngineError
+from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file
+from topicfs.engine.kernels.decode import CONTROL
+from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION
+from topicfs.engine.record import now_ms
+from topicfs.engine.segment.descriptors import Descriptors, PinnedFile
+from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import base64
 from dataclasses import dataclass
 from typing import Final
 
-from engine.errors import CorruptError
+from topicfs.engine.errors import CorruptError
 
 FRAME_VERSION: Final = 1
 TOPIC: Final = 2

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.batch.columns import records_of
-from engine.batch.table import Bytes, Longs
-from engine.cleaner.rewrite import check_offsets
-from engine.earliest.file import Earliest
-from engine.errors import CorruptBatchError
-from engine.kernels import earliest as kernels
-from engine.kernels.decode import GOOD, PROBLEMS
-from engine.kernels.scan import BASE_OFFSET, BASE_TIMESTAMP, COUNT, LAST_OFFSET, POSITION
-from engine.segment.segment import Segment
-from engine.segment.stored import CHUNK
+from topicfs.engine.batch.columns import records_of
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.cleaner.rewrite import check_offsets
+from topicfs.engine.earliest.file import Earliest
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import earliest as kernels
+from topicfs.engine.kernels.decode import GOOD, PROBLEMS
+from topicfs.engine.kernels.scan import BASE_OFFSET, BASE_TIMESTAMP, COUNT, LAST_OFFSET, POSITION
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.stored import CHUNK
 
 
 def build(segment: Segment, end_offset: int, stop: Callable[[], bool], chunk: int = CHUNK) -> Earliest | None:

@@ -33,10 +33,10 @@ from typing import Final
 
 import google_crc32c
 
-from engine.errors import CorruptError
-from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
-from engine.files.regular import write_regular
-from engine.files.views import made_of
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from topicfs.engine.files.regular import write_regular
+from topicfs.engine.files.views import made_of
 
 SUFFIX: Final = ".earliest"
 

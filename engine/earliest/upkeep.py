@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from engine.earliest.build import build
-from engine.earliest.file import SUFFIX, load, write
-from engine.errors import ClosedError, EngineError
-from engine.files.atomic import TEMPORARY_SUFFIX
-from engine.files.views import made_of
-from engine.partition.hold import Hold
-from engine.partition.partition import Partition
-from engine.record import Clock
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
+from topicfs.engine.earliest.build import build
+from topicfs.engine.earliest.file import SUFFIX, load, write
+from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX
+from topicfs.engine.files.views import made_of
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Clock
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError
-from engine.files.regular import read_regular, write_regular
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.regular import read_regular, write_regular
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError
-from engine.files.atomic import read_bounded, shown, write_atomically
-from engine.files.integers import parse_int32, parse_int64
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.atomic import read_bounded, shown, write_atomically
+from topicfs.engine.files.integers import parse_int32, parse_int64
 
 log = logging.getLogger(__name__)
 

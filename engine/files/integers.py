@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from engine.record import MAX_INT32, MAX_INT64
+from topicfs.engine.record import MAX_INT32, MAX_INT64
 
 # Leading zeros are kept out of the group, so that what is converted is never longer than an int64.
 _INTEGER: Final = re.compile(r"([+-]?)0*([0-9]{1,19})")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.errors import StoreLockedError
-from engine.files.regular import open_regular
+from topicfs.engine.errors import StoreLockedError
+from topicfs.engine.files.regular import open_regular
 
 LOCK_FILE: Final = ".lock"
 

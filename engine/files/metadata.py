@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
-from engine.files.atomic import read_bounded, shown, sync_directory, write_atomically
-from engine.files.integers import parse_int32
-from engine.files.properties import read_properties, write_properties
-from engine.record import MAX_INT64, Clock
+from topicfs.engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
+from topicfs.engine.files.atomic import read_bounded, shown, sync_directory, write_atomically
+from topicfs.engine.files.integers import parse_int32
+from topicfs.engine.files.properties import read_properties, write_properties
+from topicfs.engine.record import MAX_INT64, Clock
 
 log = logging.getLogger(__name__)
 

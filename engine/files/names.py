@@ -17,9 +17,9 @@ import re
 import uuid
 from typing import Final, NamedTuple
 
-from engine.errors import InvalidNameError
-from engine.files.atomic import shown
-from engine.record import MAX_INT32, MAX_INT64
+from topicfs.engine.errors import InvalidNameError
+from topicfs.engine.files.atomic import shown
+from topicfs.engine.record import MAX_INT32, MAX_INT64
 
 MAX_TOPIC_LENGTH: Final = 249
 MAX_NAME_LENGTH: Final = 255

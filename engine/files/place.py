@@ -11,9 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from engine.errors import InvalidNameError, NoStoreError
-from engine.files.atomic import sync_directory
-from engine.files.names import LOG_SUFFIX, parse_partition_directory
+from topicfs.engine.errors import InvalidNameError, NoStoreError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.names import LOG_SUFFIX, parse_partition_directory
 
 LOGS: Final = "logs"
 

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError
-from engine.files.atomic import read_bounded, shown, write_atomically
-from engine.record import Clock, now_ms
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.atomic import read_bounded, shown, write_atomically
+from topicfs.engine.record import Clock, now_ms
 
 # A file of every setting with a long comment each has some 50 KB.
 MAX_BYTES: Final = 1024 * 1024

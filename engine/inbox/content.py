@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Bytes
-from engine.kernels.content import add_lines
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.kernels.content import add_lines
 
 _SEED_BYTES: Final = 16
 _HALF: Final = 64

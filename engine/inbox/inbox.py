@@ -23,18 +23,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
-from engine.inbox.content import Content
-from engine.inbox.journal import InFlight, Journal, State
-from engine.inbox.names import CommittedNames
-from engine.inbox.routing import first_refused
-from engine.inbox.staging import Parts, Staging
-from engine.partition.partition import Partition
-from engine.partition.validate import batch_limit, shape_for
-from engine.producer.entry import increment
-from engine.record import NO_OFFSET, TimestampType
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.journal import InFlight, Journal, State
+from topicfs.engine.inbox.names import CommittedNames
+from topicfs.engine.inbox.routing import first_refused
+from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.validate import batch_limit, shape_for
+from topicfs.engine.producer.entry import increment
+from topicfs.engine.record import NO_OFFSET, TimestampType
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.errors import EngineError, UnknownPartitionError
-from engine.files.atomic import sync_directory
-from engine.files.regular import NotRegularError
-from engine.inbox.inbox import PRODUCER_ID, Inbox
-from engine.inbox.journal import Journal, State
-from engine.partition.partition import Partition
+from topicfs.engine.errors import EngineError, UnknownPartitionError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.regular import NotRegularError
+from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
+from topicfs.engine.inbox.journal import Journal, State
+from topicfs.engine.partition.partition import Partition
 
 log = logging.getLogger(__name__)
 

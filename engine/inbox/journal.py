@@ -17,9 +17,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError
-from engine.files.atomic import read_bounded, sync_directory, write_atomically
-from engine.inbox.staging import Parts
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.inbox.staging import Parts
 
 _MOST_BYTES: Final = 64 << 20
 

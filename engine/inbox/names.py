@@ -2,7 +2,7 @@
 
     BACKING/staging/<topic>/committed      ["name", "content"] a line, in JSON, the oldest first
 
-The content is that of `engine.inbox.content`. A line that is a name alone is of a time when it was not noted.
+The content is that of `topicfs.engine.inbox.content`. A line that is a name alone is of a time when it was not noted.
 The newest KEPT names are remembered.
 """
 
@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from engine.files.atomic import sync_directory, write_atomically
-from engine.files.regular import open_regular, read_regular
+from topicfs.engine.files.atomic import sync_directory, write_atomically
+from topicfs.engine.files.regular import open_regular, read_regular
 
 KEPT: Final = 10_000
 

@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.batch.table import Ints
-from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
-from engine.kernels.encode import RECORD_OVERHEAD
-from engine.kernels.murmur import partitions_of_keys
-from engine.kernels.scan import HEADER_SIZE
-from engine.partition.validate import batch_limit, check_records
-from engine.settings.topic import TopicSettings
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Ints
+from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from topicfs.engine.kernels.encode import RECORD_OVERHEAD
+from topicfs.engine.kernels.murmur import partitions_of_keys
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.partition.validate import batch_limit, check_records
+from topicfs.engine.settings.topic import TopicSettings
 
 NO_PARTITION: Final = -1
 """In place of a partition: the record names none."""

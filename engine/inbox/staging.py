@@ -20,9 +20,9 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from engine.batch.table import Bytes
-from engine.errors import InvalidRecordError
-from engine.files.regular import open_regular
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import InvalidRecordError
+from topicfs.engine.files.regular import open_regular
 
 Parts = tuple[str, ...]
 

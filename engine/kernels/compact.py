@@ -12,8 +12,8 @@ from typing import Final
 
 from numba import types
 
-from engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
-from engine.kernels.decode import (
+from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
+from topicfs.engine.kernels.decode import (
     BAD_OFFSET,
     CODEC_MASK,
     CONTROL,
@@ -25,9 +25,18 @@ from engine.kernels.decode import (
     TRANSACTIONAL,
     walk_record,
 )
-from engine.kernels.encode import write_header
-from engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, find, hash_of, into_ring, is_outdated
-from engine.kernels.scan import (
+from topicfs.engine.kernels.encode import write_header
+from topicfs.engine.kernels.hash import (
+    COMPRESSED,
+    FULL,
+    RING,
+    RING_SIZE,
+    find,
+    hash_of,
+    into_ring,
+    is_outdated,
+)
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
@@ -42,7 +51,7 @@ from engine.kernels.scan import (
     PRODUCER_ID,
     SIZE,
 )
-from engine.kernels.varint import copy, read_varint, read_varlong, varint_size, write_varint
+from topicfs.engine.kernels.varint import copy, read_varint, read_varlong, varint_size, write_varint
 
 DISCARD: Final = 1
 RETAIN_EMPTY: Final = 2

@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba import types
 
-from engine.kernels.cache import KernelCache, prepare
+from topicfs.engine.kernels.cache import KernelCache, prepare
 
 log = logging.getLogger(__name__)
 

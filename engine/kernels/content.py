@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.kernels.compile import INT, LONGS, READ, kernel
-from engine.kernels.hash import hash_of
-from engine.kernels.lines import NEWLINE
-from engine.kernels.varint import find_byte
+from topicfs.engine.kernels.compile import INT, LONGS, READ, kernel
+from topicfs.engine.kernels.hash import hash_of
+from topicfs.engine.kernels.lines import NEWLINE
+from topicfs.engine.kernels.varint import find_byte
 
 
 @kernel(INT, READ, LONGS, LONGS)

@@ -13,7 +13,7 @@ import google_crc32c
 import llvmlite.binding
 from numba import types
 
-from engine.kernels.compile import INT, READ, inline, kernel
+from topicfs.engine.kernels.compile import INT, READ, inline, kernel
 
 
 def _library() -> str:

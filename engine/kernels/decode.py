@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, INTS, LONGS, READ, TABLE, inline, kernel, results
-from engine.kernels.scan import (
+from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, TABLE, inline, kernel, results
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -20,7 +20,7 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.kernels.varint import MALFORMED, read_varint, read_varlong
+from topicfs.engine.kernels.varint import MALFORMED, read_varint, read_varlong
 
 GOOD = 0
 BAD_LENGTH = 1

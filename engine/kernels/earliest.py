@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
-from engine.kernels.decode import (
+from topicfs.engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
+from topicfs.engine.kernels.decode import (
     BAD_LENGTH,
     BAD_NUMBER,
     CODEC_MASK,
@@ -15,7 +15,7 @@ from engine.kernels.decode import (
     TOO_FEW,
     TOO_MANY,
 )
-from engine.kernels.scan import (
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_TIMESTAMP,
     COUNT,
@@ -24,7 +24,7 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.kernels.varint import MALFORMED, read_varint, read_varlong
+from topicfs.engine.kernels.varint import MALFORMED, read_varint, read_varlong
 
 NONE = 2**63 - 1
 """The least timestamp where there is no record."""

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
-from engine.kernels.crc import crc32c_of
-from engine.kernels.scan import HEADER_SIZE
-from engine.kernels.varint import copy, find_byte, varint_size, write_varint
+from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.crc import crc32c_of
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.kernels.varint import copy, find_byte, varint_size, write_varint
 
 CRC_START = 21
 RECORD_OVERHEAD = 36

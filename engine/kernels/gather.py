@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from engine.kernels.compile import INT, INTS, READ, WRITE, inline, kernel, results
-from engine.kernels.varint import MALFORMED, copy, read_varint
+from topicfs.engine.kernels.compile import INT, INTS, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.varint import MALFORMED, copy, read_varint
 
 _MAX_INT32 = 2**31 - 1
 

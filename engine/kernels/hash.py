@@ -23,8 +23,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
-from engine.kernels.decode import (
+from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
+from topicfs.engine.kernels.decode import (
     BAD_OFFSET,
     CODEC_MASK,
     CONTROL,
@@ -33,7 +33,15 @@ from engine.kernels.decode import (
     TOO_MANY,
     walk_record,
 )
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, LAST_OFFSET, POSITION, SIZE
+from topicfs.engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    COUNT,
+    HEADER_SIZE,
+    LAST_OFFSET,
+    POSITION,
+    SIZE,
+)
 
 SLOT: Final = 3
 """Numbers a slot."""
@@ -46,7 +54,7 @@ PROBES: Final = 4096
 """Slots that a key is looked for in, at most. With nine of ten slots taken a search ends after some fifty."""
 
 FULL: Final = 100
-"""Beside the statuses of `engine.kernels.decode`: no more keys fit."""
+"""Beside the statuses of `topicfs.engine.kernels.decode`: no more keys fit."""
 
 COMPRESSED: Final = 101
 """The batch has to be decompressed first."""

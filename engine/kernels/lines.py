@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.kernels.compile import INT, READ, kernel
-from engine.kernels.varint import find_byte
+from topicfs.engine.kernels.compile import INT, READ, kernel
+from topicfs.engine.kernels.varint import find_byte
 
 NEWLINE = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, INTS, READ, inline, kernel
+from topicfs.engine.kernels.compile import INT, INTS, READ, inline, kernel
 
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)

@@ -18,8 +18,8 @@ from typing import Final
 
 from numba import types
 
-from engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
-from engine.kernels.crc import crc32c_of
+from topicfs.engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
+from topicfs.engine.kernels.crc import crc32c_of
 
 POSITION: Final = 0
 SIZE: Final = 1

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
-from engine.kernels.scan import (
+from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
+from topicfs.engine.kernels.scan import (
     BAD_OFFSETS,
     BASE_OFFSET,
     DONE,
@@ -34,7 +34,7 @@ OFFSET_ENTRY_SIZE: Final = 8
 TIME_ENTRY_SIZE: Final = 12
 
 FOUND: Final = 7
-"""Beside the statuses of `engine.kernels.scan`: the batch that was looked for."""
+"""Beside the statuses of `topicfs.engine.kernels.scan`: the batch that was looked for."""
 
 BY_OFFSET: Final = 0
 BY_TIMESTAMP: Final = 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from numba import types
 
-from engine.kernels.compile import INT, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.compile import INT, READ, WRITE, inline, kernel, results
 
 MALFORMED = -1
 """Position that a read gives when the number is cut short or too long."""

@@ -1,1 +1,1 @@
-"""Records as Arrow batches and Parquet files. The only room that imports pyarrow, beside `engine.spark`."""
+"""Records as Arrow batches and Parquet files. The only room that imports pyarrow, beside `topicfs.engine.spark`."""

@@ -24,13 +24,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes, Ints, Longs
-from engine.errors import CorruptBatchError
-from engine.kernels import gather as gathering
-from engine.kernels.decode import LOG_APPEND_TIME
-from engine.kernels.scan import ATTRIBUTES, LAST_OFFSET
-from engine.record import MAX_INT64
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Ints, Longs
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import gather as gathering
+from topicfs.engine.kernels.decode import LOG_APPEND_TIME
+from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET
+from topicfs.engine.record import MAX_INT64
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 

@@ -22,13 +22,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.errors import CorruptError
-from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
-from engine.files.regular import open_regular
-from engine.files.views import made_of
-from engine.partition.partition import Partition
-from engine.segment.segment import Segment
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from topicfs.engine.files.regular import open_regular
+from topicfs.engine.files.views import made_of
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.segment import Segment
 
 SUFFIX: Final = ".parquet"
 LIST: Final = "parquet.list"

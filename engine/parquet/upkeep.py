@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from engine.errors import ClosedError, EngineError
-from engine.parquet.table import Failure, Table, TableFile, Tables, file_name
-from engine.parquet.write import Stopped, write_file
-from engine.partition import reader
-from engine.partition.hold import Hold
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition
-from engine.record import Clock
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
+from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.parquet.table import Failure, Table, TableFile, Tables, file_name
+from topicfs.engine.parquet.write import Stopped, write_file
+from topicfs.engine.partition import reader
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Clock
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.batch.columns import Columns
-from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
-from engine.files.regular import open_regular
-from engine.parquet.schema import FILE_SCHEMA, batches
-from engine.parquet.table import TableFile
-from engine.record import NO_TIMESTAMP
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from topicfs.engine.files.regular import open_regular
+from topicfs.engine.parquet.schema import FILE_SCHEMA, batches
+from topicfs.engine.parquet.table import TableFile
+from topicfs.engine.record import NO_TIMESTAMP
 
 ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 16 * 1024 * 1024

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
 
-from engine.errors import ClosedError
-from engine.files.atomic import sync_directory
-from engine.files.names import (
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.names import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
     index_file,
@@ -22,12 +22,12 @@ from engine.files.names import (
     time_index_file,
     transaction_index_file,
 )
-from engine.record import Clock, steady_beside
-from engine.segment.descriptors import Descriptors, sync_file
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.stored import SegmentSettings
-from engine.settings.topic import TopicSettings
+from topicfs.engine.record import Clock, steady_beside
+from topicfs.engine.segment.descriptors import Descriptors, sync_file
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.settings.topic import TopicSettings
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from engine.errors import CorruptCheckpointError
-from engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
-from engine.files.integers import parse_int32, parse_int64
-from engine.files.regular import open_regular
-from engine.record import NO_LEADER_EPOCH, NO_OFFSET
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
+from topicfs.engine.files.integers import parse_int32, parse_int64
+from topicfs.engine.files.regular import open_regular
+from topicfs.engine.record import NO_LEADER_EPOCH, NO_OFFSET
 
 log = logging.getLogger(__name__)
 

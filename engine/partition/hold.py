@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
-from engine.errors import ClosedError
-from engine.partition.chain import Chain
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 
 
 @dataclass(slots=True)

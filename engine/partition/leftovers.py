@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from engine.errors import InvalidNameError
-from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
-from engine.files.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
-from engine.partition.chain import Chain
-from engine.record import MAX_INT64
-from engine.segment.segment import Segment
+from topicfs.engine.errors import InvalidNameError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from topicfs.engine.files.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.segment.segment import Segment
 
 log = logging.getLogger(__name__)
 

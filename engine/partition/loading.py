@@ -31,10 +31,10 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.errors import CorruptCheckpointError, CorruptError
-from engine.files.atomic import write_atomically
-from engine.files.metadata import PartitionMetadata
-from engine.files.names import (
+from topicfs.engine.errors import CorruptCheckpointError, CorruptError
+from topicfs.engine.files.atomic import write_atomically
+from topicfs.engine.files.metadata import PartitionMetadata
+from topicfs.engine.files.names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
@@ -44,19 +44,19 @@ from engine.files.names import (
     offset_of_file,
     transaction_index_file,
 )
-from engine.partition.chain import Chain, segment_settings
-from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.leftovers import finish_swaps, remove_temporary
-from engine.partition.log import Log
-from engine.partition.offsets import Offsets
-from engine.partition.partition import Partition
-from engine.partition.recovery import Recovery, rebuild_epochs, transaction_index_is_sound
-from engine.partition.replay import rebuild
-from engine.producer.manager import ProducerStates
-from engine.record import Clock
-from engine.segment.descriptors import Descriptors
-from engine.settings.topic import TopicSettings
+from topicfs.engine.partition.chain import Chain, segment_settings
+from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.leftovers import finish_swaps, remove_temporary
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.recovery import Recovery, rebuild_epochs, transaction_index_is_sound
+from topicfs.engine.partition.replay import rebuild
+from topicfs.engine.producer.manager import ProducerStates
+from topicfs.engine.record import Clock
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from engine import batch as batches
-from engine.batch.table import Bytes, Longs
-from engine.errors import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
     CleaningAbortedError,
     CorruptIndexError,
     CorruptSegmentError,
@@ -23,10 +23,10 @@ from engine.errors import (
     RollError,
     UnexpectedAppendOffsetError,
 )
-from engine.files.atomic import sync_directory
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
-from engine.kernels.scan import (
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     LAST_OFFSET,
@@ -35,19 +35,19 @@ from engine.kernels.scan import (
     POSITION,
     PRODUCER_ID,
 )
-from engine.partition.chain import segment_settings
-from engine.partition.offsets import Appended
-from engine.partition.recovery import epoch_changes
-from engine.partition.replay import rebuild
-from engine.partition.split import split
-from engine.partition.state import LogState
-from engine.producer import snapshot
-from engine.producer.entry import BatchInfo, Origin
-from engine.producer.manager import CompletedTransaction, ProducerUpdate
-from engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
-from engine.segment.segment import Segment
-from engine.segment.transaction_index import AbortedTransaction
-from engine.settings.topic import TopicSettings
+from topicfs.engine.partition.chain import segment_settings
+from topicfs.engine.partition.offsets import Appended
+from topicfs.engine.partition.recovery import epoch_changes
+from topicfs.engine.partition.replay import rebuild
+from topicfs.engine.partition.split import split
+from topicfs.engine.partition.state import LogState
+from topicfs.engine.producer import snapshot
+from topicfs.engine.producer.entry import BatchInfo, Origin
+from topicfs.engine.producer.manager import CompletedTransaction, ProducerUpdate
+from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.record import NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.record import NO_OFFSET, NO_TIMESTAMP
 
 
 class Isolation(Enum):

@@ -14,26 +14,26 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes
-from engine.errors import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import (
     ClosedError,
     CorruptError,
     OffsetOutOfRangeError,
     OffsetsOutOfOrderError,
     PolicyViolationError,
 )
-from engine.kernels.encode import RECORD_OVERHEAD
-from engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
-from engine.partition import reader, timestamps
-from engine.partition.hold import Hold
-from engine.partition.log import Log
-from engine.partition.offsets import Appended, Isolation, Offsets
-from engine.partition.validate import accept, batch_limit, check_records, check_size, shape_for
-from engine.producer.entry import Origin, increment
-from engine.record import NO_OFFSET, Record
-from engine.settings.topic import TopicSettings
+from topicfs.engine.kernels.encode import RECORD_OVERHEAD
+from topicfs.engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
+from topicfs.engine.partition import reader, timestamps
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+from topicfs.engine.partition.validate import accept, batch_limit, check_records, check_size, shape_for
+from topicfs.engine.producer.entry import Origin, increment
+from topicfs.engine.record import NO_OFFSET, Record
+from topicfs.engine.settings.topic import TopicSettings
 
 T = TypeVar("T")
 Data = bytes | bytearray | memoryview | Bytes

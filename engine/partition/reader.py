@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRangeError
-from engine.kernels.decode import CONTROL, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
-from engine.partition.chain import Chain
-from engine.partition.offsets import Isolation, Offsets
-from engine.record import Record
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRangeError
+from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.offsets import Isolation, Offsets
+from topicfs.engine.record import Record
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 @dataclass(frozen=True, slots=True)

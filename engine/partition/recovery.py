@@ -9,18 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptError, CorruptIndexError, InvalidOffsetError, OffsetOverflowError
-from engine.kernels.decode import CONTROL, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
-from engine.partition.chain import Chain
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.replay import rebuild, replay
-from engine.partition.split import split
-from engine.producer.manager import ProducerStates
-from engine.segment.segment import Segment
-from engine.segment.stored import CHUNK
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptError, CorruptIndexError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.replay import rebuild, replay
+from topicfs.engine.partition.split import split
+from topicfs.engine.producer.manager import ProducerStates
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.stored import CHUNK
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 log = logging.getLogger(__name__)
 

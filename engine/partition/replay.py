@@ -6,14 +6,14 @@ import logging
 
 import numpy as np
 
-from engine import batch as batches
-from engine.batch.table import Bytes, Longs
-from engine.kernels.decode import CONTROL
-from engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
-from engine.partition.chain import Chain
-from engine.producer.entry import BatchInfo, Origin
-from engine.producer.manager import CompletedTransaction, ProducerStates
-from engine.segment.segment import Segment
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.kernels.decode import CONTROL
+from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.producer.entry import BatchInfo, Origin
+from topicfs.engine.producer.manager import CompletedTransaction, ProducerStates
+from topicfs.engine.segment.segment import Segment
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, RollError
-from engine.files.atomic import sync_directory
-from engine.files.names import CLEANED_SUFFIX
-from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
-from engine.partition.chain import Chain
-from engine.record import MAX_INT32
-from engine.segment.segment import Segment
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptBatchError, RollError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.segment import Segment
 
 log = logging.getLogger(__name__)
 

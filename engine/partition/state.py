@@ -11,19 +11,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from engine.errors import (
+from topicfs.engine.errors import (
     ClosedError,
     OffsetOutOfRangeError,
     ReadOnlyError,
 )
-from engine.files.metadata import PartitionMetadata
-from engine.partition.chain import Chain
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.offsets import Offsets
-from engine.producer.manager import ProducerStates
-from engine.record import MAX_INT64, NO_OFFSET, Clock
-from engine.segment.segment import Segment
-from engine.settings.topic import TopicSettings
+from topicfs.engine.files.metadata import PartitionMetadata
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.producer.manager import ProducerStates
+from topicfs.engine.record import MAX_INT64, NO_OFFSET, Clock
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from engine import batch as batches
-from engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
-from engine.partition.chain import Chain
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.offsets import Isolation, Offsets
-from engine.partition.reader import check_end
-from engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
+from topicfs.engine import batch as batches
+from topicfs.engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.offsets import Isolation, Offsets
+from topicfs.engine.partition.reader import check_end
+from topicfs.engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 
 LATEST: Final = -1
 EARLIEST: Final = -2

@@ -13,13 +13,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from engine import batch as batches
-from engine.batch.columns import codec_of, unordered_columns
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
-from engine.kernels.scan import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import codec_of, unordered_columns
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+)
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
@@ -28,9 +33,9 @@ from engine.kernels.scan import (
     MAX_TIMESTAMP,
     PRODUCER_ID,
 )
-from engine.producer.entry import Origin
-from engine.record import NO_PRODUCER_ID, NO_TIMESTAMP, Codec, TimestampType
-from engine.settings.topic import TopicSettings
+from topicfs.engine.producer.entry import Origin
+from topicfs.engine.record import NO_PRODUCER_ID, NO_TIMESTAMP, Codec, TimestampType
+from topicfs.engine.settings.topic import TopicSettings
 
 _SHOWN: Final = 3
 """So many of the wrong records a message tells of."""

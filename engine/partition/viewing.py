@@ -21,27 +21,38 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.batch.table import Bytes, Longs
-from engine.errors import CorruptCheckpointError, CorruptSegmentError, InvalidOffsetError, OffsetOverflowError
-from engine.files.metadata import PartitionMetadata
-from engine.files.names import LOG_SUFFIX, SWAP_SUFFIX, index_file, offset_of_file, transaction_index_file
-from engine.kernels.scan import POSITION
-from engine.partition.chain import Chain, segment_settings
-from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.leftovers import begun_swaps, next_offset_of_swap
-from engine.partition.loading import Known
-from engine.partition.log import Log
-from engine.partition.offsets import Offsets
-from engine.partition.partition import Partition
-from engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
-from engine.partition.replay import rebuild, replay
-from engine.producer.manager import ProducerStates
-from engine.record import Clock
-from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment
-from engine.segment.transaction_index import AbortedTransaction
-from engine.settings.topic import TopicSettings
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
+    CorruptCheckpointError,
+    CorruptSegmentError,
+    InvalidOffsetError,
+    OffsetOverflowError,
+)
+from topicfs.engine.files.metadata import PartitionMetadata
+from topicfs.engine.files.names import (
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    index_file,
+    offset_of_file,
+    transaction_index_file,
+)
+from topicfs.engine.kernels.scan import POSITION
+from topicfs.engine.partition.chain import Chain, segment_settings
+from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.leftovers import begun_swaps, next_offset_of_swap
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
+from topicfs.engine.partition.replay import rebuild, replay
+from topicfs.engine.producer.manager import ProducerStates
+from topicfs.engine.record import Clock
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptSegmentError, InvalidNameError
-from engine.files.names import LOG_SUFFIX, log_file, offset_of_file, time_index_file
-from engine.files.regular import open_regular, read_regular
-from engine.kernels.scan import HEADER_SIZE
-from engine.kernels.search import TIME_ENTRY_SIZE
-from engine.partition.loading import Known
-from engine.partition.offsets import Offsets
-from engine.record import NO_TIMESTAMP
+from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
+from topicfs.engine.files.names import LOG_SUFFIX, log_file, offset_of_file, time_index_file
+from topicfs.engine.files.regular import open_regular, read_regular
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.kernels.search import TIME_ENTRY_SIZE
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.record import NO_TIMESTAMP
 
 _MAX_TIMESTAMP: Final = slice(35, 43)
 """Where a batch's header has it."""

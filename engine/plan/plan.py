@@ -12,25 +12,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from engine.cleaner.candidates import Candidate, assess
-from engine.errors import CorruptCheckpointError, CorruptError
-from engine.files.checkpoint import (
+from topicfs.engine.cleaner.candidates import Candidate, assess
+from topicfs.engine.errors import CorruptCheckpointError, CorruptError
+from topicfs.engine.files.checkpoint import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
-from engine.files.metadata import CleanShutdown, MetaProperties
-from engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
-from engine.files.place import logs_in
-from engine.partition.loading import Known
-from engine.partition.offsets import Offsets
-from engine.plan.listed import ListedSegment, listed, offsets_of
-from engine.retention.rules import Due, Forecast, due, forecast
-from engine.settings.topic import TopicSettings
-from engine.store.configured import configured
-from engine.store.listing import Listing, PartitionKey
+from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
+from topicfs.engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
+from topicfs.engine.files.place import logs_in
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.plan.listed import ListedSegment, listed, offsets_of
+from topicfs.engine.retention.rules import Due, Forecast, due, forecast
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.store.configured import configured
+from topicfs.engine.store.listing import Listing, PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from engine.batch.marker import Marker
-from engine.kernels import scan
-from engine.kernels.decode import CONTROL, TRANSACTIONAL
-from engine.record import MAX_INT32, NO_OFFSET, NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
+from topicfs.engine.batch.marker import Marker
+from topicfs.engine.kernels import scan
+from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.record import MAX_INT32, NO_OFFSET, NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
 
 KEPT_BATCHES: Final = 5  # a client has at most this many requests in flight, so it repeats no older batch
 NO_COORDINATOR_EPOCH: Final = -1

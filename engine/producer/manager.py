@@ -26,19 +26,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from engine.batch.marker import ABORT, Marker
-from engine.errors import (
+from topicfs.engine.batch.marker import ABORT, Marker
+from topicfs.engine.errors import (
     CorruptSnapshotError,
     InvalidProducerEpochError,
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
-from engine.files.atomic import TEMPORARY_SUFFIX
-from engine.files.names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, snapshot_file
-from engine.producer import snapshot
-from engine.producer.entry import BatchInfo, BatchMetadata, Origin, ProducerEntry, increment
-from engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX
+from topicfs.engine.files.names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, snapshot_file
+from topicfs.engine.producer import snapshot
+from topicfs.engine.producer.entry import BatchInfo, BatchMetadata, Origin, ProducerEntry, increment
+from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 log = logging.getLogger(__name__)
 
@@ -405,7 +405,7 @@ class ProducerStates:
     def take_snapshot(self, *, fsync: bool) -> Path | None:
         """Write a snapshot at the map end offset; None where the last one holds the same.
 
-        One that was written without `fsync` is made durable later, by `engine.producer.snapshot.flush`.
+        One that was written without `fsync` is made durable later, by `topicfs.engine.producer.snapshot.flush`.
         """
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset or self._read_only:

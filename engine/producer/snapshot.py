@@ -30,12 +30,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import CorruptSnapshotError
-from engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
-from engine.files.regular import open_regular, read_regular, write_regular
-from engine.kernels.crc import crc32c
-from engine.producer.entry import BatchMetadata, ProducerEntry
-from engine.record import NO_OFFSET
+from topicfs.engine.errors import CorruptSnapshotError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from topicfs.engine.files.regular import open_regular, read_regular, write_regular
+from topicfs.engine.kernels.crc import crc32c
+from topicfs.engine.producer.entry import BatchMetadata, ProducerEntry
+from topicfs.engine.record import NO_OFFSET
 
 VERSION: Final = 1
 HEADER: Final = struct.Struct(">hIi")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from engine.errors import ClosedError
-from engine.partition.log import Log
-from engine.retention.rules import Due, Forecast, Reason, due, forecast
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.log import Log
+from topicfs.engine.retention.rules import Due, Forecast, Reason, due, forecast
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from engine.partition.offsets import Offsets
-from engine.settings.topic import TopicSettings
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.settings.topic import TopicSettings
 
 
 class Measured(Protocol):

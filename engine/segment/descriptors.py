@@ -22,8 +22,8 @@ import resource
 import threading
 from typing import Any, Final, Protocol, TypeVar
 
-from engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
-from engine.files.regular import open_regular
+from topicfs.engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
+from topicfs.engine.files.regular import open_regular
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
-from engine.files.regular import read_regular
-from engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
-from engine.record import MAX_INT32
-from engine.segment.descriptors import (
+from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.files.regular import read_regular
+from topicfs.engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.descriptors import (
     Descriptor,
     Descriptors,
     SecondChance,

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.errors import (
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
     ClosedError,
     CorruptSegmentError,
     InvalidOffsetError,
@@ -21,7 +21,7 @@ from engine.errors import (
     ReadOnlyError,
     RecordBatchTooLargeError,
 )
-from engine.kernels.scan import (
+from topicfs.engine.kernels.scan import (
     BASE_OFFSET,
     FULL,
     LAST_OFFSET,
@@ -29,24 +29,24 @@ from engine.kernels.scan import (
     PROBLEMS,
     SIZE,
 )
-from engine.kernels.search import (
+from topicfs.engine.kernels.search import (
     OFFSET_ENTRY_SIZE,
     TIME_ENTRY_SIZE,
     index_entries,
     rising_rows,
 )
-from engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
-from engine.segment.allocation import allocate, is_allocated_behind, release_behind
-from engine.segment.descriptors import (
+from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
+from topicfs.engine.segment.allocation import allocate, is_allocated_behind, release_behind
+from topicfs.engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
     cut_file,
     write_exactly,
 )
-from engine.segment.offset_index import OffsetIndex
-from engine.segment.stored import SegmentSettings, StoredSegment, mending
-from engine.segment.time_index import TimeIndex
-from engine.segment.walk import NOTHING, walk
+from topicfs.engine.segment.offset_index import OffsetIndex
+from topicfs.engine.segment.stored import SegmentSettings, StoredSegment, mending
+from topicfs.engine.segment.time_index import TimeIndex
+from topicfs.engine.segment.walk import NOTHING, walk
 
 log = logging.getLogger(__name__)
 

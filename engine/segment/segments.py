@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate, takewhile
 from operator import attrgetter
 
-from engine.segment.segment import Segment
+from topicfs.engine.segment.segment import Segment
 
 _base_offset = attrgetter("base_offset")
 

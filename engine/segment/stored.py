@@ -10,7 +10,7 @@ A suffix behind the whole name says what becomes of the files: `.cleaned`, `.swa
 Readers take no lock. Everything before `size` is in the file; `size` is published last by an append and
 first by a truncation.
 
-Here is what every segment can do; `engine.segment.segment` adds what only a growing one can.
+Here is what every segment can do; `topicfs.engine.segment.segment` adds what only a growing one can.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Final, Self
 
 import numpy as np
 
-from engine.batch import first_record_at_or_after
-from engine.batch.table import Bytes, Longs
-from engine.errors import (
+from topicfs.engine.batch import first_record_at_or_after
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import (
     CorruptBatchError,
     CorruptError,
     CorruptSegmentError,
     OffsetOutOfRangeError,
 )
-from engine.kernels.scan import (
+from topicfs.engine.kernels.scan import (
     BAD_OFFSETS,
     BASE_OFFSET,
     COLUMNS,
@@ -50,23 +50,23 @@ from engine.kernels.scan import (
     SIZE_OVERHEAD,
     scan,
 )
-from engine.kernels.search import (
+from topicfs.engine.kernels.search import (
     BY_OFFSET,
     FOUND,
     find_batch,
 )
-from engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
-from engine.segment.descriptors import (
+from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
+from topicfs.engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
     read_exactly,
     read_exactly_into,
 )
-from engine.segment.offset_index import OffsetIndex
-from engine.segment.time_index import TimeIndex
-from engine.segment.transaction_index import AbortedTransaction, TransactionIndex
-from engine.segment.trust import latest_behind, remade, resume
-from engine.segment.walk import NOTHING, walk
+from topicfs.engine.segment.offset_index import OffsetIndex
+from topicfs.engine.segment.time_index import TimeIndex
+from topicfs.engine.segment.transaction_index import AbortedTransaction, TransactionIndex
+from topicfs.engine.segment.trust import latest_behind, remade, resume
+from topicfs.engine.segment.walk import NOTHING, walk
 
 log = logging.getLogger(__name__)
 

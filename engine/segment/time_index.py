@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from engine.errors import CorruptIndexError, InvalidOffsetError
-from engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
-from engine.record import NO_TIMESTAMP
-from engine.segment.descriptors import Descriptors
-from engine.segment.offset_index import ALONE, INDEX_CACHE, IndexBytes, IndexCache, IndexFile
+from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
+from topicfs.engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
+from topicfs.engine.record import NO_TIMESTAMP
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.offset_index import ALONE, INDEX_CACHE, IndexBytes, IndexCache, IndexFile
 
 _ENTRY: Final = struct.Struct(">qi")
 

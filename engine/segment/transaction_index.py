@@ -28,10 +28,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import CorruptIndexError, InvalidOffsetError
-from engine.files.names import DELETED_SUFFIX
-from engine.files.regular import open_regular
-from engine.record import NO_OFFSET
+from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
+from topicfs.engine.files.names import DELETED_SUFFIX
+from topicfs.engine.files.regular import open_regular
+from topicfs.engine.record import NO_OFFSET
 
 log = logging.getLogger(__name__)
 

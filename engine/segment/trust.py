@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from engine.batch.table import Bytes
-from engine.errors import CorruptError
-from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, SIZE
-from engine.kernels.search import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_entries
-from engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
-from engine.segment.offset_index import OffsetIndex
-from engine.segment.time_index import TimeIndex
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, SIZE
+from topicfs.engine.kernels.search import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_entries
+from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.segment.offset_index import OffsetIndex
+from topicfs.engine.segment.time_index import TimeIndex
 
 if TYPE_CHECKING:
-    from engine.segment.stored import StoredSegment
+    from topicfs.engine.segment.stored import StoredSegment
 
 log = logging.getLogger(__name__)
 

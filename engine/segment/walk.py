@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from engine.batch.table import Bytes, Longs
-from engine.kernels.scan import (
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.kernels.scan import (
     COLUMNS,
     DONE,
     FULL,

@@ -11,8 +11,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Final
 
-from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
-from engine.settings.setting import refuse_unknown
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
+from topicfs.engine.settings.setting import refuse_unknown
 
 BROKERS: Final = frozenset(
     # Those that Kafka 4.3 documents; a test compares them with its own list.

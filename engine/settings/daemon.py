@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from engine.errors import InvalidSettingError
-from engine.record import MAX_INT32
-from engine.settings.definitions import DAEMON
-from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
-from engine.settings.setting import Setting, Value, refuse_unknown, text_of
-from engine.settings.topic import resolve_topic
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.settings.definitions import DAEMON
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
+from topicfs.engine.settings.setting import Setting, Value, refuse_unknown, text_of
+from topicfs.engine.settings.topic import resolve_topic
 
 # A slot of the cleaner's table of keys: a hash of 16 bytes and an offset.
 _SLOT_BYTES: Final = 24

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from engine.record import MAX_INT64
-from engine.settings.setting import Kind, Range, Setting, Synonym
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.settings.setting import Kind, Range, Setting, Synonym
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.record import MAX_INT64
-from engine.settings.definitions import DAEMON, TOPIC, at_least
-from engine.settings.setting import Kind, Range, Setting, Synonym
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.settings.definitions import DAEMON, TOPIC, at_least
+from topicfs.engine.settings.setting import Kind, Range, Setting, Synonym
 
 # Of the daemon-wide retention times any negative one means no limit, and 0 is refused.
 _UNLIMITED_OR_POSITIVE: Final[tuple[Range, ...]] = ((-MAX_INT64 - 1, -1), (1, MAX_INT64))

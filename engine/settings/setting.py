@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine.errors import InvalidSettingError
-from engine.files.atomic import shown
-from engine.files.integers import parse_int32, parse_int64
-from engine.record import MAX_INT32, MAX_INT64
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.files.atomic import shown
+from topicfs.engine.files.integers import parse_int32, parse_int64
+from topicfs.engine.record import MAX_INT32, MAX_INT64
 
 Value = bool | int | float | str | tuple[str, ...]
 

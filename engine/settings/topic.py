@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
-from engine.errors import InvalidSettingError
-from engine.record import Codec, TimestampType
-from engine.settings.definitions import COMPACT, DELETE, TOPIC
-from engine.settings.lookup import DAEMON_BY_NAME, TOPIC_BY_NAME, TOPIC_HINTS
-from engine.settings.setting import Setting, Value, refuse_unknown, text_of
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.record import Codec, TimestampType
+from topicfs.engine.settings.definitions import COMPACT, DELETE, TOPIC
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME, TOPIC_BY_NAME, TOPIC_HINTS
+from topicfs.engine.settings.setting import Setting, Value, refuse_unknown, text_of
 
 _CODECS: Final = {
     "uncompressed": Codec.NONE,

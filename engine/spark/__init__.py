@@ -1,6 +1,6 @@
 """Spark: a data source that reads segment files itself, and jobs for logs that are too large for one machine.
 
-    >>> from engine.spark import register
+    >>> from topicfs.engine.spark import register
     >>> register(spark)
     >>> spark.read.format("topicfs").option("path", "/data").option("topic", "orders").load()
 
@@ -29,6 +29,6 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make the format `topicfs` known to a session."""
-    from engine.spark.source import TopicSource  # noqa: PLC0415 - tasks import this package and need no session
+    from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415 - tasks import this package and need no session
 
     spark.dataSource.register(TopicSource)

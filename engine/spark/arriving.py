@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.batch.columns import Columns
-from engine.batch.table import Bytes, Ints, Longs
-from engine.errors import InvalidRecordError
-from engine.inbox.routing import NO_PARTITION
-from engine.record import MAX_INT32
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Ints, Longs
+from topicfs.engine.errors import InvalidRecordError
+from topicfs.engine.inbox.routing import NO_PARTITION
+from topicfs.engine.record import MAX_INT32
 
 _BYTES: Final = pa.large_binary()
 
@@ -80,7 +80,7 @@ def _timestamps(values: pa.Array | None, count: int, now: int) -> Longs:
 
 
 def _headers(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
-    """Start, length and bytes of the headers as a record has them, drawn in `engine.kernels.encode`."""
+    """Start, length and bytes of the headers as a record has them, drawn in `topicfs.engine.kernels.encode`."""
     start, length = np.zeros(count, np.int32), np.ones(count, np.int32)
     if values is None or values.null_count == count:
         return start, length, np.empty(0, np.uint8)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptSnapshotError
-from engine.files.checkpoint import LOG_STARTS, OffsetCheckpoint
-from engine.files.names import log_file, snapshot_file
-from engine.spark.files import Aborted, Files, offset_index
-from engine.spark.headers import ABORT, CONTROL, TRANSACTIONAL, Head, heads, marker_kind
-from engine.spark.place import Place
+from topicfs.engine.errors import CorruptSnapshotError
+from topicfs.engine.files.checkpoint import LOG_STARTS, OffsetCheckpoint
+from topicfs.engine.files.names import log_file, snapshot_file
+from topicfs.engine.spark.files import Aborted, Files, offset_index
+from topicfs.engine.spark.headers import ABORT, CONTROL, TRANSACTIONAL, Head, heads, marker_kind
+from topicfs.engine.spark.place import Place
 
 _SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
@@ -147,7 +147,7 @@ def _begun(files: Files) -> Tail:
 
 
 def _open_transactions(path: Path) -> dict[int, int]:
-    """The open transactions of a producer snapshot; see `engine.producer.snapshot`."""
+    """The open transactions of a producer snapshot; see `topicfs.engine.producer.snapshot`."""
     data = path.read_bytes()
     if len(data) < _SNAPSHOT_HEADER.size or (len(data) - _SNAPSHOT_HEADER.size) % _SNAPSHOT_ENTRY.size:
         raise CorruptSnapshotError(f"{path}: expected whole entries, found {len(data)} bytes")

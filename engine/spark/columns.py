@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from engine.errors import InvalidSettingError
+from topicfs.engine.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from engine.errors import StoreLockedError
-from engine.inbox.inbox import Chunk, batch_name
-from engine.inbox.routing import choose
-from engine.spark.arriving import columns_of, partitions_of
-from engine.store.store import Store
+from topicfs.engine.errors import StoreLockedError
+from topicfs.engine.inbox.inbox import Chunk, batch_name
+from topicfs.engine.inbox.routing import choose
+from topicfs.engine.spark.arriving import columns_of, partitions_of
+from topicfs.engine.store.store import Store
 
 _PATIENCE_S: Final = 10.0
 """Another query that commits to this log has it open for a moment. A daemon, or a long job, is not waited for."""

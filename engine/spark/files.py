@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from engine.errors import CorruptSegmentError, InvalidNameError
-from engine.files.names import (
+from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
+from topicfs.engine.files.names import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     SWAP_SUFFIX,

@@ -1,6 +1,6 @@
 """Headers of batches, read one by one without a kernel: for the end of a log, where few are to be looked at.
 
-The header is drawn in `engine.kernels.scan`, a marker in `engine.batch.marker`.
+The header is drawn in `topicfs.engine.kernels.scan`, a marker in `topicfs.engine.batch.marker`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from engine.errors import CorruptBatchError
+from topicfs.engine.errors import CorruptBatchError
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _SIZE_OVERHEAD: Final = 12

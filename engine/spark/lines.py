@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.errors import InvalidRecordError
+from topicfs.engine.errors import InvalidRecordError
 
 _PLAIN: Final = r"\A[\x20-\x{d7ff}\x{e000}-\x{10ffff}]*\z"
 """UTF-8 without control characters. Of bytes the pattern takes no others: it is matched by the bytes of the characters,

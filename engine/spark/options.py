@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.errors import InvalidSettingError
+from topicfs.engine.errors import InvalidSettingError
 
 EARLIEST: Final = -2
 LATEST: Final = -1

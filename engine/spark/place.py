@@ -3,7 +3,7 @@
 A query may name either. Segments are read from the backing directory, so that tasks on machines without the mount read
 them too. The mount, where there is one, is asked for the offsets that the daemon has published.
 
-Who mounts what is in the kernel's table; see `mountd.mounts`, which writes the source that is read here.
+Who mounts what is in the kernel's table; see `topicfs.mountd.mounts`, which writes the source that is read here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
-from engine.errors import InvalidNameError
+from topicfs.engine.errors import InvalidNameError
 
 _TABLE: Final = Path("/proc/self/mountinfo")
 _TYPE: Final = b"fuse.topicfs"

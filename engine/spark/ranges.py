@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from engine.earliest.file import load
-from engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
-from engine.files.names import log_file
-from engine.record import MAX_INT64
-from engine.spark.bounds import Bounds, Tail, seen, told
-from engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
-from engine.spark.filters import Times
-from engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
-from engine.spark.place import Place
-from engine.store.listing import Listing
+from topicfs.engine.earliest.file import load
+from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
+from topicfs.engine.files.names import log_file
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
+from topicfs.engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
+from topicfs.engine.spark.filters import Times
+from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
+from topicfs.engine.spark.place import Place
+from topicfs.engine.store.listing import Listing
 
 TASK_BYTES: Final = 128 * 1024 * 1024
 """As much of a log as one task reads, unless `minPartitions` asks for more tasks: what Spark takes of a file."""
@@ -159,7 +159,7 @@ def _offset(partition: Partition, key: Key, limit: Limit, name: str, late_is_lat
 
 def first_at(partition: Partition, timestamp: int) -> int | None:
     """The first offset with a record that is not earlier; None without one. Exact: see `StoredSegment`."""
-    from engine.spark.scan import offset_by_timestamp  # noqa: PLC0415 - loads the kernels
+    from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415 - loads the kernels
 
     files, bounds = partition.files, partition.bounds
     for place, base in enumerate(files.bases):

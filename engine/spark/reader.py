@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from engine.files.views import VIEWS
-from engine.spark.columns import arrow_schema
-from engine.spark.filters import EVERYTHING, Filters, Times
-from engine.spark.options import Options
-from engine.spark.place import place_of
-from engine.spark.ranges import OffsetRange, Partition, checked, chosen, found, resolved, tasks, within_times
+from topicfs.engine.files.views import VIEWS
+from topicfs.engine.spark.columns import arrow_schema
+from topicfs.engine.spark.filters import EVERYTHING, Filters, Times
+from topicfs.engine.spark.options import Options
+from topicfs.engine.spark.place import place_of
+from topicfs.engine.spark.ranges import (
+    OffsetRange,
+    Partition,
+    checked,
+    chosen,
+    found,
+    resolved,
+    tasks,
+    within_times,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,8 +104,8 @@ class TopicReader(DataSourceReader):
 
 def read(part: OffsetRange | None, schema: StructType, times: Times) -> Iterator[pa.RecordBatch]:
     """The records of a range, with the columns of a schema."""
-    first = "engine.spark.scan" not in sys.modules
-    from engine.spark.scan import record_batches  # noqa: PLC0415 - loads the kernels, in tasks only
+    first = "topicfs.engine.spark.scan" not in sys.modules
+    from topicfs.engine.spark.scan import record_batches  # noqa: PLC0415 - loads the kernels, in tasks only
 
     if first:
         # Between tasks Spark's worker has all objects looked at for garbage: those of the compiler alone took 60 ms, a

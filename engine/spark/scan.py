@@ -20,20 +20,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.batch.table import Longs
-from engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION, PRODUCER_ID
-from engine.parquet.schema import batches as arrow_batch
-from engine.parquet.schema import timestamp_types_of
-from engine.record import now_ms
-from engine.segment.descriptors import Descriptors
-from engine.segment.stored import SegmentSettings, StoredSegment
-from engine.spark.files import listed
-from engine.spark.filters import EVERYTHING, Times
-from engine.spark.ranges import OffsetRange
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Longs
+from topicfs.engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from topicfs.engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    LAST_OFFSET,
+    MAX_TIMESTAMP,
+    POSITION,
+    PRODUCER_ID,
+)
+from topicfs.engine.parquet.schema import batches as arrow_batch
+from topicfs.engine.parquet.schema import timestamp_types_of
+from topicfs.engine.record import now_ms
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
+from topicfs.engine.spark.files import listed
+from topicfs.engine.spark.filters import EVERYTHING, Times
+from topicfs.engine.spark.ranges import OffsetRange
 
 ROWS: Final = 20_000
 """Records of an Arrow batch: less costs more calls, more no longer helps (measured, see SPARK.md §4)."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from engine.spark.columns import check, columns
-from engine.spark.options import parse
+from topicfs.engine.spark.columns import check, columns
+from topicfs.engine.spark.options import parse
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from engine.spark.reader import TopicReader
-    from engine.spark.stream import TopicStreamReader
-    from engine.spark.writer import TopicStreamWriter, TopicWriter
+    from topicfs.engine.spark.reader import TopicReader
+    from topicfs.engine.spark.stream import TopicStreamReader
+    from topicfs.engine.spark.writer import TopicStreamWriter, TopicWriter
 
 
 class TopicSource(DataSource):
@@ -31,26 +31,26 @@ class TopicSource(DataSource):
 
     def reader(self, schema: StructType) -> TopicReader:
         """For one batch query."""
-        from engine.spark.reader import TopicReader  # noqa: PLC0415 - each process loads its own part
+        from topicfs.engine.spark.reader import TopicReader  # noqa: PLC0415 - each process loads its own part
 
         return TopicReader(parse(dict(self.options), streaming=False), check(schema))
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
         """For one streaming query."""
-        from engine.spark.stream import TopicStreamReader  # noqa: PLC0415
+        from topicfs.engine.spark.stream import TopicStreamReader  # noqa: PLC0415
 
         return TopicStreamReader(parse(dict(self.options), streaming=True), check(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
         """For one batch query."""
-        from engine.spark import writer  # noqa: PLC0415
+        from topicfs.engine.spark import writer  # noqa: PLC0415
 
         writer.refuse_overwriting(overwrite)
         return writer.TopicWriter(writer.target_of(self.options, schema), writer.batch_name_of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
         """For one streaming query."""
-        from engine.spark import writer  # noqa: PLC0415
+        from topicfs.engine.spark import writer  # noqa: PLC0415
 
         writer.refuse_overwriting(overwrite)
         return writer.TopicStreamWriter(writer.target_of(self.options, schema))

@@ -19,13 +19,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from engine.errors import InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
-from engine.spark.bounds import Tail
-from engine.spark.filters import EVERYTHING
-from engine.spark.options import Key, Options
-from engine.spark.place import Place, place_of
-from engine.spark.ranges import Partition, checked, chosen, found, resolved, tasks
-from engine.spark.reader import Task, read
+from topicfs.engine.errors import InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
+from topicfs.engine.spark.bounds import Tail
+from topicfs.engine.spark.filters import EVERYTHING
+from topicfs.engine.spark.options import Key, Options
+from topicfs.engine.spark.place import Place, place_of
+from topicfs.engine.spark.ranges import Partition, checked, chosen, found, resolved, tasks
+from topicfs.engine.spark.reader import Task, read
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,15 +33,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.taskcontext import TaskContext
 
-from engine.errors import (
+from topicfs.engine.errors import (
     ClosedError,
     InvalidRecordError,
     InvalidSettingError,
     StoreLockedError,
     UnknownPartitionError,
 )
-from engine.files.names import validate_topic
-from engine.spark.place import Place, place_of
+from topicfs.engine.files.names import validate_topic
+from topicfs.engine.spark.place import Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -248,7 +248,7 @@ class _LineSink:
         self.file = file
 
     def add(self, rows: pa.RecordBatch) -> None:
-        from engine.spark.lines import lines  # noqa: PLC0415 - in tasks only
+        from topicfs.engine.spark.lines import lines  # noqa: PLC0415 - in tasks only
 
         with _served(self.mount):
             self.file.write(lines(rows))
@@ -356,7 +356,7 @@ class _ArrowSink:
 
 
 class ClosedInboxes:
-    """Those of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, and `engine.inbox`."""
+    """Those of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, and `topicfs.engine.inbox`."""
 
     suffix = ".arrow"
 
@@ -378,7 +378,7 @@ class ClosedInboxes:
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See Inboxes."""
-        from engine.spark.committing import commit  # noqa: PLC0415 - loads the engine, on the driver only
+        from topicfs.engine.spark.committing import commit  # noqa: PLC0415 - loads the engine, on the driver only
 
         try:
             for topic, staged in files.items():

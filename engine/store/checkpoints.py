@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from engine.errors import CorruptCheckpointError
-from engine.files.checkpoint import (
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files.checkpoint import (
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
-from engine.partition.loading import Known
-from engine.partition.partition import Partition
-from engine.store.listing import PartitionKey
-from engine.store.slot import Slot
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ A change is checked as a whole, then written, and only then takes effect.
     created-topics      the ids of the topics that were made here, one a line
 
 A topic whose id is not among them is adopted: a broker, or somebody with cp, has put it there. No default of ours
-removes its records: see `engine.settings.topic`. What its cluster says of it holds where the topic's id is the one that
-the cluster knows by that name.
+removes its records: see `topicfs.engine.settings.topic`. What its cluster says of it holds where the topic's id is the
+one that the cluster knows by that name.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from engine.cluster.image import Cluster, ClusterTopic
-from engine.errors import CorruptCheckpointError, InvalidNameError, InvalidSettingError
-from engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
-from engine.files.metadata import PartitionMetadata, parse_uuid
-from engine.files.names import MAX_NAME_LENGTH, validate_topic
-from engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
-from engine.record import Clock
-from engine.settings import topic as topic_settings
-from engine.settings.broker import split_lines
-from engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
-from engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
-from engine.settings.setting import Setting, refuse_unknown
-from engine.settings.topic import KEPT, OURS, Explained, Origin, TopicSettings, resolve_topic
+from topicfs.engine.cluster.image import Cluster, ClusterTopic
+from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError, InvalidSettingError
+from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.metadata import PartitionMetadata, parse_uuid
+from topicfs.engine.files.names import MAX_NAME_LENGTH, validate_topic
+from topicfs.engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
+from topicfs.engine.record import Clock
+from topicfs.engine.settings import topic as topic_settings
+from topicfs.engine.settings.broker import split_lines
+from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
+from topicfs.engine.settings.setting import Setting, refuse_unknown
+from topicfs.engine.settings.topic import KEPT, OURS, Explained, Origin, TopicSettings, resolve_topic
 
 log = logging.getLogger(__name__)
 

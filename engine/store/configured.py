@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engine.cluster.reading import read_cluster
-from engine.files.names import partition_directory
-from engine.files.place import logs_in
-from engine.record import Clock
-from engine.store.configuration import SERVER_PROPERTIES, Configuration
-from engine.store.listing import PartitionKey
+from topicfs.engine.cluster.reading import read_cluster
+from topicfs.engine.files.names import partition_directory
+from topicfs.engine.files.place import logs_in
+from topicfs.engine.record import Clock
+from topicfs.engine.store.configuration import SERVER_PROPERTIES, Configuration
+from topicfs.engine.store.listing import PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from engine.errors import CorruptCheckpointError, InvalidNameError
-from engine.files.atomic import read_bounded, sync_directory, write_atomically
-from engine.files.names import (
+from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError
+from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.names import (
     DELETE_SUFFIX,
     parse_partition_directory,
     partition_directory,
     validate_topic,
 )
-from engine.partition.loading import Known
-from engine.record import MAX_INT64
-from engine.store.removal import Removals
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.store.removal import Removals
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.cleaner.manager import CleaningManager
-from engine.record import Clock
-from engine.retention.removal import Removed
-from engine.settings.daemon import DaemonSettings
-from engine.store import upkeep
-from engine.store.checkpoints import Checkpoints
-from engine.store.deletion import Deletions
-from engine.store.partitions import Partitions
-from engine.store.removal import Removals
+from topicfs.engine.cleaner.manager import CleaningManager
+from topicfs.engine.record import Clock
+from topicfs.engine.retention.removal import Removed
+from topicfs.engine.settings.daemon import DaemonSettings
+from topicfs.engine.store import upkeep
+from topicfs.engine.store.checkpoints import Checkpoints
+from topicfs.engine.store.deletion import Deletions
+from topicfs.engine.store.partitions import Partitions
+from topicfs.engine.store.removal import Removals
 
 log = logging.getLogger(__name__)
 

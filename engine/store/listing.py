@@ -15,8 +15,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.errors import InvalidNameError
-from engine.files.names import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
+from topicfs.engine.errors import InvalidNameError
+from topicfs.engine.files.names import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
 
 PartitionKey = tuple[str, int]
 """Topic and number."""

@@ -10,18 +10,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from engine.errors import ClosedError, EngineError, UnknownPartitionError
-from engine.files.metadata import CleanShutdown
-from engine.files.names import parse_partition_directory, partition_directory
-from engine.partition.loading import Known, load
-from engine.partition.partition import Partition
-from engine.partition.viewing import view
-from engine.record import Clock
-from engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
-from engine.store.checkpoints import Checkpoints
-from engine.store.configuration import Configuration
-from engine.store.listing import PartitionKey
-from engine.store.slot import Slot
+from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.files.metadata import CleanShutdown
+from topicfs.engine.files.names import parse_partition_directory, partition_directory
+from topicfs.engine.partition.loading import Known, load
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.viewing import view
+from topicfs.engine.record import Clock
+from topicfs.engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
+from topicfs.engine.store.checkpoints import Checkpoints
+from topicfs.engine.store.configuration import Configuration
+from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

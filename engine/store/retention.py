@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.errors import ClosedError, EngineError, UnknownPartitionError
-from engine.partition.loading import Known
-from engine.partition.offsets import Offsets
-from engine.partition.partition import Partition
-from engine.plan.listed import ListedSegment, listed, offsets_of
-from engine.retention.removal import NOTHING, Removed, apply
-from engine.retention.rules import due
-from engine.settings.topic import TopicSettings
-from engine.store.listing import PartitionKey
-from engine.store.slot import Slot
+from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.plan.listed import ListedSegment, listed, offsets_of
+from topicfs.engine.retention.removal import NOTHING, Removed, apply
+from topicfs.engine.retention.rules import due
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import ClosedError, EngineError, UnknownPartitionError
-from engine.partition.partition import Partition
-from engine.store.listing import PartitionKey
+from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.store.listing import PartitionKey
 
 log = logging.getLogger(__name__)
 

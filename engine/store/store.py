@@ -31,9 +31,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from engine.cleaner.manager import CleaningManager
-from engine.cluster.image import ClusterTopic
-from engine.errors import (
+from topicfs.engine.cleaner.manager import CleaningManager
+from topicfs.engine.cluster.image import ClusterTopic
+from topicfs.engine.errors import (
     ClosedError,
     EngineError,
     InvalidNameError,
@@ -45,35 +45,35 @@ from engine.errors import (
     ReadOnlyError,
     UnknownPartitionError,
 )
-from engine.files import place
-from engine.files.atomic import sync_directory
-from engine.files.lock import DirectoryLock
-from engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
-from engine.files.names import (
+from topicfs.engine.files import place
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.lock import DirectoryLock
+from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
+from topicfs.engine.files.names import (
     NOT_PARTITIONS,
     deletion_directory,
     parse_partition_directory,
     partition_directory,
 )
-from engine.files.place import LOGS
-from engine.inbox.inboxes import Inboxes
-from engine.partition.loading import Known
-from engine.partition.partition import Partition
-from engine.record import Clock, now_ms, steady_beside
-from engine.settings.daemon import DaemonSettings
-from engine.settings.topic import Explained, TopicSettings
-from engine.store.configuration import TOPICS, Configuration
-from engine.store.configured import configured, tell_of_others
-from engine.store.deletion import INBOX as KEPT_INBOX
-from engine.store.deletion import SETTINGS as KEPT_SETTINGS
-from engine.store.deletion import DeletedPartition, Deletion, Deletions
-from engine.store.keeping import KeptStore
-from engine.store.listing import Listing, PartitionKey
-from engine.store.partitions import Partitions
-from engine.store.removal import Removals
-from engine.store.retention import Retention
-from engine.store.slot import Slot
-from engine.store.upkeep import Schedule
+from topicfs.engine.files.place import LOGS
+from topicfs.engine.inbox.inboxes import Inboxes
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Clock, now_ms, steady_beside
+from topicfs.engine.settings.daemon import DaemonSettings
+from topicfs.engine.settings.topic import Explained, TopicSettings
+from topicfs.engine.store.configuration import TOPICS, Configuration
+from topicfs.engine.store.configured import configured, tell_of_others
+from topicfs.engine.store.deletion import INBOX as KEPT_INBOX
+from topicfs.engine.store.deletion import SETTINGS as KEPT_SETTINGS
+from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
+from topicfs.engine.store.keeping import KeptStore
+from topicfs.engine.store.listing import Listing, PartitionKey
+from topicfs.engine.store.partitions import Partitions
+from topicfs.engine.store.removal import Removals
+from topicfs.engine.store.retention import Retention
+from topicfs.engine.store.slot import Slot
+from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
 

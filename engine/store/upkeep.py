@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.errors import ClosedError
-from engine.partition.log import Log
-from engine.partition.partition import Partition
-from engine.record import MAX_INT64
-from engine.settings.daemon import DaemonSettings
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import MAX_INT64
+from topicfs.engine.settings.daemon import DaemonSettings
 
 logger = logging.getLogger(__name__)
 

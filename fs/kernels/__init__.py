@@ -1,8 +1,11 @@
-"""Kernels of the mounted face: records → bytes of a format, and back. `python -m mountd.kernels` compiles them."""
+"""Kernels of the mounted face: records → bytes of a format, and back.
+
+`python -m topicfs.mountd.kernels` compiles them.
+"""
 
 from pathlib import Path
 
-import engine.kernels
-from engine.kernels.cache import prepare
+import topicfs.engine.kernels
+from topicfs.engine.kernels.cache import prepare
 
-prepare(Path(__file__).parent, *map(Path, engine.kernels.__path__))
+prepare(Path(__file__).parent, *map(Path, topicfs.engine.kernels.__path__))

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.compile import inline
+from topicfs.engine.kernels.compile import inline
 
 WIDTH = 16
 BACKSLASH = 92

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from engine.kernels.compile import inline
-from engine.kernels.varint import copy, varint_size, write_varint
-from fs.kernels.escapes import HEX_VALUES, JSON_BYTES, find_json
-from fs.kernels.numbers import decode_base64, decoded_size
-from fs.kernels.reasons import (
+from topicfs.engine.kernels.compile import inline
+from topicfs.engine.kernels.varint import copy, varint_size, write_varint
+from topicfs.fs.kernels.escapes import HEX_VALUES, JSON_BYTES, find_json
+from topicfs.fs.kernels.numbers import decode_base64, decoded_size
+from topicfs.fs.kernels.reasons import (
     CONTROL,
     DUPLICATE,
     ESCAPE,

@@ -19,10 +19,10 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
-from engine.kernels.varint import copy, find_byte
-from fs.kernels.escapes import HEX_VALUES, TSV_BYTES, find_tsv, utf8_end
-from fs.kernels.jsonl import (
+from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.varint import copy, find_byte
+from topicfs.fs.kernels.escapes import HEX_VALUES, TSV_BYTES, find_tsv, utf8_end
+from topicfs.fs.kernels.jsonl import (
     HEADERS,
     KEY,
     PARTITION,
@@ -38,7 +38,7 @@ from fs.kernels.jsonl import (
     read_number,
     skip_space,
 )
-from fs.kernels.reasons import (
+from topicfs.fs.kernels.reasons import (
     BAD_PARTITION,
     BAD_TIMESTAMP,
     DUPLICATE,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
-from engine.kernels.decode import (
+from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
+from topicfs.engine.kernels.decode import (
     BAD_LENGTH,
     BAD_OFFSET,
     GOOD,
@@ -18,7 +18,7 @@ from engine.kernels.decode import (
     TOO_MANY,
     walk_record,
 )
-from engine.kernels.scan import (
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -29,10 +29,10 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.kernels.varint import copy, read_varint
-from fs.kernels.escapes import BACKSLASH, QUOTE, put_json, put_json_ascii, put_tsv, utf8_end
-from fs.kernels.numbers import put_base64, put_decimal
-from fs.kernels.sizes import (
+from topicfs.engine.kernels.varint import copy, read_varint
+from topicfs.fs.kernels.escapes import BACKSLASH, QUOTE, put_json, put_json_ascii, put_tsv, utf8_end
+from topicfs.fs.kernels.numbers import put_base64, put_decimal
+from topicfs.fs.kernels.sizes import (
     BASE64,
     HEADER,
     HEADERS,

@@ -22,7 +22,7 @@ Numbers are those of the machine. A request:                  An answer:
                   48  count × (uint64 inode, uint64 lookups)     116 uint32  rdev
 
 LOOKUP alone is marked on its way in, in the highest bit of its number, so that its answer is known on the way out. uid
-and gid of the caller are overwritten, since the kernel checks permissions: `fs.libfuse` finds the inode there.
+and gid of the caller are overwritten, since the kernel checks permissions: `topicfs.fs.libfuse` finds the inode there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import llvmlite.binding
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.compile import callback, inline
+from topicfs.engine.kernels.compile import callback, inline
 
 FLEETING: Final = 1 << 31
 """In `st_rdev`: the kernel is not to remember where the name leads, but to ask each time."""

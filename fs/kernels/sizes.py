@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
-from engine.kernels.decode import (
+from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
+from topicfs.engine.kernels.decode import (
     BAD_LENGTH,
     BAD_OFFSET,
     CONTROL,
@@ -22,7 +22,7 @@ from engine.kernels.decode import (
     TOO_MANY,
     walk_record,
 )
-from engine.kernels.scan import (
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -33,9 +33,9 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.kernels.varint import read_varint
-from fs.kernels.escapes import JSON_EXTRA, count_tsv, find_json, find_json_or_high, utf8_end
-from fs.kernels.numbers import base64_size, decimal_size
+from topicfs.engine.kernels.varint import read_varint
+from topicfs.fs.kernels.escapes import JSON_EXTRA, count_tsv, find_json, find_json_or_high, utf8_end
+from topicfs.fs.kernels.numbers import base64_size, decimal_size
 
 TXT = 0
 TSV = 1

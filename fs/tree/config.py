@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from engine.errors import InvalidSettingError
-from engine.files.atomic import shown as quoted
-from engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
-from engine.settings.setting import Setting, refuse_unknown
-from engine.settings.topic import Explained
-from fs import errors
-from fs.commands import CommandFile, TakeBack
-from fs.tree.of_topic import OfTopic
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.files.atomic import shown as quoted
+from topicfs.engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
+from topicfs.engine.settings.setting import Setting, refuse_unknown
+from topicfs.engine.settings.topic import Explained
+from topicfs.fs import errors
+from topicfs.fs.commands import CommandFile, TakeBack
+from topicfs.fs.tree.of_topic import OfTopic
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fs import errors
-from fs.entry import Directory
-from fs.house import House
+from topicfs.fs import errors
+from topicfs.fs.entry import Directory
+from topicfs.fs.house import House
 
 DELETE: Final = "user.topicfs.delete"
 UNDELETE: Final = "user.topicfs.undelete"

@@ -6,7 +6,7 @@
                                                                 when all is there, and close(2) tells what became of it
 
 A plain copy to a name that is not hidden is refused: whether its writer has come to its end, or was killed, nobody
-could tell. What the names mean: `fs.incoming`. Everything else is as on any disk.
+could tell. What the names mean: `topicfs.fs.incoming`. Everything else is as on any disk.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.files.regular import NotRegularError
-from engine.inbox.inbox import SPENT
-from engine.inbox.staging import Parts, StagedFile
-from fs import errors
-from fs.claims import Writing
-from fs.data_files import DataFile
-from fs.entrance import Entrance
-from fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
-from fs.incoming import LONGEST, SUCCESS, TEMPORARY, Kind, is_hidden, job_of, kind_of, partition_of
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.files.regular import NotRegularError
+from topicfs.engine.inbox.inbox import SPENT
+from topicfs.engine.inbox.staging import Parts, StagedFile
+from topicfs.fs import errors
+from topicfs.fs.claims import Writing
+from topicfs.fs.data_files import DataFile
+from topicfs.fs.entrance import Entrance
+from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
+from topicfs.fs.incoming import LONGEST, SUCCESS, TEMPORARY, Kind, is_hidden, job_of, kind_of, partition_of
 
 INBOX: Final = "inbox"
 

@@ -6,18 +6,18 @@ import os
 from collections.abc import Hashable
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.errors import ClosedError
-from fs import errors
-from fs.append import AppendHandle
-from fs.entry import Attributes, Entry, Handle, Link, Owner, wants_writing
-from fs.formats import Format
-from fs.house import House
-from fs.names import base_name
-from fs.shown import ShownPartition
-from fs.targets import PartitionTarget
-from fs.tree.of_partition import OfPartition
-from fs.view import View
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import ClosedError
+from topicfs.fs import errors
+from topicfs.fs.append import AppendHandle
+from topicfs.fs.entry import Attributes, Entry, Handle, Link, Owner, wants_writing
+from topicfs.fs.formats import Format
+from topicfs.fs.house import House
+from topicfs.fs.names import base_name
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.targets import PartitionTarget
+from topicfs.fs.tree.of_partition import OfPartition
+from topicfs.fs.view import View
 
 FOLLOW_WAIT: Final = 0.2
 """Seconds after which a blocked read looks whether its reader still waits: Ctrl-C works within that time."""
@@ -26,7 +26,7 @@ FOLLOW_WAIT: Final = 0.2
 class LogHandle(Handle):
     """A reader of the view that all who hold the log share.
 
-    _shift  from positions of this handle to those of the view: see `fs.whole`. None before the first read
+    _shift  from positions of this handle to those of the view: see `topicfs.fs.whole`. None before the first read
     _base   of the segment that was read last
     """
 

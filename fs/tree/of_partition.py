@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 
-from engine.segment.segment import Segment
-from fs import errors
-from fs.entry import Entry
-from fs.shown import ShownPartition
+from topicfs.engine.segment.segment import Segment
+from topicfs.fs import errors
+from topicfs.fs.entry import Entry
+from topicfs.fs.shown import ShownPartition
 
 
 class OfPartition(Entry):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fs.entry import Entry
-from fs.house import House
+from topicfs.fs.entry import Entry
+from topicfs.fs.house import House
 
 
 class OfTopic(Entry):

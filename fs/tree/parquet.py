@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Final
 
-from engine.batch.table import Bytes
-from engine.errors import UnknownPartitionError
-from engine.files.integers import parse_int32
-from engine.parquet.table import OpenTableFile, TableFile, Tables
-from fs import errors
-from fs.entry import Directory, Entry, Handle, refuse_writing, version_of
-from fs.house import House
-from fs.names import base_name, parse_base
-from fs.shown import ShownPartition
-from fs.tree.of_partition import OfPartition
-from fs.tree.of_topic import OfTopic
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import UnknownPartitionError
+from topicfs.engine.files.integers import parse_int32
+from topicfs.engine.parquet.table import OpenTableFile, TableFile, Tables
+from topicfs.fs import errors
+from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
+from topicfs.fs.house import House
+from topicfs.fs.names import base_name, parse_base
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.tree.of_partition import OfPartition
+from topicfs.fs.tree.of_topic import OfTopic
 
 PARQUET: Final = "parquet"
 TABLE: Final = "table"

@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from fs.entry import Directory, Entry, FleetingFile, Link
-from fs.forecast import upkeep
-from fs.formats import FORMATS, Format
-from fs.house import House
-from fs.shown import ShownPartition
-from fs.tree.logs import CurrentLink, FollowFile, LogFile
-from fs.tree.of_partition import OfPartition, partition_mtime
-from fs.tree.ranges import OffsetDirectory, TimeDirectory
-from fs.tree.segments import SealedDirectory, SegmentsDirectory
-from fs.tree.start import StartFile
+from topicfs.fs.entry import Directory, Entry, FleetingFile, Link
+from topicfs.fs.forecast import upkeep
+from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.house import House
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.tree.logs import CurrentLink, FollowFile, LogFile
+from topicfs.fs.tree.of_partition import OfPartition, partition_mtime
+from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
+from topicfs.fs.tree.segments import SealedDirectory, SegmentsDirectory
+from topicfs.fs.tree.start import StartFile
 
 STATUS: Final = "status.json"
 VIEWS: Final = "views"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 
-from engine.partition.timestamps import MAX, first_in
-from engine.record import MAX_INT64, Record
-from fs.entry import (
+from topicfs.engine.partition.timestamps import MAX, first_in
+from topicfs.engine.record import MAX_INT64, Record
+from topicfs.fs.entry import (
     Attributes,
     BytesHandle,
     Directory,
@@ -16,8 +16,8 @@ from fs.entry import (
     refuse_writing,
     version_of,
 )
-from fs.formats import FORMATS, Format
-from fs.names import (
+from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.names import (
     DAY_MS,
     HOUR_MS,
     Last,
@@ -32,10 +32,10 @@ from fs.names import (
     parse_offsets,
     parse_times,
 )
-from fs.shown import SERIALS, ShownPartition
-from fs.tree.of_partition import OfPartition
-from fs.tree.segments import ViewHandle
-from fs.view import View
+from topicfs.fs.shown import SERIALS, ShownPartition
+from topicfs.fs.tree.of_partition import OfPartition
+from topicfs.fs.tree.segments import ViewHandle
+from topicfs.fs.view import View
 
 
 def resolve(shown: ShownPartition, selection: Selection) -> tuple[int, int | None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.errors import InvalidNameError, UnknownPartitionError
-from engine.files.names import parse_partition_directory
-from fs.entry import Entry, FleetingFile
-from fs.house import House
-from fs.tree.deleting import Deleting
-from fs.tree.partition import PartitionDirectory
-from fs.tree.topics import TopicsDirectory
+from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
+from topicfs.engine.files.names import parse_partition_directory
+from topicfs.fs.entry import Entry, FleetingFile
+from topicfs.fs.house import House
+from topicfs.fs.tree.deleting import Deleting
+from topicfs.fs.tree.partition import PartitionDirectory
+from topicfs.fs.tree.topics import TopicsDirectory
 
 README = b"""\
 Every directory here is a partition of a log; `topics` has the topics' settings.

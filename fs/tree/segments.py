@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from engine.batch.table import Bytes
-from engine.errors import ClosedError
-from engine.files.birth import Birth
-from engine.parquet.table import Tables
-from engine.segment.segment import Segment
-from fs import errors
-from fs.entry import Directory, Entry, Handle, refuse_writing, version_of
-from fs.formats import FORMATS, Format
-from fs.names import base_name, parse_base
-from fs.shown import ShownPartition
-from fs.tree.of_partition import OfPartition, status_of
-from fs.tree.parquet import PARQUET, ParquetDirectory
-from fs.view import View
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.files.birth import Birth
+from topicfs.engine.parquet.table import Tables
+from topicfs.engine.segment.segment import Segment
+from topicfs.fs import errors
+from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
+from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.names import base_name, parse_base
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.tree.of_partition import OfPartition, status_of
+from topicfs.fs.tree.parquet import PARQUET, ParquetDirectory
+from topicfs.fs.view import View
 
 RAW = "log"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.errors import OffsetOutOfRangeError
-from engine.files.atomic import shown as quoted
-from engine.files.integers import parse_int64
-from fs import errors
-from fs.commands import CommandFile, TakeBack
-from fs.house import House
-from fs.shown import ShownPartition
-from fs.tree.of_partition import OfPartition
+from topicfs.engine.errors import OffsetOutOfRangeError
+from topicfs.engine.files.atomic import shown as quoted
+from topicfs.engine.files.integers import parse_int64
+from topicfs.fs import errors
+from topicfs.fs.commands import CommandFile, TakeBack
+from topicfs.fs.house import House
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.tree.of_partition import OfPartition
 
 
 class StartFile(OfPartition, CommandFile):

@@ -6,19 +6,19 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from engine.errors import InvalidNameError, UnknownPartitionError
-from fs import errors
-from fs.entry import Directory, Entry, Handle, Link
-from fs.formats import FORMATS, Format
-from fs.house import House
-from fs.targets import PartitionTarget, TopicTarget
-from fs.tree.config import ConfigFile
-from fs.tree.deleting import Deleting
-from fs.tree.inbox import INBOX, InboxDirectory
-from fs.tree.logs import WriterHandle, require_append
-from fs.tree.of_topic import OfTopic
-from fs.tree.parquet import TABLE, table_of
-from fs.tree.partition import VIEWS
+from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
+from topicfs.fs import errors
+from topicfs.fs.entry import Directory, Entry, Handle, Link
+from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.house import House
+from topicfs.fs.targets import PartitionTarget, TopicTarget
+from topicfs.fs.tree.config import ConfigFile
+from topicfs.fs.tree.deleting import Deleting
+from topicfs.fs.tree.inbox import INBOX, InboxDirectory
+from topicfs.fs.tree.logs import WriterHandle, require_append
+from topicfs.fs.tree.of_topic import OfTopic
+from topicfs.fs.tree.parquet import TABLE, table_of
+from topicfs.fs.tree.partition import VIEWS
 
 WAYS_IN: Final = tuple(f"in.{suffix}" for suffix in FORMATS)
 

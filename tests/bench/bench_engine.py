@@ -13,8 +13,8 @@ import numpy as np
 from report import Row, compare, seconds, show
 from workplace import folder, lines, rss
 
-from engine import Isolation, Partition, Store
-from engine import batch as batches
+from topicfs import Isolation, Partition, Store
+from topicfs.engine import batch as batches
 
 MIB = 1 << 20
 RECORDS = 10_000_000

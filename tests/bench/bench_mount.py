@@ -16,7 +16,7 @@ from bench_nothing import REQUEST, nothing, open_write_closes, read_rate, write_
 from report import Row, compare, show
 from workplace import folder, lines
 
-from engine import Store
+from topicfs import Store
 
 MIB = 1 << 20
 SEGMENT = 128 * MIB

@@ -18,9 +18,9 @@ from pyspark.sql import functions as f
 from report import Row, seconds, show
 from workplace import folder
 
-from engine import Store
-from engine.record import now_ms
-from engine.spark import register
+from topicfs import Store
+from topicfs.engine.record import now_ms
+from topicfs.engine.spark import register
 
 RECORDS = 10_000_000
 MANY = 40_000_000

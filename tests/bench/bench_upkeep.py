@@ -16,13 +16,13 @@ from bench_mount import mount
 from report import Row, seconds, show
 from workplace import folder
 
-from engine import Store
-from engine.batch import BatchBuilder
-from engine.batch.columns import Columns
-from engine.cleaner.candidates import look
-from engine.cleaner.clean import Cleaned, Cleaner
-from engine.partition.partition import Partition
-from engine.partition.validate import batch_limit, shape_for
+from topicfs import Store
+from topicfs.engine.batch import BatchBuilder
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.cleaner.candidates import look
+from topicfs.engine.cleaner.clean import Cleaned, Cleaner
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.validate import batch_limit, shape_for
 
 GIB = 1 << 30
 KEYS = 1_000_000

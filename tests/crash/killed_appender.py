@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from engine.partition.loading import Known, load
-from engine.partition.partition import Producer
-from engine.record import Record, now_ms
-from engine.segment.descriptors import Descriptors
-from engine.settings.topic import resolve_topic
+from topicfs.engine.partition.loading import Known, load
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Record, now_ms
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.settings.topic import resolve_topic
 
 directory, point = Path(sys.argv[1]), int(sys.argv[2])
 settings = resolve_topic({"internal.segment.bytes": "20000", "index.interval.bytes": "300"}, {})

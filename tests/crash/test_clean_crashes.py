@@ -21,10 +21,10 @@ from directory_check import check_directory
 from opening import CLEAN, NEVER, open_partition
 from syscalls import Calls, Crash
 
-from engine.errors import EngineError
-from engine.partition.loading import Known
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 STRIDE = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 5
 RETENTION = 1000

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from syscalls import Calls
 
-from engine import Record, Store
-from engine.errors import EngineError
+from topicfs import Record, Store
+from topicfs.engine.errors import EngineError
 
 ACTIONS: dict[str, Callable[[Store], object]] = {
     "start": lambda store: store.delete_records("t", 0, 2),

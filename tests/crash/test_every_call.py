@@ -21,11 +21,11 @@ from directory_check import bases, check_directory, content, parse, path_of
 from opening import CLEAN, NOW, open_partition
 from syscalls import Calls, Crash
 
-from engine.errors import EngineError
-from engine.partition.loading import Known
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
 
 SETTINGS = {"segment_bytes": 600, "index_interval_bytes": 100}
 STRIDE = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 7

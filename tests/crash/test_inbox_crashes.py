@@ -17,10 +17,10 @@ import pytest
 from directory_check import check_directory
 from syscalls import Calls, Crash
 
-from engine import Store
-from engine.batch.columns import Columns
-from engine.errors import EngineError
-from engine.inbox.inbox import Chunk, Committed
+from topicfs import Store
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.errors import EngineError
+from topicfs.engine.inbox.inbox import Chunk, Committed
 
 STRIDE = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 2
 SOURCE = ("b", "x.txt")

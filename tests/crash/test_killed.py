@@ -11,7 +11,7 @@ import pytest
 from directory_check import check_directory
 from opening import CLEAN, open_partition
 
-from engine.partition.loading import Known
+from topicfs.engine.partition.loading import Known
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"segment_bytes": 20_000, "index_interval_bytes": 300}

@@ -15,11 +15,11 @@ from directory_check import check_directory, content
 from opening import CLEAN, NOW, Clock, open_partition
 from syscalls import Calls, Crash
 
-from engine.errors import EngineError
-from engine.partition.loading import Known
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
-from engine.retention.removal import apply
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
+from topicfs.engine.retention.removal import apply
 
 SMALL = {"segment_bytes": 600, "index_interval_bytes": 100, "retention_ms": -1}
 COUNT = 30

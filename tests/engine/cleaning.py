@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.partition.log import Log
+from topicfs.engine.partition.log import Log
 
 
 @dataclass(frozen=True)

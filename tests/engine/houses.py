@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from verify import verify, verify_files
 
-from engine import Record, Store
-from engine.files.checkpoint import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, OffsetCheckpoint
-from engine.partition.partition import Partition
+from topicfs import Record, Store
+from topicfs.engine.files.checkpoint import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, OffsetCheckpoint
+from topicfs.engine.partition.partition import Partition
 
 START = 1_700_000_000_000
 SMALL = {"internal.segment.bytes": "300", "index.interval.bytes": "4096"}

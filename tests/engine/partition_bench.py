@@ -12,11 +12,11 @@ from pathlib import Path
 from plain_batches import batch_of
 from verify import verify, verify_files
 
-from engine.partition.loading import Known, load
-from engine.partition.partition import Partition
-from engine.record import Record
-from engine.segment.descriptors import Descriptors
-from engine.settings.topic import TopicSettings, resolve_topic
+from topicfs.engine.partition.loading import Known, load
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.settings.topic import TopicSettings, resolve_topic
 
 EXPIRATION_MS = 86_400_000
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from engine.record import MAX_INT32, Codec, Header, Record
+from topicfs.engine.record import MAX_INT32, Codec, Header, Record
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 FIELDS = (

@@ -11,10 +11,10 @@ import pytest
 from houses import SMALL, START, House, living
 from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
 
-from engine import Record, Store
-from engine.cluster.reading import METADATA_LOG
-from engine.plan.plan import plan
-from engine.store.configuration import CREATED
+from topicfs import Record, Store
+from topicfs.engine.cluster.reading import METADATA_LOG
+from topicfs.engine.plan.plan import plan
+from topicfs.engine.store.configuration import CREATED
 
 DAY = 86_400_000
 LATER = START + 3650 * DAY

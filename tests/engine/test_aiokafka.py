@@ -28,11 +28,11 @@ from plain_batches import (
     array,
 )
 
-from engine import batch as batches
-from engine.batch import ABORT, COMMIT, Shape
-from engine.errors import CorruptBatchError
-from engine.kernels import encode as encoding
-from engine.record import Codec, Record, TimestampType
+from topicfs.engine import batch as batches
+from topicfs.engine.batch import ABORT, COMMIT, Shape
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.record import Codec, Record, TimestampType
 
 VARIANTS = pytest.mark.parametrize("variant", ["compiled", "plain"])
 READERS = {"compiled": default_records.DefaultRecordBatch, "plain": default_records._DefaultRecordBatchPy}

@@ -19,7 +19,7 @@ from plain_batches import batch as plain_batch
 from plain_batches import body as record_body
 from plain_batches import entry, header_of
 
-from engine.errors import (
+from topicfs.engine.errors import (
     ClosedError,
     InvalidProducerEpochError,
     InvalidTransactionStateError,
@@ -29,11 +29,11 @@ from engine.errors import (
     RecordTooLargeError,
     UnexpectedAppendOffsetError,
 )
-from engine.kernels.scan import SIZE
-from engine.partition.offsets import Appended
-from engine.partition.partition import Producer
-from engine.producer.entry import Origin
-from engine.record import Record
+from topicfs.engine.kernels.scan import SIZE
+from topicfs.engine.partition.offsets import Appended
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.producer.entry import Origin
+from topicfs.engine.record import Record
 
 MAX_INT32 = 2**31 - 1
 

@@ -39,13 +39,18 @@ from plain_batches import (
     records_in,
 )
 
-from engine import batch as batches
-from engine.batch import PLAIN, Columns, Shape
-from engine.batch.columns import records_of
-from engine.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
-from engine.record import MAX_INT32, Codec, Record, TimestampType
+from topicfs.engine import batch as batches
+from topicfs.engine.batch import PLAIN, Columns, Shape
+from topicfs.engine.batch.columns import records_of
+from topicfs.engine.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordTooLargeError,
+)
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
+from topicfs.engine.record import MAX_INT32, Codec, Record, TimestampType
 
 APPEND_TIME = Shape(timestamp_type=TimestampType.LOG_APPEND_TIME)
 

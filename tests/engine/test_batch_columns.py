@@ -36,14 +36,20 @@ from plain_batches import (
     varint,
 )
 
-from engine import batch as batches
-from engine.batch.columns import Columns, Inspection, codec_of, unordered_columns
-from engine.batch.compression import compress
-from engine.errors import CorruptBatchError
-from engine.kernels import decode as decoding
-from engine.kernels.decode import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, NO_APPEND_TIME, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, BASE_TIMESTAMP, COUNT, MAX_TIMESTAMP
-from engine.record import Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns, Inspection, codec_of, unordered_columns
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels.decode import (
+    CONTROL,
+    DELETE_HORIZON,
+    LOG_APPEND_TIME,
+    NO_APPEND_TIME,
+    TRANSACTIONAL,
+)
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, BASE_TIMESTAMP, COUNT, MAX_TIMESTAMP
+from topicfs.engine.record import Codec, Record
 
 Read = Callable[[bytes], Any]
 

@@ -41,14 +41,14 @@ from plain_batches import (
     varint,
 )
 
-from engine import batch as batches
-from engine.batch.columns import Columns, records_of, unordered_columns
-from engine.batch.compression import compress, decompress
-from engine.errors import CorruptBatchError, InvalidRecordError
-from engine.kernels import decode as decoding
-from engine.kernels import scan as scanning
-from engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, NO_APPEND_TIME
-from engine.kernels.scan import (
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns, records_of, unordered_columns
+from topicfs.engine.batch.compression import compress, decompress
+from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
+from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels import scan as scanning
+from topicfs.engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, NO_APPEND_TIME
+from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
@@ -59,7 +59,7 @@ from engine.kernels.scan import (
     POSITION,
     SIZE,
 )
-from engine.record import Codec, Record
+from topicfs.engine.record import Codec, Record
 
 Bytes = npt.NDArray[np.uint8]
 

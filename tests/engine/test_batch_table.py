@@ -27,11 +27,19 @@ from plain_batches import (
     sealed,
 )
 
-from engine import batch as batches
-from engine.errors import CorruptBatchError
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
-from engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COLUMNS, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
+from topicfs.engine import batch as batches
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from topicfs.engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    COLUMNS,
+    COUNT,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    POSITION,
+)
 
 ROWS = {
     VECTOR_A: [0, 70, 0, 0, 0, 0, 1000, 1000, -1, -1, -1, 1, 2],

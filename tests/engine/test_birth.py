@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import birth as births
-from engine.files.birth import Birth, birth
+from topicfs.engine.files import birth as births
+from topicfs.engine.files.birth import Birth, birth
 
 
 def test_it_stays_when_a_file_grows_and_is_renamed(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import Store
-from engine.errors import InvalidSettingError
-from engine.settings.broker import BROKERS, split_lines
-from engine.settings.lookup import DAEMON_BY_NAME
+from topicfs import Store
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.settings.broker import BROKERS, split_lines
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME
 
 STOCK = """\
 # As Kafka delivers it.

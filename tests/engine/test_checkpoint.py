@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CorruptCheckpointError
-from engine.files import checkpoint
-from engine.files.atomic import read_bounded, write_atomically
-from engine.files.checkpoint import (
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files import checkpoint
+from topicfs.engine.files.atomic import read_bounded, write_atomically
+from topicfs.engine.files.checkpoint import (
     OffsetCheckpoint,
     read_lines,
     write_lines,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from partition_bench import NOW, Bench, batch, marker
 
-from engine.cleaner.candidates import Candidate, look
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.cleaner.candidates import Candidate, look
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 HOUR = 3_600_000
 SIZE = len(batch([Record(b"v", b"k", NOW)]))

@@ -15,11 +15,11 @@ from compacted import DAY, NOW, Cleaning, cleaner, records, several
 from directory_check import path_of
 from opening import NEVER, Known, open_partition, without_fsync
 
-from engine import batch as batches
-from engine.cleaner import rewrite
-from engine.errors import CleaningAbortedError, ClosedError, CorruptError
-from engine.kernels import encode as encoding
-from engine.record import MAX_INT32, Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.cleaner import rewrite
+from topicfs.engine.errors import CleaningAbortedError, ClosedError, CorruptError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.record import MAX_INT32, Codec, Record
 
 CODECS = ["producer", "gzip", "snappy", "lz4", "zstd"]
 
@@ -171,7 +171,7 @@ def test_a_clean_whose_every_record_goes_leaves_an_empty_segment_that_reads_over
 
 def open_settings(topic: Cleaning, **more: object) -> object:
     """The topic's settings with some of them changed."""
-    from engine.settings.topic import resolve_topic  # noqa: PLC0415 - one use
+    from topicfs.engine.settings.topic import resolve_topic  # noqa: PLC0415 - one use
 
     names = {**topic.settings, **more}
     return resolve_topic(

@@ -10,11 +10,11 @@ from compacted import Cleaning
 from directory_check import path_of
 from opening import Known, open_partition, without_fsync
 
-from engine import batch as batches
-from engine.cleaner.grouping import grouped
-from engine.kernels import encode as encoding
-from engine.record import MAX_INT32, Record
-from engine.segment.segment import Segment
+from topicfs.engine import batch as batches
+from topicfs.engine.cleaner.grouping import grouped
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.record import MAX_INT32, Record
+from topicfs.engine.segment.segment import Segment
 
 HUGE = 2**31 - 1
 

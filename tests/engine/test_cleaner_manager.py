@@ -11,11 +11,11 @@ import pytest
 from cleaning import Cleaned, StandInCleaner
 from houses import START, House, living
 
-from engine import Record, Store
-from engine.cleaner.manager import RETRY_MS, Job
-from engine.cleaner.states import Phase
-from engine.errors import CleaningAbortedError, CorruptBatchError, UnknownPartitionError
-from engine.partition.partition import Partition
+from topicfs import Record, Store
+from topicfs.engine.cleaner.manager import RETRY_MS, Job
+from topicfs.engine.cleaner.states import Phase
+from topicfs.engine.errors import CleaningAbortedError, CorruptBatchError, UnknownPartitionError
+from topicfs.engine.partition.partition import Partition
 
 FILE = "cleaner-offset-checkpoint"
 COMPACT = {"cleanup.policy": "compact", "internal.segment.bytes": "110", "min.cleanable.dirty.ratio": "0"}
@@ -152,7 +152,7 @@ def test_a_log_that_cannot_be_looked_at_is_named_and_the_others_go_on(
             raise CorruptBatchError("no batch")
         return 0
 
-    monkeypatch.setattr("engine.segment.stored.StoredSegment.first_batch_timestamp", damaged)
+    monkeypatch.setattr("topicfs.engine.segment.stored.StoredSegment.first_batch_timestamp", damaged)
     assert work(house, cleaner) == "good-0"
     assert bad.log.failure is None
     assert house.store.cleaning.uncleanable == {("bad", 0): "no batch"}
@@ -212,7 +212,7 @@ def test_a_write_that_failed_is_made_up_for_by_the_next(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.files.checkpoint.write_atomically", fail)
+    monkeypatch.setattr("topicfs.engine.files.checkpoint.write_atomically", fail)
     with pytest.raises(OSError, match="space"):
         offsets.put(("a", 0), 10)
     monkeypatch.undo()
@@ -556,7 +556,7 @@ def test_a_partition_whose_retention_fails_is_reported_once_and_the_others_go_on
             raise OSError(28, "No space left on device")
         return real(self, offset)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("engine.partition.log.Log.raise_start_offset", fail)
+    monkeypatch.setattr("topicfs.engine.partition.log.Log.raise_start_offset", fail)
     assert house.store.retain().segments == 3
     house.store.retain()
     assert list(house.store.retention.failing) == ["bad-0"]

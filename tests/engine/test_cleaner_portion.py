@@ -14,8 +14,8 @@ import pytest
 from compacted import DAY, Cleaning, cleaner, nothing
 from opening import without_fsync
 
-from engine.cleaner.clean import Cleaned, Work
-from engine.cleaner.portion import (
+from topicfs.engine.cleaner.clean import Cleaned, Work
+from topicfs.engine.cleaner.portion import (
     LastOffsets,
     Portion,
     Rewritten,
@@ -25,9 +25,9 @@ from engine.cleaner.portion import (
     stretches,
     take,
 )
-from engine.cleaner.rewrite import Counts
-from engine.errors import ClosedError, CorruptError
-from engine.segment.segment import Segment
+from topicfs.engine.cleaner.rewrite import Counts
+from topicfs.engine.errors import ClosedError, CorruptError
+from topicfs.engine.segment.segment import Segment
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,14 @@ from directory_check import path_of
 from houses import START, House, living
 from opening import Known, open_partition, without_fsync
 
-from engine import Record
-from engine import batch as batches
-from engine.cleaner import clean
-from engine.cleaner.offset_map import OffsetMap
-from engine.errors import CleaningAbortedError, CorruptError, OffsetOverflowError
-from engine.kernels import encode as encoding
-from engine.record import MAX_INT32
-from engine.segment.segment import Segment
+from topicfs import Record
+from topicfs.engine import batch as batches
+from topicfs.engine.cleaner import clean
+from topicfs.engine.cleaner.offset_map import OffsetMap
+from topicfs.engine.errors import CleaningAbortedError, CorruptError, OffsetOverflowError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.record import MAX_INT32
+from topicfs.engine.segment.segment import Segment
 
 FILE = "cleaner-offset-checkpoint"
 COMPACT = {

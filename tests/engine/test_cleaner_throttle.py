@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.cleaner.throttle import Throttle
+from topicfs.engine.cleaner.throttle import Throttle
 
 
 class Time:

@@ -10,8 +10,8 @@ import pytest
 from compacted import DAY, NOW, Cleaning, cleaner
 from opening import without_fsync
 
-from engine.kernels import encode as encoding
-from engine.partition.offsets import Isolation
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.partition.offsets import Isolation
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opening import open_partition
 
-from engine import Record
-from engine import batch as batches
-from engine.cluster.image import Cluster, Image
-from engine.cluster.reading import METADATA_LOG, read_cluster
-from engine.cluster.records import (
+from topicfs import Record
+from topicfs.engine import batch as batches
+from topicfs.engine.cluster.image import Cluster, Image
+from topicfs.engine.cluster.reading import METADATA_LOG, read_cluster
+from topicfs.engine.cluster.records import (
     CorruptRecordError,
     PartitionRecord,
     RemovedRecord,
@@ -24,7 +24,7 @@ from engine.cluster.records import (
     Transaction,
     read,
 )
-from engine.kernels import encode as encoding
+from topicfs.engine.kernels import encode as encoding
 
 OF_TOPIC, OF_BROKER = 2, 4
 IDS = {name: bytes([number + 1]) * 16 for number, name in enumerate(("a", "b", "c"))}

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_batches import CODECS, array
 
-from engine.batch.compression import compress, decompress
-from engine.errors import CorruptBatchError
-from engine.record import Codec
+from topicfs.engine.batch.compression import compress, decompress
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.record import Codec
 
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 EACH = pytest.mark.parametrize("codec", COMPRESSED, ids=lambda codec: codec.name.lower())

@@ -17,9 +17,9 @@ from partition_bench import NOW, Bench, batch
 from patience import PATIENCE_S
 from plain_batches import HEADER, crc_is_right
 
-from engine.errors import ClosedError, OffsetOutOfRangeError
-from engine.partition.offsets import Isolation
-from engine.record import Record
+from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.record import Record
 
 COMMITTED, UNCOMMITTED = Isolation.COMMITTED, Isolation.UNCOMMITTED
 

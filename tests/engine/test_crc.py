@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_batches import array
 
-from engine.kernels.crc import crc32c
+from topicfs.engine.kernels.crc import crc32c
 
 
 def test_the_check_value_of_the_polynomial() -> None:

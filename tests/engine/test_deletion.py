@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from houses import SMALL, House, living, some, values
 
-from engine import Record
-from engine.errors import (
+from topicfs import Record
+from topicfs.engine.errors import (
     ClosedError,
     NothingDeletedError,
     PartitionExistsError,
     PartitionNotEmptyError,
     PolicyViolationError,
 )
-from engine.files.metadata import PartitionMetadata
-from engine.inbox.inbox import batch_name
-from engine.partition.partition import Producer
-from engine.store import partitions as loading
-from engine.store import store as storing
+from topicfs.engine.files.metadata import PartitionMetadata
+from topicfs.engine.inbox.inbox import batch_name
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.store import partitions as loading
+from topicfs.engine.store import store as storing
 
 DELAY = 60_000
 
@@ -410,7 +410,7 @@ def test_a_deletion_on_a_full_disk_is_done_and_says_that_it_cannot_be_taken_back
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.store.deletion.write_atomically", full)
+        patch.setattr("topicfs.engine.store.deletion.write_atomically", full)
         house.store.delete_topic("orders")
     assert any("cannot be taken back" in record.getMessage() for record in caplog.records)
     assert house.store.topics() == {}

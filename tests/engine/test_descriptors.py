@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
-from engine.segment.descriptors import (
+from topicfs.engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
+from topicfs.engine.segment.descriptors import (
     Descriptor,
     Descriptors,
     PinnedFile,

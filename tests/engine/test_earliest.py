@@ -1,4 +1,4 @@
-"""How early records are: `engine.kernels.earliest`, and `engine.earliest`'s `build` and `file`."""
+"""How early records are: `topicfs.engine.kernels.earliest`, and `topicfs.engine.earliest`'s `build` and `file`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from opening import NOW, open_partition
 from plain_batches import CODECS, RECORD, RECORDS, array, batch, entries
 
-from engine import batch as batches
-from engine.batch.compression import compress
-from engine.earliest.build import build, earliest_in
-from engine.earliest.file import SUFFIX, Earliest, load, write
-from engine.errors import CorruptBatchError
-from engine.files.views import made_of
-from engine.kernels.decode import CONTROL, LOG_APPEND_TIME
-from engine.kernels.earliest import earliest, earliest_record
-from engine.partition.partition import Partition
-from engine.record import Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.earliest.build import build, earliest_in
+from topicfs.engine.earliest.file import SUFFIX, Earliest, load, write
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.files.views import made_of
+from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.kernels.earliest import earliest, earliest_record
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Codec, Record
 
 LARGEST = 2**63 - 1
 TIMES = st.sampled_from([-1, 0, NOW - 5, NOW, NOW + 7])

@@ -1,4 +1,4 @@
-"""Which segments have a file that says how early their records are: `engine.earliest.upkeep`."""
+"""Which segments have a file that says how early their records are: `topicfs.engine.earliest.upkeep`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from houses import START, House, living
 
-import engine.earliest.upkeep as upkeeping
-from engine.cleaner.clean import Cleaner
-from engine.earliest.file import SUFFIX, Earliest, load
-from engine.earliest.upkeep import RECENT_MS, RETRY_MS, EarliestUpkeep
-from engine.record import Record
+import topicfs.engine.earliest.upkeep as upkeeping
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.earliest.file import SUFFIX, Earliest, load
+from topicfs.engine.earliest.upkeep import RECENT_MS, RETRY_MS, EarliestUpkeep
+from topicfs.engine.record import Record
 
 SMALL = {"internal.segment.bytes": "100000", "retention.ms": "-1"}
 

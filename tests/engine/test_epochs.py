@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CorruptCheckpointError
-from engine.partition.epochs import LeaderEpochs
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.partition.epochs import LeaderEpochs
 
 Pairs = list[tuple[int, int]]
 THREE: Pairs = [(2, 6), (3, 8), (4, 11)]
@@ -82,7 +82,9 @@ def test_assign_all_equals_single_assigns_and_writes_once(
     expected = epochs_with(tmp_path / "other", pairs).entries
     written = []
     epochs = LeaderEpochs.open(path)
-    monkeypatch.setattr("engine.partition.epochs.write_lines", lambda _, lines: written.append(list(lines)))
+    monkeypatch.setattr(
+        "topicfs.engine.partition.epochs.write_lines", lambda _, lines: written.append(list(lines))
+    )
     assert epochs.assign_all(pairs)
     assert epochs.entries == expected
     assert written == [[f"{epoch} {start}" for epoch, start in expected]]
@@ -102,7 +104,7 @@ def test_assign_that_cannot_be_written_changes_nothing(path: Path, monkeypatch: 
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("engine.partition.epochs.write_lines", fail)
+    monkeypatch.setattr("topicfs.engine.partition.epochs.write_lines", fail)
     with pytest.raises(OSError, match="disk full"):
         epochs.assign(3, 8)
     assert epochs.entries == ((2, 6),)

@@ -13,10 +13,10 @@ import pytest
 from partition_bench import NOW, Bench, bases_of, batch, values
 from verify import verify
 
-from engine.errors import ClosedError
-from engine.partition.partition import Partition
-from engine.record import Record
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 class Disk:

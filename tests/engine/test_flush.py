@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from partition_bench import NOW, Bench, batch, values
 
-from engine.errors import ClosedError
-from engine.record import Record
-from engine.segment import descriptors, offset_index, stored, transaction_index
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.record import Record
+from topicfs.engine.segment import descriptors, offset_index, stored, transaction_index
 
 HOUR = 3_600_000
 

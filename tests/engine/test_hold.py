@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 from partition_bench import Bench, bases_of, batch
 
-from engine.errors import ClosedError, OffsetOutOfRangeError
-from engine.partition import reader
-from engine.partition.hold import Hold
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition
-from engine.segment.segments import Segments
+from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError
+from topicfs.engine.partition import reader
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.segments import Segments
 
 
 def filled(bench: Bench, **settings: object) -> Partition:

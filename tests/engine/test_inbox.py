@@ -14,14 +14,14 @@ from houses import House, living, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Record
-from engine.batch.columns import Columns
-from engine.errors import BatchExistsError, ClosedError, InvalidRecordError, UnknownPartitionError
-from engine.inbox import names as remembered
-from engine.inbox.content import Content
-from engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
-from engine.inbox.journal import InFlight, Journal, State
-from engine.partition.partition import Partition
+from topicfs import Record
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.errors import BatchExistsError, ClosedError, InvalidRecordError, UnknownPartitionError
+from topicfs.engine.inbox import names as remembered
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
+from topicfs.engine.inbox.journal import InFlight, Journal, State
+from topicfs.engine.partition.partition import Partition
 
 DAY = 86_400_000
 
@@ -158,7 +158,7 @@ def test_what_others_append_meanwhile_waits_for_the_decision_and_stays(house: Ho
 
 def hang(partition: Partition) -> None:
     """What a commit that was broken off leaves in a partition."""
-    from engine.partition.partition import Producer  # noqa: PLC0415
+    from topicfs.engine.partition.partition import Producer  # noqa: PLC0415
 
     partition.append([Record(b"half")], Producer(PRODUCER_ID, 0, 0, transactional=True))
 

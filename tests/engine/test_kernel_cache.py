@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: `engine.kernels.cache`, with a folder of one small kernel."""
+"""Where compiled kernels are kept: `topicfs.engine.kernels.cache`, with a folder of one small kernel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 
 HELPER = """
-from engine.kernels.compile import inline
+from topicfs.engine.kernels.compile import inline
 
 @inline
 def more(number):
     return number + 1
 """
 KERNEL = """
-from engine.kernels.compile import INT, kernel
+from topicfs.engine.kernels.compile import INT, kernel
 from helper import more
 
 @kernel(INT, INT)
@@ -41,10 +41,10 @@ sys.modules["engine"].__path__ = [sys.argv[2]]
 class Told(logging.Handler):
     def emit(self, record):
         print("compiled", "kept" if record.is_kept else "for this run")
-import engine.kernels.compile
-from engine.kernels.cache import prepare
-logging.getLogger("engine.kernels.compile").setLevel(logging.INFO)
-logging.getLogger("engine.kernels.compile").addHandler(Told())
+import topicfs.engine.kernels.compile
+from topicfs.engine.kernels.cache import prepare
+logging.getLogger("topicfs.engine.kernels.compile").setLevel(logging.INFO)
+logging.getLogger("topicfs.engine.kernels.compile").addHandler(Told())
 prepare(Path(sys.argv[1]))
 from small import twice_more
 print(twice_more(5))

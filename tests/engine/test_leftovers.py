@@ -16,9 +16,9 @@ import pytest
 from directory_check import bases, check_directory, content, path_of
 from opening import NOW, Known, open_partition, without_fsync
 
-from engine.partition.leftovers import remove_temporary
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.partition.leftovers import remove_temporary
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
 SEGMENT = 500

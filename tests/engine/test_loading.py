@@ -16,13 +16,18 @@ import pytest
 from directory_check import bases, check_directory, check_rebuilt, content
 from opening import CLEAN, NOW, Clock, open_partition
 
-from engine.errors import CorruptBatchError, CorruptCheckpointError, CorruptError, OutOfOrderSequenceError
-from engine.errors import TransactionCoordinatorFencedError as CoordinatorFencedError
-from engine.partition.loading import Known
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
-from engine.segment.segment import Segment
+from topicfs.engine.errors import (
+    CorruptBatchError,
+    CorruptCheckpointError,
+    CorruptError,
+    OutOfOrderSequenceError,
+)
+from topicfs.engine.errors import TransactionCoordinatorFencedError as CoordinatorFencedError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
+from topicfs.engine.segment.segment import Segment
 
 
 def fill(partition: Partition, count: int, first: int = 0) -> list[bytes]:
@@ -54,7 +59,7 @@ def test_a_clean_stop_spares_recovery_even_with_recovery_point_0(
     partition = open_partition(tmp_path / "t-0")
     values = fill(partition, 30)
     partition.close()
-    monkeypatch.setattr("engine.partition.recovery.Recovery._recover", None)
+    monkeypatch.setattr("topicfs.engine.partition.recovery.Recovery._recover", None)
     caplog.set_level(logging.WARNING)
     partition = open_partition(tmp_path / "t-0", CLEAN)
     assert partition.recovery_point == partition.end_offset == 30
@@ -456,8 +461,8 @@ def test_a_clean_load_without_snapshots_replays_nothing(
     partition.close()
     for path in directory.glob("*.snapshot"):
         path.unlink()
-    monkeypatch.setattr("engine.partition.replay._replay_segment", None)
-    monkeypatch.setattr("engine.producer.manager.ProducerStates.truncate_and_reload", None)
+    monkeypatch.setattr("topicfs.engine.partition.replay._replay_segment", None)
+    monkeypatch.setattr("topicfs.engine.producer.manager.ProducerStates.truncate_and_reload", None)
     partition = open_partition(directory, CLEAN)
     assert snapshots(directory) == [*bases(directory)[-2:], 60]
     partition.close()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StoreLockedError
-from engine.files.lock import DirectoryLock
+from topicfs.engine.errors import StoreLockedError
+from topicfs.engine.files.lock import DirectoryLock
 
 HOLD = """
 import fcntl, sys

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine import Store
+from topicfs import Store
 
 PARTITIONS = 2000
 
@@ -14,8 +14,8 @@ APPENDS = """
 import os, resource, sys
 from unittest import mock
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
-from engine import Store
-from engine.record import Record
+from topicfs import Store
+from topicfs.engine.record import Record
 with mock.patch("os.fsync"), mock.patch("os.fdatasync"):
     store = Store.open(sys.argv[1], create=True, settings={"log.index.interval.bytes": "0"})
     count = int(sys.argv[2])
@@ -54,7 +54,7 @@ def test_more_partitions_are_written_than_files_may_be_open(tmp_path: Path) -> N
 
 def test_a_start_with_too_few_says_so(tmp_path: Path) -> None:
     script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-    script += "from engine import Store; import sys; Store.open(sys.argv[1], create=True)"
+    script += "from topicfs.engine import Store; import sys; Store.open(sys.argv[1], create=True)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
     )

@@ -21,13 +21,13 @@ from plain_batches import (
     header_of,
 )
 
-from engine import batch as batches
-from engine.batch import ABORT, COMMIT, Marker
-from engine.batch.compression import compress
-from engine.errors import CorruptBatchError, InvalidRecordError
-from engine.kernels import encode as encoding
-from engine.kernels.decode import CONTROL, TRANSACTIONAL
-from engine.record import Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.batch import ABORT, COMMIT, Marker
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.record import Codec, Record
 
 
 def read(data: bytes) -> Marker | None:

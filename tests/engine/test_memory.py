@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 from pathlib import Path
-from engine import Store
+from topicfs import Store
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
-from engine.files import metadata
-from engine.files.metadata import (
+from topicfs.engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
+from topicfs.engine.files import metadata
+from topicfs.engine.files.metadata import (
     CleanShutdown,
     MetaProperties,
     PartitionMetadata,
     parse_uuid,
     random_uuid,
 )
-from engine.files.properties import read_properties
+from topicfs.engine.files.properties import read_properties
 
 ID = "Q1Rz8vWkS3yTb0nNfXk4Ag"
 OTHER = "-Q1Rz8vWkS3yTb0nNfXk4A"

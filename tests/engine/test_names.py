@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidNameError
-from engine.files import names
-from engine.files.names import (
+from topicfs.engine.errors import InvalidNameError
+from topicfs.engine.files import names
+from topicfs.engine.files.names import (
     deletion_directory,
     offset_of_file,
     parse_partition_directory,
     partition_directory,
     validate_topic,
 )
-from engine.record import MAX_INT32, MAX_INT64
+from topicfs.engine.record import MAX_INT32, MAX_INT64
 
 UUID = "0123456789abcdef0123456789abcdef"
 TOPICS = st.text(

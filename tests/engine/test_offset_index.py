@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
-from engine.segment.offset_index import IndexCache, OffsetIndex
+from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.segment.offset_index import IndexCache, OffsetIndex
 
 BASE = 45
 

@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from engine import batch as batches
-from engine.cleaner.offset_map import SLOT_BYTES, OffsetMap
-from engine.errors import CorruptBatchError
-from engine.kernels import encode as encoding
-from engine.kernels import hash as hashing
-from engine.record import Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.cleaner.offset_map import SLOT_BYTES, OffsetMap
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels import hash as hashing
+from topicfs.engine.record import Codec, Record
 
 SECRET = bytes(range(16))
 NOW = 1_700_000_000_000

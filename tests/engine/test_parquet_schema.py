@@ -1,4 +1,4 @@
-"""Records as Arrow batches: `engine.parquet.schema`."""
+"""Records as Arrow batches: `topicfs.engine.parquet.schema`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from plain_batches import CODECS, NOW, RECORDS, RECORDS_B, array, batch, batch_of, entries
 
-from engine import batch as reading
-from engine.batch.columns import Columns
-from engine.batch.compression import compress
-from engine.errors import CorruptBatchError
-from engine.kernels.decode import LOG_APPEND_TIME
-from engine.parquet.schema import FILE_SCHEMA, SCHEMA, batches, timestamp_types_of
-from engine.record import MAX_INT64, Codec, Record
+from topicfs.engine import batch as reading
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.compression import compress
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels.decode import LOG_APPEND_TIME
+from topicfs.engine.parquet.schema import FILE_SCHEMA, SCHEMA, batches, timestamp_types_of
+from topicfs.engine.record import MAX_INT64, Codec, Record
 
 
 def columns_of(data: bytes) -> list[Columns]:

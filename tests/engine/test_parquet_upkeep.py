@@ -1,4 +1,4 @@
-"""Parquet files of sealed segments, made, published and removed: `engine.parquet.upkeep`, `table` and `write`."""
+"""Parquet files of sealed segments, made, published and removed: `topicfs.engine.parquet`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from houses import START, House, living
 
-import engine.parquet.upkeep
-from engine.cleaner.clean import Cleaner
-from engine.parquet import write
-from engine.parquet.table import LIST, Tables
-from engine.parquet.upkeep import RETRY_MS, TableUpkeep
-from engine.partition.partition import Producer
-from engine.record import Record
+import topicfs.engine.parquet.upkeep
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.parquet import write
+from topicfs.engine.parquet.table import LIST, Tables
+from topicfs.engine.parquet.upkeep import RETRY_MS, TableUpkeep
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Record
 
 WANTED = {"parquet.enable": "true"}
 
@@ -419,7 +419,7 @@ def test_a_run_without_anything_to_do_asks_no_file(kept: Keeping, monkeypatch: p
     def refuse(*_: object) -> Any:
         raise AssertionError("nothing has changed")
 
-    monkeypatch.setattr(engine.parquet.upkeep, "file_name", refuse)
+    monkeypatch.setattr(topicfs.engine.parquet.upkeep, "file_name", refuse)
     kept.run()
 
 

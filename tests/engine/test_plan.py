@@ -9,11 +9,11 @@ import pytest
 from cleaning import StandInCleaner
 from houses import START, House, living
 
-from engine import Record
-from engine.partition.partition import Partition
-from engine.plan.listed import listed
-from engine.plan.plan import PartitionPlan, plan
-from engine.retention.rules import Reason, due, forecast
+from topicfs import Record
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.plan.listed import listed
+from topicfs.engine.plan.plan import PartitionPlan, plan
+from topicfs.engine.retention.rules import Reason, due, forecast
 
 SMALL = {"internal.segment.bytes": "110", "index.interval.bytes": "0"}
 """One record a segment."""
@@ -190,7 +190,7 @@ def test_a_directory_that_cannot_be_read_is_said_and_the_others_are_planned(
             raise OSError(5, "Input/output error")
         return listed(directory)
 
-    monkeypatch.setattr("engine.plan.plan.listed", fail)
+    monkeypatch.setattr("topicfs.engine.plan.plan.listed", fail)
     said = planned(house)
     assert said["bad-0"].error is not None
     assert said["good-0"].segments == 5
@@ -208,7 +208,7 @@ def test_segments_that_go_while_they_are_listed_are_listed_anew(
             raise FileNotFoundError(directory)
         return listed(directory)
 
-    monkeypatch.setattr("engine.plan.plan.listed", vanish)
+    monkeypatch.setattr("topicfs.engine.plan.plan.listed", vanish)
     assert planned(house)["orders-0"].segments == 5
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.batch.marker import ABORT, COMMIT, Marker
-from engine.errors import (
+from topicfs.engine.batch.marker import ABORT, COMMIT, Marker
+from topicfs.engine.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
-from engine.producer.entry import (
+from topicfs.engine.producer.entry import (
     BatchInfo,
     BatchMetadata,
     Origin,
@@ -33,8 +33,8 @@ from engine.producer.entry import (
     decrement,
     last_sequence_of,
 )
-from engine.producer.manager import CompletedTransaction, OpenTransaction, ProducerStates
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.producer.manager import CompletedTransaction, OpenTransaction, ProducerStates
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 MAXI = 2**31 - 1
 PRODUCER = 1

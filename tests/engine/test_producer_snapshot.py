@@ -12,9 +12,9 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from engine.errors import CorruptSnapshotError
-from engine.producer import snapshot
-from engine.producer.entry import (
+from topicfs.engine.errors import CorruptSnapshotError
+from topicfs.engine.producer import snapshot
+from topicfs.engine.producer.entry import (
     BatchMetadata,
     ProducerEntry,
     decrement,

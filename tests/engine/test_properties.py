@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import CorruptCheckpointError
-from engine.files import properties
-from engine.files.properties import read_properties, write_properties
+from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.files import properties
+from topicfs.engine.files.properties import read_properties, write_properties
 
 
 def read(tmp_path: Path, content: bytes) -> dict[str, str]:

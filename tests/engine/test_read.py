@@ -15,10 +15,10 @@ import pytest
 from partition_bench import NOW, Bench, bases_of, batch, values
 from plain_batches import HEADER
 
-from engine.errors import OffsetOutOfRangeError
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.errors import OffsetOutOfRangeError
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 LOG_END, UNCOMMITTED, COMMITTED = Isolation.LOG_END, Isolation.UNCOMMITTED, Isolation.COMMITTED
 

@@ -28,11 +28,11 @@ from directory_check import (
 from opening import NOW, Known, open_partition
 from patience import PATIENCE_S
 
-from engine import batch as batches
-from engine.errors import ClosedError
-from engine.kernels import encode as encoding
-from engine.partition.partition import Partition, Producer
-from engine.record import Codec, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Codec, Record
 
 ROOM = 10485760
 

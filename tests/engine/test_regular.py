@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from opening import without_fsync
 
-from engine import Record, Store
-from engine.errors import EngineError
-from engine.files.metadata import CleanShutdown
-from engine.files.regular import NotRegularError, open_regular
+from topicfs import Record, Store
+from topicfs.engine.errors import EngineError
+from topicfs.engine.files.metadata import CleanShutdown
+from topicfs.engine.files.regular import NotRegularError, open_regular
 
 SETTINGS = {"server.properties", "t.properties"}
 """Files that may be links, as those who manage settings make them."""

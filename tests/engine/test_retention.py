@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from partition_bench import NOW, Bench, bases_of, batch
 
-from engine.errors import ClosedError, OffsetOutOfRangeError
-from engine.partition.hold import Hold
-from engine.partition.partition import Partition
-from engine.record import Record
-from engine.retention.removal import Removed, apply, next_due
-from engine.retention.rules import Reason, due
-from engine.segment.segment import Segment
+from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
+from topicfs.engine.retention.removal import Removed, apply, next_due
+from topicfs.engine.retention.rules import Reason, due
+from topicfs.engine.segment.segment import Segment
 
 HOUR = 3_600_000
 SIZE = len(batch(1))
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_renamed_takes_the_partition_offline(
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("engine.segment.descriptors.os.rename", fail)
+    monkeypatch.setattr("topicfs.engine.segment.descriptors.os.rename", fail)
     with pytest.raises(OSError, match="Input/output"):
         apply(partition.log, NOW)
     monkeypatch.undo()

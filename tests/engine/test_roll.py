@@ -9,9 +9,9 @@ import pytest
 from partition_bench import NOW, Bench, bases_of, batch, topic_settings
 from verify import verify
 
-from engine.errors import ClosedError, RollError
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.errors import ClosedError, RollError
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 MAX_INT32 = 2**31 - 1
 MINUTE = 60_000

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.kernels import scan as scanning
-from engine.kernels.scan import (
+from topicfs.engine.kernels import scan as scanning
+from topicfs.engine.kernels.scan import (
     BAD_CRC,
     BAD_MAGIC,
     BAD_OFFSETS,

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from test_scan import batch, table_of
 
-from engine.errors import (
+from topicfs.engine.errors import (
     ClosedError,
     CorruptBatchError,
     CorruptSegmentError,
@@ -30,10 +30,10 @@ from engine.errors import (
     OffsetOverflowError,
     RecordBatchTooLargeError,
 )
-from engine.kernels.scan import BASE_OFFSET, POSITION, SIZE
-from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment
-from engine.segment.stored import SegmentSettings
+from topicfs.engine.kernels.scan import BASE_OFFSET, POSITION, SIZE
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.stored import SegmentSettings
 
 MAX_INT32 = 2**31 - 1
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.segment.descriptors import Descriptors
-from engine.segment.segment import Segment
-from engine.segment.segments import Segments
-from engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
+from topicfs.engine.segment.stored import SegmentSettings
 
 DESCRIPTORS = Descriptors(4)
 

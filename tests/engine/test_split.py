@@ -13,12 +13,12 @@ import pytest
 from directory_check import bases, check_directory, check_rebuilt, path_of
 from opening import NOW, Known, open_partition, without_fsync
 
-from engine import batch as batches
-from engine.errors import RollError
-from engine.kernels import encode as encoding
-from engine.partition.partition import Partition
-from engine.partition.split import split
-from engine.record import MAX_INT32, Record
+from topicfs.engine import batch as batches
+from topicfs.engine.errors import RollError
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.split import split
+from topicfs.engine.record import MAX_INT32, Record
 
 FAR = MAX_INT32 + 10
 

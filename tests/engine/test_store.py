@@ -20,9 +20,9 @@ import pytest
 from houses import SMALL, House, living, some, values
 from patience import PATIENCE_S
 
-import engine
-from engine import Partition, Record, Store
-from engine.errors import (
+import topicfs
+from topicfs import Partition, Record, Store
+from topicfs.engine.errors import (
     ClosedError,
     CorruptCheckpointError,
     EngineError,
@@ -31,9 +31,9 @@ from engine.errors import (
     StoreLockedError,
     UnknownPartitionError,
 )
-from engine.files.metadata import CleanShutdown
-from engine.partition.recovery import Recovery
-from engine.store import partitions as loading
+from topicfs.engine.files.metadata import CleanShutdown
+from topicfs.engine.partition.recovery import Recovery
+from topicfs.engine.store import partitions as loading
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_the_example_in_the_packages_documentation_is_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(engine)
+    result = doctest.testmod(topicfs)
     assert (result.failed, result.attempted) == (0, 2)
     assert (tmp_path / "data" / "logs" / "orders-0").is_dir()
 
 
 def test_what_the_package_says_it_exports_is_there() -> None:
-    assert all(hasattr(engine, name) for name in engine.__all__)
+    assert all(hasattr(topicfs, name) for name in topicfs.__all__)
 
 
 # -- opening ----------------------------------------------------------------------------------------

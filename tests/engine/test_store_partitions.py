@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from houses import SMALL, House, living, some, values
 
-from engine import Partition, Record
-from engine.errors import (
+from topicfs import Partition, Record
+from topicfs.engine.errors import (
     ClosedError,
     InconsistentTopicIdError,
     InvalidNameError,
@@ -21,9 +21,9 @@ from engine.errors import (
     PolicyViolationError,
     UnknownPartitionError,
 )
-from engine.files.metadata import PartitionMetadata
-from engine.files.properties import read_properties
-from engine.store import partitions as loading
+from topicfs.engine.files.metadata import PartitionMetadata
+from topicfs.engine.files.properties import read_properties
+from topicfs.engine.store import partitions as loading
 
 ID, OTHER_ID = "Q1Rz8vWkS3yTb0nNfXk4Ag", "R1Rz8vWkS3yTb0nNfXk4Ag"
 DELAY = 60_000
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_cannot_be_written_keeps_a_new_partition_from_finding_
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.files.checkpoint.write_atomically", fail)
+        patch.setattr("topicfs.engine.files.checkpoint.write_atomically", fail)
         house.store.delete("orders-0")
         assert house.starts == {"orders-0": 7}
         with pytest.raises(OSError, match="No space"):

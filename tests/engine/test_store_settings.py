@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from houses import House, living
 
-from engine.errors import InvalidSettingError, UnknownPartitionError
-from engine.files.properties import edit_properties, read_properties
+from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
+from topicfs.engine.files.properties import edit_properties, read_properties
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_change_that_cannot_be_written_changes_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.files.properties.write_atomically", fail)
+        patch.setattr("topicfs.engine.files.properties.write_atomically", fail)
         with pytest.raises(OSError, match="No space"):
             house.store.configure("orders", {"retention.ms": "5"})
     assert partition.settings is before

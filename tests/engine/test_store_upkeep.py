@@ -13,9 +13,9 @@ import pytest
 from houses import SMALL, START, House, living, some
 from opening import Clock
 
-from engine import Producer, Record, Store
-from engine.cleaner.manager import RETRY_MS
-from engine.store.upkeep import Due
+from topicfs import Producer, Record, Store
+from topicfs.engine.cleaner.manager import RETRY_MS
+from topicfs.engine.store.upkeep import Due
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_checkpoints_that_have_not_changed_are_not_written(
 ) -> None:
     some(house.open().create("orders"))
     after(house, 100_000)
-    monkeypatch.setattr("engine.files.checkpoint.write_atomically", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr("topicfs.engine.files.checkpoint.write_atomically", lambda *_: pytest.fail("written"))
     for period in range(5):
         after(house, 200_000 + 100_000 * period)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
-from engine.segment.offset_index import IndexCache
-from engine.segment.time_index import TimeIndex
+from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.segment.offset_index import IndexCache
+from topicfs.engine.segment.time_index import TimeIndex
 
 BASE = 45
 MAX_ENTRIES = 30

@@ -10,11 +10,11 @@ import os
 import pytest
 from partition_bench import NOW, Bench, batch
 
-from engine.partition import timestamps
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.partition.timestamps import Found
-from engine.record import Record
+from topicfs.engine.partition import timestamps
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.partition.timestamps import Found
+from topicfs.engine.record import Record
 
 LOG_END, UNCOMMITTED, COMMITTED = Isolation.LOG_END, Isolation.UNCOMMITTED, Isolation.COMMITTED
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import CorruptIndexError, InvalidOffsetError
-from engine.segment import transaction_index
-from engine.segment.transaction_index import AbortedTransaction, TransactionIndex
+from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
+from topicfs.engine.segment import transaction_index
+from topicfs.engine.segment.transaction_index import AbortedTransaction, TransactionIndex
 
 FOUR = [
     AbortedTransaction(0, 0, 10, 11),

@@ -13,12 +13,12 @@ import itertools
 import pytest
 from partition_bench import Bench, bases_of, batch, marker
 
-from engine.errors import InvalidProducerEpochError, TransactionCoordinatorFencedError
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.producer.entry import Origin
-from engine.record import Record
-from engine.segment.transaction_index import AbortedTransaction
+from topicfs.engine.errors import InvalidProducerEpochError, TransactionCoordinatorFencedError
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.producer.entry import Origin
+from topicfs.engine.record import Record
+from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 class Writer:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import pytest
 from partition_bench import NOW, Bench, bases_of, batch, values
 
-from engine.errors import ClosedError, OffsetOutOfRangeError, PolicyViolationError
-from engine.partition.partition import Partition
-from engine.record import Record
+from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError, PolicyViolationError
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
 
 
 def filled(bench: Bench, **settings: object) -> Partition:

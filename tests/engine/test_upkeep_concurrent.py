@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from houses import House, living
 
-from engine import Record
-from engine.cleaner.clean import Cleaner
-from engine.errors import EngineError, OffsetOutOfRangeError
-from engine.partition.hold import Hold
-from engine.partition.partition import Partition
+from topicfs import Record
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.errors import EngineError, OffsetOutOfRangeError
+from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.partition import Partition
 
 SMALL = {"internal.segment.bytes": "2000", "file.delete.delay.ms": "0", "min.cleanable.dirty.ratio": "0"}
 WHILE_S = 1.5

@@ -17,18 +17,18 @@ from plain_batches import batch as plain_batch
 from plain_batches import batch_of, entries, entry, header_of, records_in, sealed
 from plain_batches import body as record_body
 
-from engine.batch.compression import compress, decompress
-from engine.errors import (
+from topicfs.engine.batch.compression import compress, decompress
+from topicfs.engine.errors import (
     CorruptBatchError,
     InvalidRecordError,
     InvalidTimestampError,
     RecordTooLargeError,
 )
-from engine.kernels.scan import LAST_OFFSET
-from engine.partition.partition import Partition
-from engine.partition.validate import Accepted, accept
-from engine.producer.entry import Origin
-from engine.record import Codec, Record
+from topicfs.engine.kernels.scan import LAST_OFFSET
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.validate import Accepted, accept
+from topicfs.engine.producer.entry import Origin
+from topicfs.engine.record import Codec, Record
 
 CODECS = {"gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 LOG_APPEND_TIME = 0x08

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_batches import array, varint
 
-from engine.kernels.varint import MALFORMED, decode_varint, encode_varint
+from topicfs.engine.kernels.varint import MALFORMED, decode_varint, encode_varint
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opening import NEVER, Clock, open_partition, without_fsync
 
-from engine import Isolation, Record
-from engine.errors import EngineError, ReadOnlyError
-from engine.partition.loading import Known
-from engine.partition.partition import Partition, Producer
-from engine.partition.viewing import view
-from engine.segment.descriptors import Descriptors
-from engine.settings.topic import resolve_topic
+from topicfs import Isolation, Record
+from topicfs.engine.errors import EngineError, ReadOnlyError
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.partition.viewing import view
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.settings.topic import resolve_topic
 
 NAMED = {"internal.segment.bytes": "1000", "index.interval.bytes": "200"}
 Files = dict[str, tuple[bytes, int, int]]

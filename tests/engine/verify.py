@@ -16,10 +16,10 @@ import google_crc32c
 import numpy as np
 from plain_batches import HEADER, records_in
 
-from engine.batch.compression import decompress
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition
-from engine.record import Codec, Record
+from topicfs.engine.batch.compression import decompress
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Codec, Record
 
 MAX_INT32 = 2**31 - 1
 SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")

@@ -11,13 +11,13 @@ import numpy as np
 from memory_shelf import Shelf
 from opening import NOW, Clock, without_fsync
 
-from engine import Store
-from engine.partition.partition import Partition
-from fs.entry import Entry
-from fs.formats import Format
-from fs.operations import FileSystem
-from fs.shown import ShownPartition
-from fs.view import View
+from topicfs import Store
+from topicfs.engine.partition.partition import Partition
+from topicfs.fs.entry import Entry
+from topicfs.fs.formats import Format
+from topicfs.fs.operations import FileSystem
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.view import View
 
 APPEND = os.O_WRONLY | os.O_APPEND
 BATCH_SIZE, LINGER_MS = 1 << 20, 5

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.kernels.encode import stamp
-from engine.record import MAX_INT64, Codec, Header, Record
-from fs.formats import Format
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.kernels.encode import stamp
+from topicfs.engine.record import MAX_INT64, Codec, Header, Record
+from topicfs.fs.formats import Format
 
 Bytes = npt.NDArray[np.uint8]
 

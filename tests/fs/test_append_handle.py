@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opening import Clock
 
-from engine.batch import from_records
-from engine.errors import ClosedError, RecordTooLargeError
-from engine.kernels.scan import BASE_OFFSET
-from engine.record import Record
-from engine.segment import offset_index
-from engine.segment import segment as segments
-from fs import shown as shown_module
-from fs.append import AppendHandle
-from fs.errors import BadInputError
-from fs.queue import RETRY_MS
-from fs.shown import ShownPartition
-from fs.targets import PartitionTarget
+from topicfs.engine.batch import from_records
+from topicfs.engine.errors import ClosedError, RecordTooLargeError
+from topicfs.engine.kernels.scan import BASE_OFFSET
+from topicfs.engine.record import Record
+from topicfs.engine.segment import offset_index
+from topicfs.engine.segment import segment as segments
+from topicfs.fs import shown as shown_module
+from topicfs.fs.append import AppendHandle
+from topicfs.fs.errors import BadInputError
+from topicfs.fs.queue import RETRY_MS
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.targets import PartitionTarget
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from furnished import APPEND, Furnished, array, furnished, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import EngineError, InvalidSettingError
-from engine.settings.topic import Explained
-from fs import errors
-from fs.commands import LINE_LIMIT, LINES_LIMIT
-from fs.tree.config import Line, changes_of, read_line
+from topicfs.engine.errors import EngineError, InvalidSettingError
+from topicfs.engine.settings.topic import Explained
+from topicfs.fs import errors
+from topicfs.fs.commands import LINE_LIMIT, LINES_LIMIT
+from topicfs.fs.tree.config import Line, changes_of, read_line
 
 CONFIG, START = "/topics/t/config", "/t-0/start"
 

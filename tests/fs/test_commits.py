@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fs import claims as claiming
-from fs import commits as committing
-from fs.claims import Claims
-from fs.commits import Commits
-from fs.errors import BusyError, GoingAwayError
+from topicfs.fs import claims as claiming
+from topicfs.fs import commits as committing
+from topicfs.fs.claims import Claims
+from topicfs.fs.commits import Commits
+from topicfs.fs.errors import BusyError, GoingAwayError
 
 
 def begun(task: Callable[[], object]) -> threading.Thread:

@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from opening import NOW
 
-from engine.errors import CorruptError
-from engine.record import Record
-from fs import sizemap
-from fs import text as texts_module
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.record import Record
+from topicfs.fs import sizemap
+from topicfs.fs import text as texts_module
 
 SETTINGS = {"internal_segment_bytes": 3000, "index_interval_bytes": 300, "file_delete_delay_ms": 0}
 FORMATS = ("txt", "tsv", "jsonl")

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRecordError, RecordTooLargeError
-from engine.inbox.routing import NO_PARTITION
-from engine.inbox.staging import BLOCK, Parts, Staging
-from engine.settings.topic import resolve_topic
-from fs.data_files import DataFile, Topic, chunks, data_files
-from fs.errors import BadInputError
-from fs.formats import Format
-from fs.incoming import Kind, kind_of
+from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
+from topicfs.engine.inbox.routing import NO_PARTITION
+from topicfs.engine.inbox.staging import BLOCK, Parts, Staging
+from topicfs.engine.settings.topic import resolve_topic
+from topicfs.fs.data_files import DataFile, Topic, chunks, data_files
+from topicfs.fs.errors import BadInputError
+from topicfs.fs.formats import Format
+from topicfs.fs.incoming import Kind, kind_of
 
 JOB = "01234567-89ab-cdef-0123-456789abcdef"
 

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from engine.errors import CorruptBatchError
-from fs import errors
-from fs.failures import MOST_LINES, WHILE_S, Failures, Telling
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.fs import errors
+from topicfs.fs.failures import MOST_LINES, WHILE_S, Failures, Telling
 
 
 def test_each_failure_is_counted_by_its_errno() -> None:

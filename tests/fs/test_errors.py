@@ -8,9 +8,9 @@ import logging
 
 import pytest
 
-from engine import errors as engine
-from fs import errors
-from fs.errors import ANSWERS, Loudness, answer, errno_of
+from topicfs.engine import errors as engine
+from topicfs.fs import errors
+from topicfs.fs.errors import ANSWERS, Loudness, answer, errno_of
 
 # Of calls that the mount does not make: from a user's hand they would be a bug, and are told as one.
 NOT_FOR_USERS: set[type[BaseException]] = {

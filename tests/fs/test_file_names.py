@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.record import MAX_INT64
-from fs import names
-from fs.names import Last, Offsets, Recent, Times
+from topicfs.engine.record import MAX_INT64
+from topicfs.fs import names
+from topicfs.fs.names import Last, Offsets, Recent, Times
 
 DAY = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -24,13 +24,13 @@ from plain_formats import (
     text_of,
 )
 
-from engine import batch as batches
-from engine.batch.build import write_header
-from engine.errors import CorruptBatchError
-from engine.kernels.encode import encode_columns, stamp
-from engine.kernels.scan import ATTRIBUTES, HEADER_SIZE, POSITION
-from engine.record import Codec, Record, TimestampType
-from fs.formats import Format
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.build import write_header
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels.encode import encode_columns, stamp
+from topicfs.engine.kernels.scan import ATTRIBUTES, HEADER_SIZE, POSITION
+from topicfs.engine.record import Codec, Record, TimestampType
+from topicfs.fs.formats import Format
 
 EACH_FORMAT = pytest.mark.parametrize("fmt", list(Format), ids=lambda fmt: fmt.suffix)
 EACH_CODEC = pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_formats import AWKWARD, NOW, array, copy_fields, records_in
 
-from engine.errors import EngineError, RecordTooLargeError
-from engine.record import Record
-from fs.formats import MAX_LINES, Format, InputError, Parsed
-from fs.kernels import parse as parsing
-from fs.kernels import reasons
-from fs.kernels.parse import NO_PARTITION
+from topicfs.engine.errors import EngineError, RecordTooLargeError
+from topicfs.engine.record import Record
+from topicfs.fs.formats import MAX_LINES, Format, InputError, Parsed
+from topicfs.fs.kernels import parse as parsing
+from topicfs.fs.kernels import reasons
+from topicfs.fs.kernels.parse import NO_PARTITION
 
 
 def parse(fmt: Format, lines: bytes) -> list[Record]:

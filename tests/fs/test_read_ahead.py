@@ -14,10 +14,10 @@ import pytest
 from memory_shelf import Shelf
 from patience import PATIENCE_S
 
-from engine import Store
-from fs.ahead import ReadAhead
-from fs.operations import FileSystem
-from fs.text import BLOCK
+from topicfs import Store
+from topicfs.fs.ahead import ReadAhead
+from topicfs.fs.operations import FileSystem
+from topicfs.fs.text import BLOCK
 
 REQUEST = 128 << 10
 LINES = b"".join(b"%099d\n" % number for number in range(40_000))

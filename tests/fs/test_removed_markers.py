@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from furnished import Furnished, furnished, lines, remove_below, whole
 
-from engine.errors import CorruptError
-from engine.partition.partition import Producer
-from engine.record import MAX_INT64, Record
+from topicfs.engine.errors import CorruptError
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import MAX_INT64, Record
 
 
 @pytest.fixture

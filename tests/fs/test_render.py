@@ -26,14 +26,14 @@ from plain_formats import (
     text_of,
 )
 
-from engine import batch as batches
-from engine.errors import CorruptBatchError
-from engine.kernels import decode as decoding
-from engine.kernels.scan import BASE_TIMESTAMP, COUNT, HEADER_SIZE, POSITION, SIZE
-from engine.record import Record
-from fs.formats import Format
-from fs.kernels import render as rendering
-from fs.kernels import sizes as sizing
+from topicfs.engine import batch as batches
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels.scan import BASE_TIMESTAMP, COUNT, HEADER_SIZE, POSITION, SIZE
+from topicfs.engine.record import Record
+from topicfs.fs.formats import Format
+from topicfs.fs.kernels import render as rendering
+from topicfs.fs.kernels import sizes as sizing
 
 EACH_FORMAT = pytest.mark.parametrize("fmt", list(Format), ids=lambda fmt: fmt.suffix)
 PREFIX = array(b'{"topic":"orders","partition":3,"offset":')

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import fuse
 import pytest
 
-from fs.kernels import requests
+from topicfs.fs.kernels import requests
 
 LOOKUP, GETATTR, LINK, OPEN, READ, BATCH_FORGET = 1, 3, 13, 14, 15, 42
 NODE = 0x1234567_00000009

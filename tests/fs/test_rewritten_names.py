@@ -11,10 +11,10 @@ import pytest
 from compacted import cleaner
 from furnished import Furnished, furnished, remove_below, whole
 
-from engine.record import Record
-from fs import errors
-from fs.entry import Entry, Handle
-from fs.tree.segments import RawFile, SegmentFile
+from topicfs.engine.record import Record
+from topicfs.fs import errors
+from topicfs.fs.entry import Entry, Handle
+from topicfs.fs.tree.segments import RawFile, SegmentFile
 
 KINDS = {"log": RawFile, "jsonl": SegmentFile}
 

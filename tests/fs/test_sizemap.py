@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch.table import Longs
-from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
-from fs import sizemap
-from fs.sizemap import GRAIN, SizeMap
+from topicfs.engine.batch.table import Longs
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
+from topicfs.fs import sizemap
+from topicfs.fs.sizemap import GRAIN, SizeMap
 
 IDENTITY = (1000, 2000, 3000)
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opening import NOW
 
-from engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
-from engine.partition.partition import Partition
-from fs.errors import BadInputError
-from fs.formats import Format
-from fs.targets import PartitionTarget, TopicTarget
+from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from topicfs.engine.partition.partition import Partition
+from topicfs.fs.errors import BadInputError
+from topicfs.fs.formats import Format
+from topicfs.fs.targets import PartitionTarget, TopicTarget
 
 # Kafka's own test vectors of murmur2, and what `toPositive(hash) % 5` makes of them.
 HASHES = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from plain_formats import CODECS
 
-from engine.partition.partition import Producer
-from engine.record import Codec, Record
-from fs import sizemap
-from fs import text as texts_module
-from fs.formats import Format
-from fs.shown import ShownPartition
-from fs.text import SegmentText
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Codec, Record
+from topicfs.fs import sizemap
+from topicfs.fs import text as texts_module
+from topicfs.fs.formats import Format
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.text import SegmentText
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from compacted import cleaner
 from furnished import Furnished, furnished, lines, remove_below, view_of
 
-from engine.record import Record
-from fs.formats import Format
-from fs.shown import ShownPartition
-from fs.text import SegmentText
-from fs.view import View
+from topicfs.engine.record import Record
+from topicfs.fs.formats import Format
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.text import SegmentText
+from topicfs.fs.view import View
 
 TXT, JSONL = Format.TXT, Format.JSONL
 

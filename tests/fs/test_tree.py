@@ -13,10 +13,10 @@ import pytest
 from furnished import APPEND, Furnished, array, furnished, lines, remove_below
 from opening import NOW
 
-from engine.partition.partition import Producer
-from engine.record import MAX_INT64, Record
-from fs import errors
-from fs.formats import FORMATS
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import MAX_INT64, Record
+from topicfs.fs import errors
+from topicfs.fs.formats import FORMATS
 
 
 @pytest.fixture

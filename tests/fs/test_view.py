@@ -12,12 +12,12 @@ from furnished import ALL, Furnished, furnished, lines, remove_below, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ClosedError
-from engine.partition.partition import Producer
-from engine.record import Record
-from fs.formats import Format
-from fs.shown import ShownPartition
-from fs.view import View
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Record
+from topicfs.fs.formats import Format
+from topicfs.fs.shown import ShownPartition
+from topicfs.fs.view import View
 
 TXT = Format.TXT
 

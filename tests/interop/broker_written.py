@@ -11,7 +11,7 @@ from pathlib import Path
 from kafka import Broker, KafkaError, run_tool
 from kafka_clients import consume, create_topics, produce, transact
 
-from engine.record import Record
+from topicfs.engine.record import Record
 
 random_bytes = random.Random(21).randbytes
 

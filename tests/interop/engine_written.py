@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 BASE_TIME: Final = 1_700_000_000_000
 random_bytes: Final = random.Random(20).randbytes

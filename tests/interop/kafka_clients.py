@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from engine.record import Record, now_ms
+from topicfs.engine.record import Record, now_ms
 
 POLL_MS: Final = 500
 READ_SECONDS: Final = 30

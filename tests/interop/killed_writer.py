@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine_written import write
 
-from engine import Store
+from topicfs import Store
 
 write(Store.open(Path(sys.argv[1]), create=True))
 os.kill(os.getpid(), signal.SIGKILL)

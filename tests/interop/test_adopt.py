@@ -15,7 +15,7 @@ from broker_written import BROKER_TOPICS, OPEN_TRANSACTION, Written
 from kafka import Broker, complaints, dump, files_of
 from kafka_clients import consume, fence, produce
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 STATES = pytest.mark.parametrize("state", ["clean", "killed"])
 CONTINUED = [topic for topic in BROKER_TOPICS if topic != "open"]

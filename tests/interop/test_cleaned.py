@@ -14,9 +14,9 @@ from kafka import Broker, complaints, dump, files_of
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 
-from engine import Record, Store
-from engine.cleaner.clean import Cleaner
-from engine.partition.partition import Partition, Producer
+from topicfs import Record, Store
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.partition.partition import Partition, Producer
 
 BASE_TIME: Final = 1_700_000_000_000
 DELETE_RETENTION_MS: Final = 1000

@@ -15,14 +15,14 @@ import pytest
 from kafka import Broker, KafkaError, run_tool
 from kafka_clients import consume, create_topics, produce
 
-from engine import Record, Store
-from engine.cluster.image import Cluster
-from engine.cluster.reading import read_cluster
-from engine.files.metadata import MetaProperties
-from engine.plan.plan import plan
-from engine.record import now_ms
-from engine.settings.broker import BROKERS
-from engine.settings.lookup import DAEMON_BY_NAME
+from topicfs import Record, Store
+from topicfs.engine.cluster.image import Cluster
+from topicfs.engine.cluster.reading import read_cluster
+from topicfs.engine.files.metadata import MetaProperties
+from topicfs.engine.plan.plan import plan
+from topicfs.engine.record import now_ms
+from topicfs.engine.settings.broker import BROKERS
+from topicfs.engine.settings.lookup import DAEMON_BY_NAME
 
 TOPICS: Mapping[str, Mapping[str, str]] = {
     "plain": {},

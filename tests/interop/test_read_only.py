@@ -9,7 +9,7 @@ from broker_written import BROKER_TOPICS, Written
 from kafka import Broker
 from kafka_clients import consume, create_topics, produce
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 MORE = [Record(b"value %d" % number, b"key", 1_700_000_000_000 + number) for number in range(500)]
 

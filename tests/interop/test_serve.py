@@ -15,7 +15,7 @@ from kafka import Broker, complaints, dump, files_of
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 ADDED = [Record(b"from the broker %d" % number, b"key", 1_700_000_009_000 + number) for number in range(50)]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 
-from engine.batch.table import Bytes
-from fs.adapter import Opened
-from fs.entry import Attributes
-from fs.errors import NotFoundError
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs.adapter import Opened
+from topicfs.fs.entry import Attributes
+from topicfs.fs.errors import NotFoundError
 
 SIZE = 1 << 30
 

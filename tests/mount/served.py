@@ -108,7 +108,7 @@ class Served:
     def umount(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Unmount by the command; the daemon has ended where that did well."""
         done = subprocess.run(
-            [sys.executable, "-m", "mountd.cli", "umount", *options, str(self.path)],
+            [sys.executable, "-m", "topicfs.mountd.cli", "umount", *options, str(self.path)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

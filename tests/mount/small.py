@@ -20,11 +20,11 @@ import stat
 import threading
 from collections.abc import Iterable
 
-from engine.batch.table import Bytes
-from engine.errors import CorruptBatchError
-from fs.adapter import Opened
-from fs.entry import Attributes
-from fs.errors import (
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.fs.adapter import Opened
+from topicfs.fs.entry import Attributes
+from topicfs.fs.errors import (
     AppendOnlyError,
     BadInputError,
     ExistsError,

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
 
-from engine.inbox.journal import InFlight, Journal
-from engine.inbox.names import CommittedNames
-from engine.inbox.staging import Staging
-from engine.partition.partition import Partition, Producer
-from engine.record import MAX_INT64, Record
-from engine.store.store import Store
-from fs import adapter
-from mountd.assembly import CountedFileSystem
-from mountd.cli import main
-from mountd.daemon import Assembly
-from mountd.metrics import Metrics
+from topicfs.engine.inbox.journal import InFlight, Journal
+from topicfs.engine.inbox.names import CommittedNames
+from topicfs.engine.inbox.staging import Staging
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import MAX_INT64, Record
+from topicfs.engine.store.store import Store
+from topicfs.fs import adapter
+from topicfs.mountd.assembly import CountedFileSystem
+from topicfs.mountd.cli import main
+from topicfs.mountd.daemon import Assembly
+from topicfs.mountd.metrics import Metrics
 
 FILES: list[CountedFileSystem] = []
 """The file system that is served."""

@@ -32,7 +32,7 @@ set -e
 fail() {{ echo "$1"; exit 1; }}
 user() {{ setpriv --reuid {USER} --regid {USER} --clear-groups -- "$@"; }}
 other() {{ setpriv --reuid {OTHER} --regid {OTHER} --clear-groups -- "$@"; }}
-topicfs() {{ user "$PYTHON" -m mountd.cli "$@"; }}
+topicfs() {{ user "$PYTHON" -m topicfs.mountd.cli "$@"; }}
 {{
     mount --bind "$BASE" python && mount --bind "$PACKAGES" packages &&
         mount -t tmpfs topicfs-test dev && chmod 755 dev && mknod -m 666 dev/fuse c 10 229 &&
@@ -194,17 +194,17 @@ def test_a_user_without_a_home_has_the_kernels_that_were_compiled_at_installatio
     code, said = script(
         """
         chown -R root:root program
-        "$PYTHON" -m mountd.kernels 2> /dev/null
+        "$PYTHON" -m topicfs.mountd.kernels 2> /dev/null
         mkdir elsewhere
         chown 65534:65534 elsewhere
         cd elsewhere
         for home in "" HOME=/nonexistent; do
-            user env -u HOME -u XDG_CACHE_HOME $home "$PYTHON" -m mountd.cli mount data mnt
+            user env -u HOME -u XDG_CACHE_HOME $home "$PYTHON" -m topicfs.mountd.cli mount data mnt
             user mkdir mnt/orders-0
             user sh -c 'echo one >> mnt/orders-0/log.txt'
             [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was appended is not there"
             user rmdir mnt/orders-0
-            user env -u HOME "$PYTHON" -m mountd.cli umount mnt
+            user env -u HOME "$PYTHON" -m topicfs.mountd.cli umount mnt
         done
         ! grep ' ERROR \\| WARNING ' data/topicfs.log || fail "something was wrong"
         cd ..
@@ -239,7 +239,7 @@ def test_allow_other_lets_others_in_where_the_machine_grants_it(script: Script) 
         [ "$(other cat mnt/orders-0/log.txt)" = one ] || fail "another user could not read"
         [ "$(cat mnt/orders-0/log.txt)" = one ] || fail "root could not read"
         ! other sh -c 'echo x >> mnt/orders-0/log.txt' 2> /dev/null || fail "another user could append"
-        ! other "$PYTHON" -m mountd.cli umount mnt || fail "another user could unmount"
+        ! other "$PYTHON" -m topicfs.mountd.cli umount mnt || fail "another user could unmount"
         topicfs umount mnt
         """,
         fuse_conf="user_allow_other\\n",

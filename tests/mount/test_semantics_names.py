@@ -16,7 +16,7 @@ import pytest
 from served import ROOT, Served, append, eventually, own_mount, refused
 from shell import output
 
-from engine.record import MAX_INT64
+from topicfs.engine.record import MAX_INT64
 
 pytest_plugins = ["shared_mount"]
 
@@ -379,7 +379,7 @@ def test_far_times(mount: Served) -> None:
     mount.steer("roll", partition)
     assert os.listdir(partition / "time") == days
     mount.status(partition)
-    plan = output(f"{sys.executable} -m mountd.cli plan {mount.path}", ROOT)
+    plan = output(f"{sys.executable} -m topicfs.mountd.cli plan {mount.path}", ROOT)
     assert b"far-0" in plan
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from served import ROOT, Served, append, own_mount
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 pytest_plugins = ("shared_mount",)
 
@@ -25,7 +25,7 @@ Held = dict[str, tuple[object, ...]]
 def topicfs(*arguments: str | Path) -> tuple[int, str]:
     """A command's exit code, and what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", "mountd.cli", *map(str, arguments)],
+        [sys.executable, "-m", "topicfs.mountd.cli", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": "/nowhere"},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from served import Served, append, eventually, opened, own_mount
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 BASE = f"{0:020d}"
 SETTINGS = {

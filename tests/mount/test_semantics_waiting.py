@@ -264,7 +264,7 @@ def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
     """B8. A daemon with `--foreground` also ends with the process that started it, but under nohup; closing
     its output ends nothing. However it ends in order, no mount and no process is left.
     """
-    command = f'PYTHONPATH={ROOT} "$@" {sys.executable} -m mountd.cli mount --create --foreground'
+    command = f'PYTHONPATH={ROOT} "$@" {sys.executable} -m topicfs.mountd.cli mount --create --foreground'
     for before, outlives in (("env", False), ("nohup", True)):
         served = Served(tmp_path / before)
         script = f"{command} {served.backing} {served.path} 2>&1 | true"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from patience import PATIENCE_S, eventually
 
-from engine.store.store import Store
-from mountd import mounts
+from topicfs.engine.store.store import Store
+from topicfs.mountd import mounts
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,9 @@ class Place:
         """Begin a command."""
         # Only mounting needs the stand-in, which loads the engine: that takes long.
         stand_in = arguments[0] == "mount" and not self.real
-        program = [str(ROOT / "tests" / "mountd" / "stand_in.py")] if stand_in else ["-m", "mountd.cli"]
+        program = (
+            [str(ROOT / "tests" / "mountd" / "stand_in.py")] if stand_in else ["-m", "topicfs.mountd.cli"]
+        )
         command = subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)],
             env={

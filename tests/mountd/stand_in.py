@@ -21,10 +21,10 @@ from typing import Any
 
 import fuse
 
-from engine.store.store import Store
-from mountd.cli import main
-from mountd.daemon import Assembly
-from mountd.metrics import Metrics
+from topicfs.engine.store.store import Store
+from topicfs.mountd.cli import main
+from topicfs.mountd.daemon import Assembly
+from topicfs.mountd.metrics import Metrics
 
 LINGER_S = float(os.environ.get("STAND_IN_LINGER", "0.02"))
 FILES = ("log", "follow", "metrics")

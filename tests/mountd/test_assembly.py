@@ -12,11 +12,11 @@ import pytest
 from daemon_place import Place
 from patience import PATIENCE_S, eventually
 
-from engine.record import Record
-from engine.store.store import Store
-from mountd import mounts
-from mountd.assembly import CountedFileSystem
-from mountd.metrics import Metrics
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd import mounts
+from topicfs.mountd.assembly import CountedFileSystem
+from topicfs.mountd.metrics import Metrics
 
 
 def append(place: Place, text: str) -> None:

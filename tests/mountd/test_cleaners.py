@@ -13,14 +13,14 @@ import pytest
 from patience import PATIENCE_S, eventually, promptly
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.cleaner.manager import Cleans
-from engine.cleaner.states import Phase
-from engine.errors import CorruptBatchError
-from engine.partition.log import Log
-from engine.record import Record
-from engine.store.store import Store
-from mountd.cleaners import Cleaners, make_cleaner
-from mountd.metrics import Metrics
+from topicfs.engine.cleaner.manager import Cleans
+from topicfs.engine.cleaner.states import Phase
+from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.partition.log import Log
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd.cleaners import Cleaners, make_cleaner
+from topicfs.mountd.metrics import Metrics
 
 SETTINGS = {
     "log.cleaner.backoff.ms": "10",

@@ -14,7 +14,7 @@ import pytest
 from daemon_place import Place, alive, children
 from patience import PATIENCE_S, eventually
 
-from mountd import mounts
+from topicfs.mountd import mounts
 
 LONG = "60"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.earliest.upkeep import EarliestUpkeep
-from engine.partition.partition import Partition
-from engine.record import Record
-from engine.store.store import Store
-from mountd.earliest import EarliestTimes
-from mountd.shelf import DirectoryShelf
+from topicfs.engine.earliest.upkeep import EarliestUpkeep
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd.earliest import EarliestTimes
+from topicfs.mountd.shelf import DirectoryShelf
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from daemon_place import ROOT, Place, alive
 from patience import PATIENCE_S, eventually
 
-from mountd import mounts
+from topicfs.mountd import mounts
 
 VENV = Path(sys.executable).parents[1]
 
@@ -158,7 +158,7 @@ def started_by_another(place: Place, before: str = "") -> tuple[subprocess.Popen
     words = [
         sys.executable,
         "-m",
-        "mountd.cli",
+        "topicfs.mountd.cli",
         "mount",
         "--create",
         "--foreground",
@@ -203,7 +203,7 @@ def test_under_nohup_it_goes_on(real_place: Place) -> None:
 
 @pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_are_no_files_of_the_store(real_place: Place, closed: str) -> None:
-    words = shlex.join([sys.executable, "-m", "mountd.cli", "mount", "--create", "--foreground"])
+    words = shlex.join([sys.executable, "-m", "topicfs.mountd.cli", "mount", "--create", "--foreground"])
     command = subprocess.Popen(
         ["sh", "-c", f"exec {words} {real_place.backing} {real_place.mount} {closed}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

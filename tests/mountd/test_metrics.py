@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.store.store import Store
-from fs.errors import AppendOnlyError, errno_of
-from fs.failures import FAILURES
-from mountd.metrics import Counts, Metrics
-from mountd.scheduler import Job, Scheduler
+from topicfs.engine.store.store import Store
+from topicfs.fs.errors import AppendOnlyError, errno_of
+from topicfs.fs.failures import FAILURES
+from topicfs.mountd.metrics import Counts, Metrics
+from topicfs.mountd.scheduler import Job, Scheduler
 
 
 def fail() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import NoStoreError
-from engine.files import place
-from mountd import mounts
-from mountd.mounts import Mount, MountError
+from topicfs.engine.errors import NoStoreError
+from topicfs.engine.files import place
+from topicfs.mountd import mounts
+from topicfs.mountd.mounts import Mount, MountError
 
 TABLE = (
     b"22 1 8:1 / / rw,relatime - ext4 /dev/vda rw\n"
@@ -86,7 +86,7 @@ def test_a_machine_without_libfuse_is_told_what_mends_it(monkeypatch: pytest.Mon
 
 def test_what_the_machine_lacks_is_told_before_anything_slow_or_lasting(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom mountd import mounts\nfrom mountd.cli import main\n"
+        "import sys\nfrom pathlib import Path\nfrom topicfs.mountd import mounts\nfrom topicfs.mountd.cli import main\n"
         "mounts._DEVICE = Path('/nonexistent/fuse')\n"
         "try:\n    main(['mount', 'backing', 'mnt'])\n"
         "finally:\n    assert not {'numba', 'engine'} & set(sys.modules)\n"
@@ -161,7 +161,7 @@ def test_umount_of_something_else_is_refused(table: Path) -> None:
 
 def test_lock_owner_is_the_process_that_has_the_store_open(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from engine.files.lock import DirectoryLock\n"
+        "import sys; from pathlib import Path; from topicfs.engine.files.lock import DirectoryLock\n"
         "lock = DirectoryLock.acquire(Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
     )
     (tmp_path / "logs").mkdir()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.parquet.table import Tables
-from engine.record import Record
-from engine.store.store import Store
-from mountd.parquet import ParquetUpkeep
-from mountd.shelf import DirectoryShelf
+from topicfs.engine.parquet.table import Tables
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd.parquet import ParquetUpkeep
+from topicfs.mountd.shelf import DirectoryShelf
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.kernels import compile as compiled
-from mountd import kernels, logs
-from mountd.background import FAILED, READY, WAITS, Message
-from mountd.cli import main
-from mountd.events import Events
-from mountd.shelf import DirectoryShelf
-from mountd.shown import Shown
+from topicfs.engine.kernels import compile as compiled
+from topicfs.mountd import kernels, logs
+from topicfs.mountd.background import FAILED, READY, WAITS, Message
+from topicfs.mountd.cli import main
+from topicfs.mountd.events import Events
+from topicfs.mountd.shelf import DirectoryShelf
+from topicfs.mountd.shown import Shown
 
 SOON_S = 60.0
 
@@ -92,7 +92,7 @@ def test_that_an_event_came_can_be_asked_without_a_wait(events: Events) -> None:
 
 def test_compiling_is_told_with_how_far_it_is() -> None:
     lines: list[str] = []
-    log = logging.getLogger("engine.kernels.compile")
+    log = logging.getLogger("topicfs.engine.kernels.compile")
     with kernels.told(lines.append):
         log.info("compiling a", extra={"ready": 3, "is_kept": True})
         log.info("compiling b", extra={"ready": 4, "is_kept": False})
@@ -109,7 +109,7 @@ def test_work_that_goes_on_is_told_of_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("mountd.shown.time.monotonic", lambda: now)
+    monkeypatch.setattr("topicfs.mountd.shown.time.monotonic", lambda: now)
     with Shown() as shown:
         for _ in range(25):
             shown.progress(f"at {now}")
@@ -128,7 +128,7 @@ def told(run_in_child: str) -> list[Message]:
     """What a child told its parent; the parent is a process of its own, as pytest is not to be forked."""
     program = f"""
 import os, sys, time, signal
-from mountd import background
+from topicfs.mountd import background
 def run(teller):
 {run_in_child}
 child = background.start(run)
@@ -177,7 +177,7 @@ def test_child_that_is_killed_has_failed() -> None:
 def test_child_outlives_its_parent_once_it_is_ready(tmp_path: Path) -> None:
     program = f"""
 import time
-from mountd import background
+from topicfs.mountd import background
 def run(teller):
     teller.ready()
     time.sleep(0.3)
@@ -195,7 +195,7 @@ assert background.start(run).next(10).kind == background.READY
 def test_start_that_nobody_waits_for_any_more_is_broken_off(tmp_path: Path) -> None:
     program = f"""
 import time
-from mountd import background
+from topicfs.mountd import background
 def run(teller):
     time.sleep(0.3)
     try:
@@ -226,7 +226,7 @@ def logged(tmp_path: Path, program: str, foreground: bool) -> tuple[str, str]:
         [
             sys.executable,
             "-c",
-            f"import logging; from pathlib import Path; from mountd import logs\n"
+            f"import logging; from pathlib import Path; from topicfs.mountd import logs\n"
             f"counter = logs.set_up(Path({str(tmp_path / 'topicfs.log')!r}), {foreground})\n"
             f"log = logging.getLogger('a.b')\n{program}",
         ],
@@ -350,8 +350,9 @@ def test_help_names_the_commands_and_says_what_is_made() -> None:
 
 def test_command_loads_neither_kernels_nor_spark() -> None:
     program = (
-        "import sys, mountd.cli; "
-        "print([name for name in ('engine.store.store', 'numba', 'numpy', 'fuse', 'pyspark') if name in sys.modules])"
+        "import sys, topicfs.mountd.cli; "
+        "heavy = ('topicfs.engine.store.store', 'numba', 'numpy', 'fuse', 'pyspark'); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -15,10 +15,10 @@ from daemon_place import Place
 from patience import eventually
 from rich.console import Console
 
-from engine.record import Record
-from engine.store.store import Store
-from mountd import mounts, plans, tables
-from mountd.cli import main
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd import mounts, plans, tables
+from topicfs.mountd.cli import main
 
 SMALL = {"internal.segment.bytes": "110"}
 """One record a segment."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from patience import promptly
 
-from engine.errors import ClosedError
-from engine.record import MAX_INT64, Record
-from engine.store.store import Store
-from mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
+from topicfs.engine.errors import ClosedError
+from topicfs.engine.record import MAX_INT64, Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
 
 SOON_S = 60.0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.record import Record
-from engine.store.store import Store
-from mountd.tables import show_line, show_table
+from topicfs.engine.record import Record
+from topicfs.engine.store.store import Store
+from topicfs.mountd.tables import show_line, show_table
 
 LONG = "p" * 240
 TITLES = ("partition", "size", "what")

@@ -13,7 +13,7 @@ import pytest
 from daemon_place import ROOT, Place, alive
 from patience import eventually
 
-from mountd import mounts
+from topicfs.mountd import mounts
 
 
 def test_who_uses_the_mount_is_named_and_nothing_happens(place: Place) -> None:
@@ -70,7 +70,7 @@ def test_a_user_who_cannot_be_seen_is_told_of(place: Place, monkeypatch: pytest.
 def test_the_command_may_stand_in_the_mount_itself(place: Place) -> None:
     place.up()
     done = subprocess.run(
-        [sys.executable, "-m", "mountd.cli", "umount", "."],
+        [sys.executable, "-m", "topicfs.mountd.cli", "umount", "."],
         cwd=place.mount,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -98,7 +98,7 @@ def test_a_listener_who_is_gone_does_not_stop_it_half_way(place: Place) -> None:
     os.close(reading)
     with subprocess.Popen(["sleep", "1000"], cwd=place.mount) as user:
         done = subprocess.run(
-            [sys.executable, "-m", "mountd.cli", "umount", "--force", place.mount],
+            [sys.executable, "-m", "topicfs.mountd.cli", "umount", "--force", place.mount],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=writing,
             stdout=writing,

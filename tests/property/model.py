@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engine.record import Record
+from topicfs.engine.record import Record
 
 ABORT, COMMIT = 0, 1
 

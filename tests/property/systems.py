@@ -23,12 +23,12 @@ from harness import Mount, mounted
 from memory_shelf import Shelf
 from opening import NOW, Clock, without_fsync
 
-from engine import Record, Store
-from engine.partition.partition import Partition, Producer
-from fs import errors, shown, sizemap, text, texts
-from fs.formats import FORMATS
-from fs.operations import FileSystem
-from mountd.shelf import DirectoryShelf
+from topicfs import Record, Store
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.fs import errors, shown, sizemap, text, texts
+from topicfs.fs.formats import FORMATS
+from topicfs.fs.operations import FileSystem
+from topicfs.mountd.shelf import DirectoryShelf
 
 SETTINGS = {"list.all.views": "true"}
 """Called directly, no kernel follows links."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from opening import NEVER, without_fsync
 
-from engine.errors import CleaningAbortedError
+from topicfs.engine.errors import CleaningAbortedError
 
 RETENTION = 1000
 

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from opening import NOW, Known, open_partition, without_fsync
 
-from engine.errors import EngineError
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
 
 SETTINGS = {"segment_bytes": 1200, "index_interval_bytes": 100, "file_delete_delay_ms": 0}
 MEMORY = 48 * 1024 * 1024

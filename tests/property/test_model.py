@@ -26,17 +26,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from model import ABORT, COMMIT, Batch, Model
 from opening import NOW, Clock, open_partition, without_fsync
 
-from engine import batch as batches
-from engine.errors import (
+from topicfs.engine import batch as batches
+from topicfs.engine.errors import (
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     RecordTooLargeError,
 )
-from engine.kernels import encode as encoding
-from engine.partition.loading import Known
-from engine.partition.offsets import Isolation
-from engine.partition.partition import Partition, Producer
-from engine.record import Record
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Record
 
 ROOM = 10485760
 

@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 from model import ABORT, COMMIT, Batch, Model
 from opening import NOW
 
-from engine.partition.partition import Producer
-from engine.record import Record
-from fs.formats import FORMATS, Format
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Record
+from topicfs.fs.formats import FORMATS, Format
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("fs", "mount")]
 from harness import missing

@@ -120,8 +120,8 @@ def end_session(number: int) -> None:
 
 def register_dying(spark: SparkSession, wanted: str) -> None:
     """The data source, with writers that end everything at a moment. What is defined here goes to workers whole."""
-    from engine.spark import writer  # noqa: PLC0415
-    from engine.spark.source import TopicSource  # noqa: PLC0415
+    from topicfs.engine.spark import writer  # noqa: PLC0415
+    from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415
 
     def reached(target: writer.Target, kind: str, moment: str) -> None:
         door = "closed" if target.place.mount is None else "mounted"

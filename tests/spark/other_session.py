@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.spark import register
+from topicfs.engine.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,12 +12,12 @@ from opening import NOW, Clock
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import Filter
 
-from engine import Record, Store
-from engine.partition.partition import Partition
-from engine.spark import register
-from engine.spark.columns import columns
-from engine.spark.options import parse
-from engine.spark.reader import TopicReader
+from topicfs import Record, Store
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.spark import register
+from topicfs.engine.spark.columns import columns
+from topicfs.engine.spark.options import parse
+from topicfs.engine.spark.reader import TopicReader
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from served import Served, append, eventually
 
-from engine.spark import register
+from topicfs.engine.spark import register
 
 LIMIT_S = 60.0
 COUNT = 30

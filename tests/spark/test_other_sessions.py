@@ -14,7 +14,7 @@ import pytest
 from other_session import EXECUTORS
 from served import Served, append
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 SCRIPT = str(Path(__file__).with_name("other_session.py"))
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from killed_job import ROWS, end_session
 from served import Served, append
 
-from engine import Record, Store
+from topicfs import Record, Store
 
 JOB = str(Path(__file__).with_name("killed_job.py"))
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opening import NOW
 
-from engine.errors import InvalidRecordError
-from engine.spark.arriving import columns_of
-from engine.spark.lines import lines
+from topicfs.engine.errors import InvalidRecordError
+from topicfs.engine.spark.arriving import columns_of
+from topicfs.engine.spark.lines import lines
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from opening import NOW, Clock
 
-from engine import Record, Store
-from engine.cleaner.clean import Cleaner
-from engine.errors import CorruptSegmentError, OffsetOutOfRangeError
-from engine.partition.partition import Partition, Producer
-from engine.spark import scan
-from engine.spark.columns import COLUMNS
-from engine.spark.files import listed
-from engine.spark.options import parse
-from engine.spark.reader import TopicReader
+from topicfs import Record, Store
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.errors import CorruptSegmentError, OffsetOutOfRangeError
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.spark import scan
+from topicfs.engine.spark.columns import COLUMNS
+from topicfs.engine.spark.files import listed
+from topicfs.engine.spark.options import parse
+from topicfs.engine.spark.reader import TopicReader
 
 Found = list[tuple[int, bytes, bytes | None]]
 
@@ -178,7 +178,7 @@ def test_reading_beside_appends_and_compactions(store: Store) -> None:
 
 def test_a_swap_that_was_broken_off_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = furnished(store, 2)
-    monkeypatch.setattr("engine.spark.files._PATIENCE_S", 0.05)
+    monkeypatch.setattr("topicfs.engine.spark.files._PATIENCE_S", 0.05)
     left = partition.directory / f"{0:020d}.log.swap"
     left.touch()
     with pytest.raises(CorruptSegmentError, match="open the store once"):

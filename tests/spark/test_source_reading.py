@@ -27,9 +27,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StructField, StructType
 from sources import Logs, in_order, logs, numbered, pushing
 
-from engine import Record
-from engine.errors import EngineError, OffsetOutOfRangeError
-from engine.partition.partition import Producer
+from topicfs import Record
+from topicfs.engine.errors import EngineError, OffsetOutOfRangeError
+from topicfs.engine.partition.partition import Producer
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_planning_loads_no_kernel(two: Logs) -> None:
     """It takes a second, in a process that Spark starts for each query."""
     program = (
         "import sys\n"
-        "from engine.spark.source import TopicSource\n"
+        "from topicfs.engine.spark.source import TopicSource\n"
         "source = TopicSource({'path': sys.argv[1], 'topic': 't'})\n"
         "assert len(source.reader(source.schema()).partitions()) == 2\n"
         "reader = source.streamReader(source.schema())\n"

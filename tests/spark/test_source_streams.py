@@ -12,12 +12,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from sources import Logs, Row, in_order, logs, numbered
 
-from engine import Record
-from engine.errors import InvalidSettingError
-from engine.partition.partition import Producer
-from engine.spark.columns import columns
-from engine.spark.options import parse
-from engine.spark.stream import TopicStreamReader
+from topicfs import Record
+from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.spark.columns import columns
+from topicfs.engine.spark.options import parse
+from topicfs.engine.spark.stream import TopicStreamReader
 
 
 @pytest.fixture

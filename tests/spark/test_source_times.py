@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import Filter, GreaterThan, GreaterThanOrEqual, LessThan
 from sources import Logs, logs, numbered
 
-from engine import Record
-from engine.cleaner.clean import Cleaner
-from engine.earliest.upkeep import EarliestUpkeep
-from engine.partition.partition import Partition
-from engine.spark import ranges
-from engine.spark.files import Files
+from topicfs import Record
+from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.earliest.upkeep import EarliestUpkeep
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.spark import ranges
+from topicfs.engine.spark.files import Files
 
 
 @pytest.fixture

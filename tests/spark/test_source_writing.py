@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from served import Served, delete, eventually
 
-from engine import Record, Store
-from engine.errors import EngineError
-from engine.kernels.murmur import murmur2
-from engine.spark import register
-from engine.spark.source import TopicSource
+from topicfs import Record, Store
+from topicfs.engine.errors import EngineError
+from topicfs.engine.kernels.murmur import murmur2
+from topicfs.engine.spark import register
+from topicfs.engine.spark.source import TopicSource
 
 AT = datetime.fromtimestamp(NOW / 1000, UTC)
 ALL = (

@@ -22,13 +22,13 @@ sys.path.append(str(Path(__file__).parents[1] / "engine"))  # verify.py: a check
 
 from verify import verify_files
 
-from engine import Record, Store
-from engine.cleaner.clean import Cleaned, Cleaner, Work
-from engine.cleaner.portion import portions, stretches
-from engine.errors import EngineError
-from engine.partition.partition import Producer
-from engine.spark.jobs import compact as module
-from engine.spark.jobs.compact import Rewriting, _last_offsets, compact
+from topicfs import Record, Store
+from topicfs.engine.cleaner.clean import Cleaned, Cleaner, Work
+from topicfs.engine.cleaner.portion import portions, stretches
+from topicfs.engine.errors import EngineError
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.spark.jobs import compact as module
+from topicfs.engine.spark.jobs.compact import Rewriting, _last_offsets, compact
 
 SETTINGS = {"cleanup_policy": "compact", "segment_bytes": 2000, "index_interval_bytes": 300}
 
@@ -216,7 +216,10 @@ def test_an_attempt_that_failed_is_made_again_in_a_directory_of_its_own(
     place = tmp_path / "attempts"
     place.mkdir()
     attempt = Rewriting(place)
-    with mock.patch("engine.cleaner.rewrite.sync_directory", side_effect=OSError), pytest.raises(OSError):  # noqa: PT011
+    with (
+        mock.patch("topicfs.engine.cleaner.rewrite.sync_directory", side_effect=OSError),
+        pytest.raises(OSError),  # noqa: PT011
+    ):
         list(attempt(iter([given])))
     (first,) = place.iterdir()
     assert not list(first.iterdir())

@@ -18,16 +18,16 @@ sys.path.append(str(Path(__file__).parents[1] / "engine"))  # verify.py: a check
 
 from verify import verify_files
 
-from engine import Record, Store
-from engine.errors import InvalidSettingError, PartitionExistsError, StoreLockedError
-from engine.partition.partition import Producer
-from engine.spark.jobs.exporting import export
-from engine.spark.jobs.importing import import_rows
-from engine.spark.jobs.sources import rows_of
-from engine.spark.jobs.verify import Piece, verify
-from engine.spark.jobs.verify import rows_of as report_of
-from engine.spark.place import place_of
-from mountd.cli import main
+from topicfs import Record, Store
+from topicfs.engine.errors import InvalidSettingError, PartitionExistsError, StoreLockedError
+from topicfs.engine.partition.partition import Producer
+from topicfs.engine.spark.jobs.exporting import export
+from topicfs.engine.spark.jobs.importing import import_rows
+from topicfs.engine.spark.jobs.sources import rows_of
+from topicfs.engine.spark.jobs.verify import Piece, verify
+from topicfs.engine.spark.jobs.verify import rows_of as report_of
+from topicfs.engine.spark.place import place_of
+from topicfs.mountd.cli import main
 
 
 @pytest.fixture

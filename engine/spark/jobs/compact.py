@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from engine.batch.table import Longs
-from engine.cleaner.clean import Cleaned, Work
-from engine.cleaner.portion import (
+from topicfs.engine.batch.table import Longs
+from topicfs.engine.cleaner.clean import Cleaned, Work
+from topicfs.engine.cleaner.portion import (
     Portion,
     Rewritten,
     Stretch,
@@ -42,14 +42,14 @@ from engine.cleaner.portion import (
     stretches,
     take,
 )
-from engine.cleaner.rewrite import Counts
-from engine.cleaner.transactions import Passage
-from engine.errors import InvalidSettingError, UnknownPartitionError
-from engine.record import Clock, now_ms
-from engine.spark import register
-from engine.spark.jobs.spread import map_in_arrow, spread
-from engine.store.listing import PartitionKey
-from engine.store.store import COMPACTING, STAGING, Store
+from topicfs.engine.cleaner.rewrite import Counts
+from topicfs.engine.cleaner.transactions import Passage
+from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
+from topicfs.engine.record import Clock, now_ms
+from topicfs.engine.spark import register
+from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
+from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.store.store import COMPACTING, STAGING, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

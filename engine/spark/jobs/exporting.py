@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from engine.spark import register
-from engine.spark.place import Place
+from topicfs.engine.spark import register
+from topicfs.engine.spark.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

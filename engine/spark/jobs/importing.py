@@ -27,30 +27,30 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from engine import batch as batches
-from engine.batch.columns import Columns
-from engine.errors import InvalidSettingError, PartitionExistsError
-from engine.files.atomic import sync_directory
-from engine.files.lock import DirectoryLock
-from engine.files.metadata import PartitionMetadata, random_uuid
-from engine.files.names import partition_directory, validate_topic
-from engine.files.place import refuse_unless_store
-from engine.inbox.routing import choose, first_refused
-from engine.kernels import encode as encoding
-from engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
-from engine.partition.chain import segment_settings
-from engine.partition.epochs import FILE_NAME as EPOCHS_FILE
-from engine.partition.epochs import LeaderEpochs
-from engine.partition.validate import batch_limit, shape_for
-from engine.record import MAX_INT32, TimestampType, now_ms
-from engine.segment.descriptors import Descriptors, sync_file
-from engine.segment.segment import Segment
-from engine.settings.topic import TopicSettings
-from engine.spark.arriving import columns_of, partitions_of
-from engine.spark.jobs.spread import map_in_arrow, spread
-from engine.spark.writer import check_columns
-from engine.store.configuration import TOPICS, Configuration
-from engine.store.listing import Listing
+from topicfs.engine import batch as batches
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.errors import InvalidSettingError, PartitionExistsError
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.lock import DirectoryLock
+from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
+from topicfs.engine.files.names import partition_directory, validate_topic
+from topicfs.engine.files.place import refuse_unless_store
+from topicfs.engine.inbox.routing import choose, first_refused
+from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
+from topicfs.engine.partition.chain import segment_settings
+from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.validate import batch_limit, shape_for
+from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
+from topicfs.engine.segment.descriptors import Descriptors, sync_file
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.spark.arriving import columns_of, partitions_of
+from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
+from topicfs.engine.spark.writer import check_columns
+from topicfs.engine.store.configuration import TOPICS, Configuration
+from topicfs.engine.store.listing import Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

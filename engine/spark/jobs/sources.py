@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from engine.errors import InvalidSettingError
+from topicfs.engine.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from engine.spark.files import listed, offset_index, time_index
-from engine.spark.jobs.spread import spread
-from engine.spark.place import Place
-from engine.store.listing import Listing
+from topicfs.engine.spark.files import listed, offset_index, time_index
+from topicfs.engine.spark.jobs.spread import spread
+from topicfs.engine.spark.place import Place
+from topicfs.engine.store.listing import Listing
 
 if TYPE_CHECKING:
     import numpy as np
     from pyspark.sql import DataFrame, SparkSession
 
-    from engine.batch.table import Longs
-    from engine.segment.stored import StoredSegment
+    from topicfs.engine.batch.table import Longs
+    from topicfs.engine.segment.stored import StoredSegment
 
 REPORT: Final[pa.Schema] = pa.schema(
     [
@@ -74,10 +74,10 @@ def verify(spark: SparkSession, place: Place, topics: Collection[str] | None = N
 
 def rows_of(piece: Piece) -> Iterator[dict[str, Any]]:
     """The report's row of a segment; none where it was removed, or replaced, since it was listed."""
-    from engine.errors import EngineError  # noqa: PLC0415 - the kernels, in tasks only
-    from engine.record import now_ms  # noqa: PLC0415
-    from engine.segment.descriptors import Descriptors  # noqa: PLC0415
-    from engine.segment.stored import SegmentSettings, StoredSegment  # noqa: PLC0415
+    from topicfs.engine.errors import EngineError  # noqa: PLC0415 - the kernels, in tasks only
+    from topicfs.engine.record import now_ms  # noqa: PLC0415
+    from topicfs.engine.segment.descriptors import Descriptors  # noqa: PLC0415
+    from topicfs.engine.segment.stored import SegmentSettings, StoredSegment  # noqa: PLC0415
 
     check = _Check(piece)
     segment = StoredSegment.load(piece.directory, piece.base, SegmentSettings(), now_ms, Descriptors())
@@ -132,8 +132,8 @@ class _Check:
         return [*self.problems, f"and {self.more} more"] if self.more else self.problems
 
     def run(self, segment: StoredSegment) -> None:
-        from engine import batch as batches  # noqa: PLC0415 - the kernels, in tasks only
-        from engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION  # noqa: PLC0415
+        from topicfs.engine import batch as batches  # noqa: PLC0415 - the kernels, in tasks only
+        from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION  # noqa: PLC0415
 
         tables: list[Longs] = []
         try:
@@ -159,7 +159,7 @@ class _Check:
     def _check_indexes(self, segment: StoredSegment, tables: list[Longs]) -> None:
         import numpy as np  # noqa: PLC0415
 
-        from engine.kernels.scan import COLUMNS  # noqa: PLC0415
+        from topicfs.engine.kernels.scan import COLUMNS  # noqa: PLC0415
 
         table = np.concatenate(tables) if tables else np.empty((0, COLUMNS), np.int64)
         # An active segment gets its indexes with their first entries.
@@ -173,7 +173,7 @@ class _Check:
 
     def _check_offsets(self, table: Longs) -> None:
         """Each entry names the last offset of a batch, and where it begins."""
-        from engine.kernels.scan import LAST_OFFSET, POSITION  # noqa: PLC0415
+        from topicfs.engine.kernels.scan import LAST_OFFSET, POSITION  # noqa: PLC0415
 
         places = {int(position): int(last) for position, last in table[:, (POSITION, LAST_OFFSET)].tolist()}
         index, before = offset_index(self.piece.directory, self.piece.base), -1
@@ -196,7 +196,7 @@ class _Check:
         """Each entry has the largest timestamp so far, and a batch that has it ends with its offset."""
         import numpy as np  # noqa: PLC0415
 
-        from engine.kernels.scan import LAST_OFFSET, MAX_TIMESTAMP  # noqa: PLC0415
+        from topicfs.engine.kernels.scan import LAST_OFFSET, MAX_TIMESTAMP  # noqa: PLC0415
 
         lasts, times = table[:, LAST_OFFSET], table[:, MAX_TIMESTAMP]
         largest: np.ndarray[Any, Any] = np.maximum.accumulate(times) if len(times) else times

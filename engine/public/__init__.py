@@ -1,0 +1,74 @@
+"""topicfs as a library: Kafka-style logs, written and read without a mount.
+
+A store holds topics, a topic has partitions, and a partition is a log of records, each under its offset:
+
+    >>> from topicfs.engine.record import Record
+    >>> from topicfs.engine.store.store import Store
+    >>> with Store.open("data", create=True) as store:
+    ...     orders = store.create("orders")
+    ...     appended = orders.append([Record(b"10 apples", key=b"ann"), Record(b"3 pears", key=b"bob")])
+    ...     for record in orders.records():
+    ...         print(record.offset, record.key, record.value)
+    0 b'ann' b'10 apples'
+    1 b'bob' b'3 pears'
+
+`data/logs` is then a log directory that a Kafka broker can serve, and one that a broker wrote can be opened.
+
+Store       `open` (`create=True` makes it first, `read_only=True` changes nothing at all), `close`; `create`,
+            `create_topic`; `delete`, `delete_topic`, and `undelete` for a minute after it; `partition`, `partitions`,
+            `topics`, `"orders-0" in store`; `configure`, `explain`, `topic_settings`, `daemon`; `upkeep`, to be called
+            every second or so by a program that keeps the store open, and `retain` now and then; `cleaning` compacts
+Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `columns`, `read`, `hold`;
+            `offset_for_timestamp`; `start_offset`, `stable_offset`, `high_watermark`, `end_offset`; `flush`
+Record      what is appended and read. `Columns` holds many as arrays, for speed
+Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends that
+Isolation   how far a reader sees: COMMITTED (the default), UNCOMMITTED, LOG_END
+Appended    where records went; Offsets: the bounds of a partition at one moment
+Clock       milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
+errors      everything that the engine raises on purpose; all of them are `EngineError`
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from topicfs.engine import errors
+from topicfs.engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from topicfs.engine.batch.columns import Columns
+    from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+    from topicfs.engine.partition.partition import Partition, Producer
+    from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
+    from topicfs.engine.settings.daemon import DaemonSettings
+    from topicfs.engine.settings.topic import TopicSettings
+    from topicfs.engine.store.store import Store
+
+__all__ = [
+    "Appended",
+    "Clock",
+    "Codec",
+    "Columns",
+    "DaemonSettings",
+    "EngineError",
+    "Isolation",
+    "Offsets",
+    "Partition",
+    "Producer",
+    "Record",
+    "Store",
+    "TimestampType",
+    "TopicSettings",
+    "errors",
+    "now_ms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the rest when it is first asked for. The kernels take a second to load, and a program that plans a Spark
+    query or unmounts a store uses none of them."""
+    if name in __all__:
+        from topicfs import loaded  # noqa: PLC0415 - see above
+
+        return getattr(loaded, name)
+    raise AttributeError(f"module 'topicfs' has no attribute {name!r}")

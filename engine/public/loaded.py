@@ -1,0 +1,26 @@
+"""What `engine` offers, all of it loaded."""
+
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+from topicfs.engine.partition.partition import Partition, Producer
+from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
+from topicfs.engine.settings.daemon import DaemonSettings
+from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.store.store import Store
+
+__all__ = [
+    "Appended",
+    "Clock",
+    "Codec",
+    "Columns",
+    "DaemonSettings",
+    "Isolation",
+    "Offsets",
+    "Partition",
+    "Producer",
+    "Record",
+    "Store",
+    "TimestampType",
+    "TopicSettings",
+    "now_ms",
+]

@@ -1,0 +1,5 @@
+"""Spark's data source `topicfs`: `from topicfs.spark import register`. See `topicfs.engine.spark`."""
+
+from topicfs.engine.spark import register
+
+__all__ = ["register"]
