@@ -2,8 +2,7 @@
 
 A store holds topics, a topic has partitions, and a partition is a log of records, each under its offset:
 
-    >>> from topicfs.engine.record import Record
-    >>> from topicfs.engine.store.store import Store
+    >>> from topicfs import Record, Store
     >>> with Store.open("data", create=True) as store:
     ...     orders = store.create("orders")
     ...     appended = orders.append([Record(b"10 apples", key=b"ann"), Record(b"3 pears", key=b"bob")])

@@ -1,6 +1,6 @@
 """Spark: a data source that reads segment files itself, and jobs for logs that are too large for one machine.
 
-    >>> from topicfs.engine.spark import register
+    >>> from topicfs.spark import register
     >>> register(spark)
     >>> spark.read.format("topicfs").option("path", "/data").option("topic", "orders").load()
 

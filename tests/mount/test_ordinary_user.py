@@ -70,8 +70,11 @@ def place(interpreter: str) -> Iterator[Path]:
         made.chmod(0o755)
         for directory in ("dev", "python", "packages", "home"):
             (made / directory).mkdir()
+        # As a wheel lays it out.
+        program = made / "home/program/topicfs"
+        shutil.copytree(ROOT / "engine/public", program)
         for package in ("engine", "fs", "mountd"):
-            shutil.copytree(ROOT / package, made / "home" / "program" / package)
+            shutil.copytree(ROOT / package, program / package)
         subprocess.run(["chown", "-R", f"{USER}:{USER}", made / "home"], check=True)
         yield made
 
@@ -199,10 +202,11 @@ def test_a_user_without_a_home_has_the_kernels_that_were_compiled_at_installatio
         chown 65534:65534 elsewhere
         cd elsewhere
         for home in "" HOME=/nonexistent; do
-            user env -u HOME -u XDG_CACHE_HOME $home "$PYTHON" -m topicfs.mountd.cli mount data mnt
+            user env -u HOME -u XDG_CACHE_HOME $home "$PYTHON" -m topicfs.mountd.cli mount --create data mnt
             user mkdir mnt/orders-0
             user sh -c 'echo one >> mnt/orders-0/log.txt'
             [ "$(user cat mnt/orders-0/log.txt)" = one ] || fail "what was appended is not there"
+            user sh -c 'echo -1 > mnt/orders-0/start'
             user rmdir mnt/orders-0
             user env -u HOME "$PYTHON" -m topicfs.mountd.cli umount mnt
         done
