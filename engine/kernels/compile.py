@@ -20,6 +20,8 @@ from typing import Any
 
 import numba
 from numba import types
+from numba.core import sigutils
+from numba.core.ccallback import CFunc
 
 from topicfs.engine.kernels.cache import KernelCache, prepare
 
@@ -80,6 +82,13 @@ def callback(result: Any, *arguments: Any) -> Callable[[Function], Any]:
     """Compile a function that C calls by its `address`, in threads that Python need not know; cached on disk."""
 
     def compile_it(function: Function) -> Any:
-        return numba.cfunc(result(*arguments), cache=True, error_model="numpy")(function)
+        # As `numba.cfunc` does it, but for where the code is kept.
+        compiled: Any = CFunc(
+            function, sigutils.normalize_signature(result(*arguments)), {}, {"error_model": "numpy"}
+        )
+        compiled._cache = KernelCache(function, lambda is_kept: _begun(function, is_kept))
+        compiled.compile()
+        _READY.append(function.__name__)
+        return compiled
 
     return compile_it
