@@ -54,7 +54,7 @@ def test_more_partitions_are_written_than_files_may_be_open(tmp_path: Path) -> N
 
 def test_a_start_with_too_few_says_so(tmp_path: Path) -> None:
     script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-    script += "from topicfs.engine import Store; import sys; Store.open(sys.argv[1], create=True)"
+    script += "from topicfs import Store; import sys; Store.open(sys.argv[1], create=True)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
     )
