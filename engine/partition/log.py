@@ -7,10 +7,12 @@ last, in one step, so that readers never see a state between two.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import Final
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
@@ -50,6 +52,9 @@ from topicfs.engine.segment.transaction_index import AbortedTransaction
 from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
+
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of opening a file, never of fsync."""
 
 
 class Log(LogState):
@@ -479,20 +484,17 @@ class Log(LogState):
         self._cut = MAX_INT64
         if target <= point and not with_active:
             return
-        try:
-            self._sync(point, target, with_active)
-        except OSError as error:
-            # What the disk refused once it may report as written the next time: nothing is known any more.
-            self._fail(error)
-            raise
+        self._sync(point, target, with_active)
         with self.lock:
             # What was cut off meanwhile, and appended anew, is not on disk.
             self.recovery_point = max(self.recovery_point, min(target, self.offsets.end, self._cut))
             self.last_flush_ms = self.chain.steady()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
+        """An error of fsync takes the log offline: what the disk refused once it may report as written the next time.
+        An error before that, as where there is no room for an index's file or no descriptor is free, has lost nothing:
+        the next flush does all of it anew."""
         with self.lock:
-            waiting, self._snapshots = self._snapshots, []
             segments = self.chain.segments
             floor = segments.floor(start)
             flushed = [
@@ -505,12 +507,21 @@ class Log(LogState):
                     # Index files come into being here, as only who holds the lock may create and cut them.
                     segment.offset_index.trim()
                     segment.time_index.trim()
-        for path in waiting:
-            snapshot.flush(path)
-        for segment in flushed:
-            self.chain.sync(segment)
-        if any(segment.base_offset >= start for segment in flushed):
-            sync_directory(self.chain.directory)
+            waiting, self._snapshots = self._snapshots, []
+        try:
+            for path in waiting:
+                snapshot.flush(path)
+            for segment in flushed:
+                self.chain.sync(segment)
+            if any(segment.base_offset >= start for segment in flushed):
+                sync_directory(self.chain.directory)
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR:
+                self._fail(error)
+                raise
+            with self.lock:
+                self._snapshots = waiting + self._snapshots
+            raise
 
     def close(self) -> None:
         """Stop cleanly: everything on disk, a snapshot at the end, every file at its true size."""

@@ -5,6 +5,7 @@ Not here: who calls `flush` by the clock (testTimeBasedFlush) is the store's sch
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -275,3 +276,41 @@ def test_a_failed_flush_takes_the_partition_offline(bench: Bench, synced: Synced
     partition = bench.crash()
     assert [record.value for record in partition.records()] == [b"v0", b"v1", b"v2", b"v3"]
     bench.warnings = True  # the error that took it offline is logged
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number", "flags"),
+    [
+        (".index", errno.ENOSPC, os.O_CREAT),
+        (".timeindex", errno.EMFILE, os.O_CREAT),
+        (".timeindex", errno.ENFILE, 0),
+        (".snapshot", errno.EMFILE, 0),
+        ("topic-0", errno.EMFILE, 0),
+    ],
+)
+def test_a_flush_that_lacks_a_descriptor_or_room_for_a_file_has_lost_nothing(
+    bench: Bench, synced: Synced, monkeypatch: pytest.MonkeyPatch, suffix: str, number: int, flags: int
+) -> None:
+    partition = bench.open()
+    partition.append_batch(batch(3, producer=1))
+    partition.roll()
+    partition.append(values(4))
+    real = os.open
+    synced.since()
+
+    def refused(path: str | os.PathLike[str], how: int, mode: int = 0o777) -> int:
+        if str(path).endswith(suffix) and how & flags == flags:
+            raise OSError(number, os.strerror(number))
+        return real(path, how, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(number)):
+                partition.flush()
+    assert partition.recovery_point == 0
+    partition.append(values(1))
+    synced.since()
+    partition.flush()
+    assert {"3.log", "3.index", "3.timeindex", "3.snapshot", "topic-0"} <= set(synced.since())
+    assert partition.recovery_point == partition.end_offset == 8
