@@ -282,15 +282,18 @@ class Segment(StoredSegment):
         return True
 
     def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
-        """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append."""
+        """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append: in memory the
+        indexes have no entry of it, whatever the disk says."""
         self._allocated = 0
-        try:
-            opened = self.log.written()
-            cut_file(opened.fd, size)
-            self.offset_index.keep(offset_entries)
-            self.time_index.keep(time_entries)
-        except OSError as error:
-            log.warning(f"{self.log.path}: cannot be cut back to {size} bytes after a failed append: {error}")
+        for cut in (
+            lambda: cut_file(self.log.written().fd, size),
+            lambda: self.offset_index.keep(offset_entries),
+            lambda: self.time_index.keep(time_entries),
+        ):
+            try:
+                cut()
+            except OSError as error:
+                log.warning(f"{self.log.path}: cannot be cut back to {size} bytes after a failed append: {error}")
 
     # -- recovery and truncation --------------------------------------------------------------------
 

@@ -120,6 +120,32 @@ def test_an_index_that_does_not_fit_the_disk_changes_nothing(bench: Bench, disk:
     assert partition.end_offset == 6
 
 
+def test_what_cannot_be_cut_off_after_a_failed_append_is_overwritten_by_the_next(
+    bench: Bench, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = bench.open(index_interval_bytes=0)
+    partition.append_batch(batch(4))
+    bench.warnings = True
+    records = list(partition.records())
+    disk.room, disk.suffix = 0, ".timeindex"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", broken_cut)
+        for _ in range(2):
+            # The log and the offset index have it, and keep it.
+            with pytest.raises(OSError, match="No space"):
+                partition.append_batch(batch(3, timestamp=NOW + 50))
+        assert list(partition.records()) == records
+        disk.room = None
+        partition.append_batch(batch(2, timestamp=NOW + 50))
+    assert [record.offset for record in partition.records()] == list(range(6))
+    partition.append_batch(batch(1, timestamp=NOW + 51))
+    verify(partition)
+
+
+def broken_cut(fd: int, size: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 @pytest.mark.parametrize("at_most", [1, 7, 64])
 def test_writes_that_are_cut_short_are_carried_on(bench: Bench, disk: Disk, at_most: int) -> None:
     partition = bench.open(index_interval_bytes=0)
