@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -61,38 +62,55 @@ class Target(Protocol):
 class AppendHandle:
     """One writer: what it wrote since its last whole line, and where whole lines go.
 
-    target     where
-    _tail      the beginning of a line whose newline has not come
-    _no_room   a close(2) was told that there is no room for that line: it is not to be appended
+    target      where
+    _tail       the beginning of a line whose newline has not come
+    _tail_lost  why it is gone: a close(2) or an fsync was told of a failure, so it is not to be appended
     """
 
     def __init__(self, target: Target, writers: Writers) -> None:
         self.target = target
         self._writers = writers
         self._tail = bytearray()
-        self._no_room: EngineError | OSError | None = None
+        self._tail_lost: EngineError | OSError | None = None
         self._lock = threading.Lock()
 
     def write(self, data: Bytes) -> int:
         """Take bytes. Fewer than all are taken where a line is refused behind others that are kept: the writer
         then writes the rest again, which begins with that line, and is told why."""
         with self._lock:
-            for shown in self.target.shown():
-                shown.end_close(self)
-            self._tell_of_no_room()
+            return self._write(data, last_newline(data, 0, data.size) + 1)
+
+    def write_through(self, data: Bytes) -> int:
+        """As `write`, and the whole lines are on disk afterwards. An error is that of all of the bytes."""
+        with self._lock:
             end = last_newline(data, 0, data.size) + 1
-            done = self._take(data[:end]) if end else 0
-            if done == end:
+            done = self._write(data, end)
+            if end:
                 try:
-                    if self._keep_tail(data[end:], is_sure=not end):
-                        return int(data.size)
+                    self.target.persist()
                 except (EngineError, OSError):
-                    # What was taken must not come again: the error is met by who writes the rest.
-                    if not end:
-                        raise
-            if not done:
-                raise self._refused()
+                    # It began in these bytes, which come again.
+                    self._forget_tail()
+                    raise
             return done
+
+    def _write(self, data: Bytes, end: int) -> int:
+        """As `write`; `end` is where the whole lines end."""
+        for shown in self.target.shown():
+            shown.end_close(self)
+        self._tell_of_lost_tail()
+        done = self._take(data[:end]) if end else 0
+        if done == end:
+            try:
+                if self._keep_tail(data[end:], is_sure=not end):
+                    return int(data.size)
+            except (EngineError, OSError):
+                # What was taken must not come again: the error is met by who writes the rest.
+                if not end:
+                    raise
+        if not done:
+            raise self._refused()
+        return done
 
     def _take(self, lines: Bytes) -> int:
         """Take whole lines, of which the first ends the unfinished one. Gives how many of their bytes were taken. After
@@ -125,11 +143,11 @@ class AppendHandle:
             self._tail += rest.tobytes()
         return True
 
-    def _tell_of_no_room(self) -> None:
-        """Tell of the error that a close(2) was given in the middle of a line, once more: it may have been that of a
-        forked child."""
-        if self._no_room is not None:
-            error, self._no_room = self._no_room, None
+    def _tell_of_lost_tail(self) -> None:
+        """Tell of the error that a close(2) or an fsync was given in the middle of a line, once more: it may have been
+        that of a forked child."""
+        if self._tail_lost is not None:
+            error, self._tail_lost = self._tail_lost, None
             raise error
 
     def _forget_tail(self) -> None:
@@ -148,27 +166,31 @@ class AppendHandle:
         """A descriptor is closed: append the whole lines, keep an unfinished one."""
         with self._lock:
             try:
-                self.target.flush()
-                if self._tail:
-                    self._hold_tail()
+                with self._tail_lost_on_error():
+                    self.target.flush()
+                    if self._tail:
+                        # The last close appends it, and can tell nobody.
+                        self.target.hold_room(len(self._tail))
             finally:
                 if self._tail:
                     for shown in self.target.shown():
                         shown.begin_close(self)
 
-    def _hold_tail(self) -> None:
-        """Make sure that there is room for the unfinished line, which the last close appends. After an error it is
-        gone: what was reported as failed is not applied."""
+    @contextlib.contextmanager
+    def _tail_lost_on_error(self) -> Iterator[None]:
+        """Forget the unfinished line where its writer is told of a failure: what was reported as failed is not
+        applied."""
         try:
-            self.target.hold_room(len(self._tail))
+            yield
         except (EngineError, OSError) as error:
-            self._forget_tail()
-            self._no_room = error
+            if self._tail:
+                self._forget_tail()
+                self._tail_lost = error
             raise
 
     def persist(self) -> None:
         """fsync: the whole lines are on disk afterwards."""
-        with self._lock:
+        with self._lock, self._tail_lost_on_error():
             self.target.persist()
 
     @property

@@ -285,6 +285,9 @@ class LineQueue:
             raise
         self._waiting.clear()
         self._end_waiting()
+        if taken == before.size and refusal is None:
+            # An error came behind them: it is met anew, by these lines alone.
+            return self._append_lines(sender, (head, lines), now)
         return taken - before.size, refusal
 
     def _append_lines(

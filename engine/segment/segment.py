@@ -293,7 +293,9 @@ class Segment(StoredSegment):
             try:
                 cut()
             except OSError as error:
-                log.warning(f"{self.log.path}: cannot be cut back to {size} bytes after a failed append: {error}")
+                log.warning(
+                    f"{self.log.path}: cannot be cut back to {size} bytes after a failed append: {error}"
+                )
 
     # -- recovery and truncation --------------------------------------------------------------------
 

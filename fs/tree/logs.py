@@ -79,10 +79,7 @@ class WriterHandle(Handle):
         return super().read(position, into) if self._reader is None else self._reader.read(position, into)
 
     def write(self, data: Bytes) -> int:
-        taken = self._writer.write(data)
-        if self._synced:
-            self._writer.persist()
-        return taken
+        return self._writer.write_through(data) if self._synced else self._writer.write(data)
 
     def flush(self) -> None:
         self._writer.flush()
@@ -132,9 +129,15 @@ class LogFile(OfPartition):
             self.shown.await_closing()
             return LogHandle(self.shown, self.format)
         require_append(self, flags)
-        target = PartitionTarget(self.shown, self.format, self.house.batch_size)
+        target = PartitionTarget(self.shown, self.format, batch_size_for(flags, self.house))
         reader = LogHandle(self.shown, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
         return WriterHandle(self.house.writers.open(target), flags, reader)
+
+
+def batch_size_for(flags: int, house: House) -> int:
+    """How many bytes of lines may gather: none where each write is brought onto the disk, so that its error is its own
+    lines'."""
+    return 0 if flags & os.O_DSYNC else house.batch_size
 
 
 def require_append(entry: Entry, flags: int) -> None:

@@ -15,7 +15,7 @@ from topicfs.fs.targets import PartitionTarget, TopicTarget
 from topicfs.fs.tree.config import ConfigFile
 from topicfs.fs.tree.deleting import Deleting
 from topicfs.fs.tree.inbox import INBOX, InboxDirectory
-from topicfs.fs.tree.logs import WriterHandle, require_append
+from topicfs.fs.tree.logs import WriterHandle, batch_size_for, require_append
 from topicfs.fs.tree.of_topic import OfTopic
 from topicfs.fs.tree.parquet import TABLE, table_of
 from topicfs.fs.tree.partition import VIEWS
@@ -135,7 +135,7 @@ class InFile(OfTopic):
         if flags & os.O_ACCMODE != os.O_WRONLY:
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
-        size = self.house.batch_size
+        size = batch_size_for(flags, self.house)
         numbers = self.house.store.topics().get(self.topic)
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")

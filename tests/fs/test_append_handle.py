@@ -526,6 +526,67 @@ def test_what_a_close_was_told_of_is_never_appended(place: Furnished) -> None:
     assert values(place) == [b"first", b"first", b"later"]
 
 
+@pytest.mark.parametrize("told", ["flush", "persist"])
+def test_an_unfinished_line_goes_with_those_before_it_of_which_its_writer_was_told(
+    place: Furnished, told: str
+) -> None:
+    """regression: it was appended by the last close, and again by whoever wrote all of it anew"""
+    handle = busy_writer(place)
+    handle.write(array(b"lost\n"))
+    handle.write(array(b"unfini"))
+    with broken_disk():
+        assert refused(getattr(handle, told)) == errno.EIO
+    assert refused(lambda: handle.write(array(b"shed\n"))) == errno.EIO
+    handle.write(array(b"lost\nunfini"))
+    handle.flush()
+    handle.release()
+    assert values(place) == [b"first", b"lost", b"unfini"]
+
+
+def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: Furnished) -> None:
+    """regression: it waited, was dropped where it could not be appended, and its last line was kept"""
+    handle = place.files.open("/t-0/log.txt", APPEND | os.O_SYNC).handle
+    place.files.write(handle, array(b"first\n"))
+    place.files.write(handle, array(b"sec"))
+    with broken_disk():
+        for _ in range(2):
+            assert refused(lambda: place.files.write(handle, array(b"ond\nunfini"))) == errno.EIO
+    assert place.files.write(handle, array(b"ond\nunfini")) == len(b"ond\nunfini")
+    with mock.patch.object(place.shown().partition.log, "flush", side_effect=OSError(errno.ENOSPC, "full")):
+        assert refused(lambda: place.files.write(handle, array(b"shed\nthe next"))) == errno.ENOSPC
+        # No line ends here that was to be brought onto the disk.
+        place.files.write(handle, array(b"last"))
+    place.files.release(handle)
+    assert values(place) == [b"first", b"second", b"unfinished", b"last"]
+
+
+def test_a_write_that_fails_behind_the_lines_that_wait_gives_its_own_error(tmp_path: Path) -> None:
+    """regression: it was an AssertionError, and the beginning of its first line was forgotten"""
+    with furnished(tmp_path) as place:
+        place.create(max_message_bytes=50_000)
+        handle = busy_writer(place)
+        waiting = [b"%d" % at + b"x" * 600 for at in range(20)]
+        for line in waiting:
+            handle.write(array(line + b"\n"))
+        handle.write(array(b"begun "))
+        write = segments.write_exactly
+        written: list[int] = []
+
+        def once(fd: int, position: int, data: memoryview) -> None:
+            if written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written.append(len(data))
+            write(fd, position, data)
+
+        long = b"y" * 45_000 + b"\n"
+        with mock.patch.object(segments, "write_exactly", once):
+            assert refused(lambda: handle.write(array(long))) == errno.ENOSPC
+        assert values(place) == [b"first", *waiting]
+        assert handle.write(array(long)) == len(long)
+        handle.release()
+        assert values(place) == [b"first", *waiting, b"begun " + long[:-1]]
+
+
 def test_what_is_tried_again_keeps_its_place(place: Furnished) -> None:
     one, other = busy_writer(place), busy_writer(place)
     one.write(array(b"one\n"))
