@@ -285,11 +285,12 @@ class Segment(StoredSegment):
         """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append: in memory the
         indexes have no entry of it, whatever the disk says."""
         self._allocated = 0
-        for cut in (
+        cuts: tuple[Callable[[], None], ...] = (
             lambda: cut_file(self.log.written().fd, size),
             lambda: self.offset_index.keep(offset_entries),
             lambda: self.time_index.keep(time_entries),
-        ):
+        )
+        for cut in cuts:
             try:
                 cut()
             except OSError as error:
