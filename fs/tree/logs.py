@@ -129,6 +129,8 @@ class LogFile(OfPartition):
             self.shown.await_closing()
             return LogHandle(self.shown, self.format)
         require_append(self, flags)
+        # A line that ends by a close under way was written before what will be written here.
+        self.shown.await_closing()
         target = PartitionTarget(self.shown, self.format, batch_size_for(flags, self.house))
         reader = LogHandle(self.shown, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
         return WriterHandle(self.house.writers.open(target), flags, reader)

@@ -31,6 +31,7 @@ class StartFile(OfPartition, CommandFile):
         if offset is None:
             raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
         partition = self.shown.partition
+        self.shown.await_closing()
         try:
             self.house.store.delete_records(partition.topic, partition.number, offset)
         except OffsetOutOfRangeError as error:

@@ -143,5 +143,8 @@ class InFile(OfTopic):
             number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
             for number in numbers
         }
+        for part in parts.values():
+            for shown in part.shown():
+                shown.await_closing()
         target = TopicTarget(parts, self.format, self.house.turns(self.topic))
         return WriterHandle(self.house.writers.open(target), flags)

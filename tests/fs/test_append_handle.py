@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -767,6 +768,23 @@ def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Fu
         handle.release()
         assert not shown._closing
         assert values(place) == [b"tail goes on"]
+
+
+@pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/log.tsv", "/topics/t/in.txt"])
+def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Furnished, path: str) -> None:
+    """regression: the kernel tells of the last close after close(2) has returned, and of the next open meanwhile"""
+    first = place.files.open("/t-0/log.txt", APPEND).handle
+    place.files.write(first, array(b"first"))
+    place.files.flush(first)
+    release = threading.Timer(0.1, place.files.release, (first,))
+    with mock.patch.object(shown_module, "CLOSE_GRACE", 60.0):
+        place.files.flush(first)
+        release.start()
+        second = place.files.open(path, APPEND).handle
+        place.files.write(second, array(b"k\tsecond\n" if path.endswith("tsv") else b"second\n"))
+    release.join()
+    place.files.release(second)
+    assert values(place) == [b"first", b"second"]
 
 
 def test_an_open_for_appending_needs_append(place: Furnished) -> None:

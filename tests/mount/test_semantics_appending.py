@@ -44,6 +44,10 @@ def test_appending(mount: Served) -> None:
     append(mount / f"topics/{topic}/in.jsonl", line.encode() + b"\n")
     assert read(partition) == b"one\ntwo\nthree\nfour\n"
     assert mount.status(partition)["end_offset"] == 4
+    numbers = range(200)
+    for number in numbers:
+        append(partition / "log.txt", b"%d" % number if number % 2 else b"%d\n" % number)
+    assert read(partition).split()[4:] == [b"%d" % number for number in numbers]
 
 
 def test_positions_are_ignored(mount: Served) -> None:
@@ -99,7 +103,7 @@ def test_several_writers(mount: Served) -> None:
 
 def test_forks_in_mid_line(mount: Served) -> None:
     """A4. A last line without a newline is appended when the last descriptor closes, not when a duplicate
-    or a forked child's copy closes.
+    or a forked child's copy closes; what is written through a file that is opened after that close comes behind it.
     """
     partition = mount.new()
     # Each `( … )` and each `cat` is a fork with the descriptor, whose end makes the kernel flush.
