@@ -43,6 +43,9 @@ class Target(Protocol):
         """Make sure that there is room for an unfinished line of so many bytes, as far as can be. OSError where there
         is none."""
 
+    def hold_line(self, line: Bytes) -> None:
+        """The same, where nothing of the line is to come any more, as far as can be known: a descriptor is closed."""
+
     def flush(self) -> None:
         """Append what waits. After an error it does not wait any more: who hears of it knows that it is lost."""
 
@@ -170,7 +173,7 @@ class AppendHandle:
                     self.target.flush()
                     if self._tail:
                         # The last close appends it, and can tell nobody.
-                        self.target.hold_room(len(self._tail))
+                        self.target.hold_line(np.frombuffer(bytes(self._tail), np.uint8))
             finally:
                 if self._tail:
                     for shown in self.target.shown():

@@ -22,6 +22,8 @@ LINE_GROWTH: Final = 6
 
 LINE_FRAME: Final = 1024
 
+_NEWLINE: Final = np.frombuffer(b"\n", np.uint8)
+
 
 class PartitionTarget:
     """Lines on their way into one partition's queue.
@@ -38,6 +40,10 @@ class PartitionTarget:
         self._batch_size = batch_size
         self._queue = shown.queue
         self._sender = self._queue.join()
+
+    @property
+    def number(self) -> int:
+        return self._partition.number
 
     def shown(self) -> tuple[ShownPartition, ...]:
         return (self._shown,)
@@ -87,6 +93,9 @@ class PartitionTarget:
     def hold_room(self, size: int) -> None:
         self._queue.hold(self._sender, size)
 
+    def hold_line(self, line: Bytes) -> None:
+        self.hold_room(line.size)
+
     def give_room_back(self) -> None:
         """An unfinished line has ended, and goes to another partition."""
         self._queue.give_room_back(self._sender)
@@ -109,8 +118,9 @@ class TopicTarget:
     refusal  why the last `add` did not take everything
     _parts   a target for each partition, by its number
     _turns   counts for all who append to the topic: whose turn it is to get records without a key
-    _holds   the first partition has room for an unfinished line, of which nobody knows yet where it goes: all of them
-             are on one disk
+    _held    has room for an unfinished line: where it goes, as far as that is known yet; else the first partition, as
+             all of them are on one disk
+    _chosen  the partition of that line, if it has no key and is about to be the last: its turn is taken
     """
 
     def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
@@ -119,7 +129,8 @@ class TopicTarget:
         self._parts = parts
         self._numbers = sorted(parts)
         self._turns = turns
-        self._holds = False
+        self._held: PartitionTarget | None = None
+        self._chosen: PartitionTarget | None = None
 
     def shown(self) -> tuple[ShownPartition, ...]:
         return tuple(shown for part in self._parts.values() for shown in part.shown())
@@ -133,11 +144,8 @@ class TopicTarget:
 
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
         self.refusal = None
-        if self._holds and len(self._parts) > 1:
-            self._holds = False
-            self._parts[self._numbers[0]].give_room_back()
         if self.format == Format.TXT:
-            part = self._next_part()
+            part = self._held or self._next_part()
             taken = part.add(lines, head)
             self.refusal = part.refusal
             return taken
@@ -151,6 +159,9 @@ class TopicTarget:
         if known < taken:
             taken, refusal = known, unknown
         numbers = np.unique(chosen[:taken]).tolist()
+        if self._held is not None and numbers not in ([], [self._held.number]):
+            self._held.give_room_back()
+            self._held = None
         if len(numbers) == 1:
             part = self._parts[numbers[0]]
             done = part.add_columns(parsed.columns.rows(0, taken), now)
@@ -179,15 +190,51 @@ class TopicTarget:
         """The partition of each record; how many there are before the first that names one that is not there,
         and why that is refused."""
         keyless = (columns.key_length < 0) & (named == NO_PARTITION)
-        turn = self._next_part().shown()[0].partition.number if keyless.any() else self._numbers[0]
+        turn = self._numbers[0]
+        if keyless.any():
+            turn = (self._chosen or self._next_part()).number
         chosen, known, unknown = choose(columns, named, self._numbers, turn)
         if unknown is not None:
             unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
         return chosen, known, unknown
 
     def hold_room(self, size: int) -> None:
-        self._holds = size > 0
-        self._parts[self._numbers[0]].hold_room(size)
+        if not size:
+            if self._held is not None:
+                self._held.hold_room(0)
+            self._held = self._chosen = None
+        elif self._held is not None:
+            self._held.hold_room(size)
+        else:
+            part = self._next_part() if self.format == Format.TXT else self._parts[self._numbers[0]]
+            part.hold_room(size)
+            self._held = part
+
+    def hold_line(self, line: Bytes) -> None:
+        part = self._part_of(line)
+        if part is None or part is self._held:
+            self.hold_room(line.size)
+            return
+        part.hold_room(line.size)
+        if self._held is not None:
+            self._held.give_room_back()
+        self._held = part
+
+    def _part_of(self, line: Bytes) -> PartitionTarget | None:
+        """Where an unfinished line goes if nothing of it is to come any more; None where nobody can know, as it is
+        refused then."""
+        if self.format == Format.TXT:
+            return self._held
+        parsed = self.format.parse(joined(line, _NEWLINE), self.shown()[0].partition.log.clock())
+        if not len(parsed.columns):
+            return None
+        chosen, known, _ = self._choose(parsed.columns, parsed.partitions)
+        if not known:
+            return None
+        part = self._parts[int(chosen[0])]
+        if parsed.columns.key_length[0] < 0 and parsed.partitions[0] == NO_PARTITION:
+            self._chosen = part
+        return part
 
     def flush(self) -> None:
         self._each(PartitionTarget.flush)

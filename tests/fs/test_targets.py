@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from opening import NOW
 
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment import segment as segments
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
 from topicfs.fs.targets import PartitionTarget, TopicTarget
@@ -260,6 +262,32 @@ def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(
     place.files.flush(handle)
     place.files.release(handle)
     assert sorted(itertools.chain(*all_values(place).values())) == [b"last", b"value"]
+    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.tsv", "in.jsonl"])
+@pytest.mark.parametrize("key", [b"abc", b"21", b"foobar", None])
+def test_the_last_line_of_a_topic_has_its_room_where_it_goes(
+    place: Furnished, name: str, key: bytes | None
+) -> None:
+    """regression: its room was given back in one partition before it was looked for in another"""
+    value = b"x" * 9000
+    line = {
+        "in.txt": value,
+        "in.tsv": (b"\\N" if key is None else key) + b"\t" + value,
+        "in.jsonl": b'{"key":%s,"value":"%s"}' % (b"null" if key is None else b'"%s"' % key, value),
+    }[name]
+    for turn in range(5):
+        handle = place.files.open(f"/topics/t/{name}", APPEND).handle
+        place.files.write(handle, array(line))
+        place.files.flush(handle)
+        before = [place.shown("t", number).partition.log.promised for number in range(5)]
+        assert sorted(before)[:4] == [0] * 4
+        assert max(before) > len(value)
+        with mock.patch.object(segments, "allocate", side_effect=OSError(errno.ENOSPC, "full")):
+            place.files.release(handle)
+        assert len(values(place, before.index(max(before)))) == (turn + 1 if key and name != "in.txt" else 1)
+    assert sum(len(found) for found in all_values(place).values()) == 5
     assert not any(place.shown("t", number).partition.log.promised for number in range(5))
 
 
