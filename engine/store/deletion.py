@@ -264,8 +264,16 @@ class Deletions:
                 shutil.rmtree(place)
             raise
         with self._lock:
+            for before in [each for each in self._known.values() if each.topic == deletion.topic]:
+                if self._is_unfinished(before):
+                    # What it has brought back is deleted again, or was: it knows nothing of what is there later.
+                    self._forget(before)
             self._known[deletion.id] = deletion
             self._due[deletion.id] = due
+
+    def _is_unfinished(self, deletion: Deletion) -> bool:
+        """Whether all of its partitions are back, and an error has stopped what comes behind that."""
+        return deletion.restoring and not self._present(deletion).partitions
 
     @contextlib.contextmanager
     def restoring(self, deletion: Deletion) -> Iterator[None]:
@@ -276,8 +284,12 @@ class Deletions:
             self._write(replace(self._known[deletion.id], restoring=True))
             try:
                 yield
-            finally:
-                self.settle(deletion.id)
+            except BaseException:
+                # With its inbox perhaps: where every partition has its name again, the next start does the rest.
+                if self._present(self._known[deletion.id]).partitions:
+                    self.settle(deletion.id)
+                raise
+            self.settle(deletion.id)
 
     def settle(self, deletion: str) -> None:
         """Forget what has been restored of it; all of it, where nothing is left."""
@@ -306,6 +318,8 @@ class Deletions:
         """What is due cannot be taken back any more: its directories are to be removed."""
         with self._lock:
             for deletion in [each for each in self._known.values() if self._due[each.id] <= now]:
+                if self._is_unfinished(deletion):
+                    continue
                 try:
                     self._forget(deletion)
                 except OSError as error:

@@ -23,6 +23,7 @@ partition that is loaded takes none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import shutil
 import threading
@@ -76,6 +77,9 @@ from topicfs.engine.store.slot import Slot
 from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
+
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""Errors that say nothing of the files: what met one is tried again."""
 
 STAGING: Final = "staging"
 COMPACTING: Final = "compact"
@@ -650,8 +654,8 @@ class Store(KeptStore):
                 self._configuration.restore_topic(topic, self._deletions.place(found) / KEPT_SETTINGS)
                 for part in found.partitions:
                     self._restore(topic, part)
-                self._checkpoints.write_all()
                 self.inboxes.restore(topic, self._deletions.place(found) / KEPT_INBOX)
+                self._checkpoints.write_all()
             return found
 
     def _check_same_topic(self, deletion: Deletion) -> None:
@@ -675,6 +679,12 @@ class Store(KeptStore):
         with contextlib.suppress(ClosedError):
             # What was offline when it was deleted, is offline again: the slot says why.
             slot.use(lambda empty: self._partitions.load(empty, part.known))
+        if isinstance(slot.error, OSError) and slot.error.errno in _PASSING:
+            # It is whole, and is loaded from where it was when that is tried again.
+            self._forget(slot)
+            slot.directory.rename(self.logs / part.directory)
+            sync_directory(self.logs)
+            raise slot.error
         self._partitions.add(slot)
         log.info(f"{slot.name}: its deletion is taken back, offsets {part.start} to {part.end}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -282,6 +283,57 @@ def test_a_partition_that_was_offline_can_be_taken_back(
             house.store.partition("orders-0")
     house.store.close()
     assert len(values(house.open().partition("orders-0"))) == 10
+
+
+def test_on_a_full_disk_nothing_comes_back_offline_and_it_can_be_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: it was offline until the next start, and what was to be done behind it was not done any more"""
+    house.warnings = True
+    house.store.create_topic("orders", 2)
+    for number in range(2):
+        some(house.store.partition("orders", number))
+    house.store.delete_records("orders", 0, 4)
+    house.store.delete_topic("orders")
+    real = loading.load
+
+    def full(topic: str, number: int, *rest: Any, **named: Any) -> Any:
+        if number == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(topic, number, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load", full)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                house.store.undelete("orders")
+    assert len(values(house.store.partition("orders", 0))) == 6
+    house.store.undelete("orders")
+    assert len(values(house.store.partition("orders", 1))) == 10
+    assert house.store.deletions() == []
+
+
+def test_the_inbox_comes_back_with_the_next_start_where_it_could_not_be_moved(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: it was removed with the record of the deletion, and what was committed could be appended again"""
+    house.store.create_topic("orders", 1)
+    some(house.store.partition("orders", 0))
+    inbox = house.store.inboxes.directory / "orders"
+    (inbox / "batch").mkdir(parents=True)
+    house.store.delete_topic("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr(house.store.inboxes, "restore", full_restore)
+        with pytest.raises(OSError, match="No space"):
+            house.store.undelete("orders")
+    assert not inbox.exists()
+    assert len(values(house.reopen().partition("orders", 0))) == 10
+    assert (inbox / "batch").is_dir()
+    assert house.store.deletions() == []
+
+
+def full_restore(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class KilledError(BaseException):
