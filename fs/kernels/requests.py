@@ -22,7 +22,8 @@ Numbers are those of the machine. A request:                  An answer:
                   48  count × (uint64 inode, uint64 lookups)     116 uint32  rdev
 
 LOOKUP alone is marked on its way in, in the highest bit of its number, so that its answer is known on the way out. uid
-and gid of the caller are overwritten, since the kernel checks permissions: `topicfs.fs.libfuse` finds the inode there.
+and gid of the caller are overwritten, since the kernel checks permissions: `topicfs.fs.libfuse` finds the inode there. SETXATTR
+keeps them: who asked for a deletion is logged.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _GETATTR: Final = 3
 _LINK: Final = 13
 _OPEN: Final = 14
 _READ: Final = 15
+_SETXATTR: Final = 21
 _BATCH_FORGET: Final = 42
 
 _HEADER: Final = 40
@@ -106,8 +108,9 @@ def _take_apart(request, length):
     operation, node = words[1], longs[2]
     longs[2] = node & types.uint64(_LOWER)
     asked = operation in (_OPEN, _GETATTR)
-    words[6] = types.uint32(node >> types.uint64(32)) if asked else types.uint32(0)
-    words[7] = types.uint32(node & types.uint64(_LOWER)) if asked else types.uint32(0)
+    if operation != _SETXATTR:
+        words[6] = types.uint32(node >> types.uint64(32)) if asked else types.uint32(0)
+        words[7] = types.uint32(node & types.uint64(_LOWER)) if asked else types.uint32(0)
     if operation == _LOOKUP:
         longs[1] |= types.uint64(_LOOKED_UP)
     elif operation == _READ and length >= 64:

@@ -16,7 +16,7 @@ import pytest
 
 from topicfs.fs.kernels import requests
 
-LOOKUP, GETATTR, LINK, OPEN, READ, BATCH_FORGET = 1, 3, 13, 14, 15, 42
+LOOKUP, GETATTR, LINK, OPEN, READ, SETXATTR, BATCH_FORGET = 1, 3, 13, 14, 15, 21, 42
 NODE = 0x1234567_00000009
 """Number 9 of libfuse, in a version."""
 
@@ -121,6 +121,10 @@ def test_open_and_getattr_tell_the_inode_and_its_version(wire: Wire, operation: 
 
 def test_other_requests_tell_no_version(wire: Wire) -> None:
     assert header_of(wire.receive(request(18, bytes(24)))) == (18, 77, 9, 0, 0)
+
+
+def test_setting_an_attribute_tells_whose_it_is(wire: Wire) -> None:
+    assert header_of(wire.receive(request(SETXATTR, bytes(24)))) == (SETXATTR, 77, 9, 1001, 1002)
 
 
 @pytest.mark.parametrize(("flags", "for_pages"), [(0, True), (2, False), (3, False), (1, True)])
