@@ -4,7 +4,8 @@
     __cluster_metadata-0/<end offset>-<epoch>.checkpoint   all that the records below the end offset say, as batches
 
 The newest snapshot comes first, then the records behind it. What cannot be read as a whole is not believed at all: a
-setting that is missing might be the one that keeps a topic's records.
+setting that is missing might be the one that keeps a topic's records. So offsets have to follow each other without a
+gap, as a broker writes them, and a snapshot has to end with its footer.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.cluster.image import Cluster, Image
 from topicfs.engine.cluster.records import MetadataRecord, read
 from topicfs.engine.errors import CorruptError, EngineError
 from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file
 from topicfs.engine.kernels.decode import CONTROL
-from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.record import now_ms
 from topicfs.engine.segment.descriptors import Descriptors, PinnedFile
 from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
@@ -30,6 +33,24 @@ log = logging.getLogger(__name__)
 
 METADATA_LOG: Final = "__cluster_metadata-0"
 _SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
+_FOOTER: Final = b"\0\0\0\4"
+"""The key of the record that ends a snapshot: int16 version, int16 kind."""
+
+
+@dataclass(slots=True)
+class _Reach:
+    """How far the log was read: to the offset `end`."""
+
+    end: int
+
+    def extend(self, path: Path, table: Longs) -> None:
+        """Batches of a file come next; CorruptError where some are missing before them."""
+        for first, last in table[:, [BASE_OFFSET, LAST_OFFSET]].tolist():
+            if first > self.end:
+                raise CorruptError(
+                    f"{path}: expected a batch with offset {self.end}, found one from {first} on"
+                )
+            self.end = max(self.end, last + 1)
 
 
 def read_cluster(logs: Path, node_id: int | None) -> Cluster:
@@ -51,7 +72,7 @@ def read_cluster(logs: Path, node_id: int | None) -> Cluster:
 def _read(directory: Path) -> Image:
     names = sorted(path.name for path in directory.iterdir())
     snapshots = sorted(
-        (int(found[1]), int(found[2]), name)
+        (offset_of_file(f"{found[1]}.checkpoint"), int(found[2]), name)
         for name in names
         if (found := _SNAPSHOT.fullmatch(name)) is not None
     )
@@ -61,7 +82,7 @@ def _read(directory: Path) -> Image:
             break
         start, _, name = snapshots.pop()
         try:
-            image.apply_all(_records(directory / name, 0, start=0))
+            image.apply_all(_records(directory / name, 0, _Reach(0), is_snapshot=True))
         except CorruptError as error:
             # An older one does as well, if the log still has what is behind it.
             log.warning(f"{directory / name}: a snapshot that is passed over: {error}")
@@ -71,15 +92,20 @@ def _read(directory: Path) -> Image:
     first = max((base for base in bases if base <= start), default=None)
     if first is None and (bases or start == 0):
         raise CorruptError(f"{directory}: expected a log from offset {start} on, found segments {bases}")
+    reach = _Reach(start)
     for base in bases:
         if first is not None and base >= first:
             path = directory / f"{base:020d}{LOG_SUFFIX}"
-            image.apply_all(_records(path, base, start, is_last=base == bases[-1]))
+            image.apply_all(_records(path, base, reach, is_last=base == bases[-1]))
     return image
 
 
-def _records(path: Path, base: int, start: int, is_last: bool = False) -> Iterator[MetadataRecord]:
-    """The records of a file from an offset on. The end of the last file may be a batch that a crash has cut off."""
+def _records(
+    path: Path, base: int, reach: _Reach, is_last: bool = False, is_snapshot: bool = False
+) -> Iterator[MetadataRecord]:
+    """The records of a file from where the log was read to. The end of the last file may be a batch that a crash has
+    cut off."""
+    start, is_ended = reach.end, not is_snapshot
     descriptors = Descriptors(1)
     segment = StoredSegment.load(path.parent, base, SegmentSettings(read_only=True), now_ms, descriptors)
     segment.log = PinnedFile(str(path), descriptors)
@@ -90,16 +116,34 @@ def _records(path: Path, base: int, start: int, is_last: bool = False) -> Iterat
         found_at = segment.position_of(start) if start > base else (0, 0, 0, 0)
         if found_at is None:
             return
-        for buffer, table in segment.batches(found_at[0], partial_ok=is_last):
-            kept = table[(table[:, LAST_OFFSET] >= start) & (table[:, ATTRIBUTES] & CONTROL == 0)]
+        for buffer, found in segment.batches(found_at[0], partial_ok=is_last):
+            origin = int(found[0, POSITION])
+            table = found[found[:, LAST_OFFSET] >= start]
+            reach.extend(path, table)
+            if is_snapshot and len(table):
+                is_ended = _is_footer(buffer, table[-1:], origin)
+            kept = table[table[:, ATTRIBUTES] & CONTROL == 0]
             if not len(kept):
                 continue
-            for part in batches.columns(buffer, kept, int(table[0, POSITION])):
+            for part in batches.columns(buffer, kept, origin):
                 for record in part.records():
                     if record.offset is None or record.offset < start or record.value is None:
                         continue
-                    found = read(record.value)
-                    if found is not None:
-                        yield found
+                    told = read(record.value)
+                    if told is not None:
+                        yield told
+        if not is_ended:
+            raise CorruptError(f"{path}: expected a snapshot with a footer, found none at its end")
     finally:
         segment.abandon()
+
+
+def _is_footer(buffer: Bytes, batch: Longs, origin: int) -> bool:
+    """Whether a batch, as a table of one row, is what a broker ends a snapshot with."""
+    if not batch[0, ATTRIBUTES] & CONTROL:
+        return False
+    plain = batch.copy()
+    plain[0, ATTRIBUTES] &= ~CONTROL
+    return any(
+        record.key == _FOOTER for part in batches.columns(buffer, plain, origin) for record in part.records()
+    )

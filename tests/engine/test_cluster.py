@@ -25,6 +25,7 @@ from topicfs.engine.cluster.records import (
     read,
 )
 from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.decode import CONTROL
 
 OF_TOPIC, OF_BROKER = 2, 4
 IDS = {name: bytes([number + 1]) * 16 for number, name in enumerate(("a", "b", "c"))}
@@ -83,10 +84,14 @@ def write(logs: Path, *values: bytes, start: int = 0) -> Path:
 
 
 def write_snapshot(directory: Path, end: int, *values: bytes, epoch: int = 1) -> Path:
-    batch = batches.from_records([Record(value) for value in values], 0)
-    encoding.stamp(batch, 0, 0, 1)
+    """A snapshot, as a broker has it: its last batch is a control batch, whose record says that this is the end."""
+    records = batches.from_records([Record(value) for value in values], 0)
+    encoding.stamp(records, 0, 0, 1)
+    footer = batches.from_records([Record(b"\0\0\0", key=b"\0\0\0\4")], 0)
+    encoding.restamp(footer, 0, footer.size, CONTROL, 0)
+    encoding.stamp(footer, 0, len(values), 1)
     path = directory / f"{end:020d}-{epoch:010d}.checkpoint"
-    path.write_bytes(batch.tobytes())
+    path.write_bytes(records.tobytes() + footer.tobytes())
     return path
 
 
@@ -209,6 +214,42 @@ def test_half_a_batch_at_the_end_is_passed_over_and_damage_is_not_believed(tmp_p
     assert set(read_cluster(tmp_path, 1).topics) == {"a", "b"}
     path.write_bytes(whole[:-5] + b"\xff" + whole[-4:])
     assert read_cluster(tmp_path, 1) == Cluster()
+
+
+def test_a_segment_that_is_missing_or_short_is_not_believed(tmp_path: Path) -> None:
+    """It might have the setting that keeps a topic's records."""
+    directory = write(tmp_path, topic("a"), setting(OF_TOPIC, "a", "retention.ms", "9"))
+    first = directory / "00000000000000000000.log"
+    short = len(first.read_bytes())
+    with open_partition(directory, segment_bytes=1 << 20) as log:
+        log.append(Record(setting(OF_TOPIC, "a", "retention.ms", "-1")))
+        log.roll()
+        log.append(Record(topic("b")))
+    assert described(read_cluster(tmp_path, 1)) == {"a": (0, {"retention.ms": "-1"}), "b": (0, {})}
+    whole = first.read_bytes()
+    first.write_bytes(whole[:short])
+    assert read_cluster(tmp_path, 1) == Cluster()
+    write_snapshot(directory, 2, topic("a"))
+    assert read_cluster(tmp_path, 1) == Cluster(), "nor where it begins behind a snapshot"
+    write_snapshot(directory, 3, topic("c"))
+    assert set(read_cluster(tmp_path, 1).topics) == {"b", "c"}, "what the snapshot has is not missed"
+
+
+def test_a_snapshot_without_its_end_is_not_believed(tmp_path: Path) -> None:
+    directory = write(tmp_path, topic("a"), start=100)
+    snapshot = write_snapshot(directory, 100, topic("b"))
+    assert set(read_cluster(tmp_path, 1).topics) == {"a", "b"}
+    whole = snapshot.read_bytes()
+    for end in range(len(whole)):
+        snapshot.write_bytes(whole[:end])
+        assert read_cluster(tmp_path, 1) == Cluster()
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**20 - 1])
+def test_a_snapshot_of_an_offset_that_cannot_be_is_not_believed(tmp_path: Path, number: int) -> None:
+    directory = write(tmp_path, topic("a"))
+    write_snapshot(directory, number, topic("b"))
+    assert set(read_cluster(tmp_path, 1).topics) == ({"b"} if number < 2**63 else set())
 
 
 def test_without_a_metadata_log_nothing_is_known(tmp_path: Path) -> None:
