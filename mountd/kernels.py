@@ -69,7 +69,9 @@ def told(tell: Callable[[str], None]) -> Iterator[None]:
 def _count() -> int:
     """All kernels that there are."""
     sources = (source for folder in _FOLDERS for source in (_ROOT / folder).glob("*.py"))
-    return sum(len(re.findall(r"^@(?:kernel|callback)\(", source.read_text(), re.MULTILINE)) for source in sources)
+    return sum(
+        len(re.findall(r"^@(?:kernel|callback)\(", source.read_text(), re.MULTILINE)) for source in sources
+    )
 
 
 def compile_all() -> None:

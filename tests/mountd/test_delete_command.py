@@ -95,7 +95,9 @@ def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_store_that_another_process_has_open_is_left_alone(backing: Path) -> None:
-    script = f"from topicfs import Store; s = Store.open({str(backing)!r}); print('open', flush=True); input()"
+    script = (
+        f"from topicfs import Store; s = Store.open({str(backing)!r}); print('open', flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
