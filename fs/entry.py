@@ -5,7 +5,7 @@
     link        target
 
 Entries are made anew for each call and hold no state of their own: state is in the engine, in the shown
-partition (`topicfs.fs.shown`) and in open handles.
+partition (`topicfs.fs.views.partition_views`) and in open handles.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The words go to the daemon's log, as loudly as a row says:
     WRONG     something is broken, and known: one line at level error
     UNKNOWN   something is broken, and not foreseen: level error with the traceback. The daemon goes on
 
-Of what is broken some lines of a kind are told in a while, and no more (`fs/failures.py`).
+Of what is broken some lines of a kind are told in a while, and no more (`fs/fuse/error_budget.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from topicfs.engine import errors as engine
 from topicfs.engine.errors import EngineError
 from topicfs.engine.files.regular import NotRegularError
-from topicfs.fs.failures import FAILURES, WHILE_S, Telling
+from topicfs.fs.fuse.error_budget import ERRORS, WHILE_S, Telling
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class TryAgainError(FileSystemError):
     """A read that waits for records has waited long enough to see whether its reader was interrupted."""
 
 
-class MountError(Exception):
+class MountRefusedError(Exception):
     """libfuse could not mount, or lost the mount; the message is libfuse's own."""
 
 
@@ -252,7 +252,7 @@ def errno_of(error: BaseException, operation: str, place: str) -> int:
     handle."""
     found = answer(error)
     name = errno.errorcode[found.errno]
-    FAILURES.note(name)
+    ERRORS.note(name)
     if found.loudness is not Loudness.QUIET:
         message = f"{operation} {place!r}: {name}: {error}"
         if found.loudness is Loudness.TOLD:
@@ -263,7 +263,7 @@ def errno_of(error: BaseException, operation: str, place: str) -> int:
 
 
 def _tell_what_is_broken(error: BaseException, found: Answer, kind: Hashable, message: str) -> None:
-    telling = FAILURES.telling(kind, time.monotonic())
+    telling = ERRORS.telling(kind, time.monotonic())
     if telling is Telling.LEFT_OUT:
         return
     if telling is Telling.LAST:

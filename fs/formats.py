@@ -218,8 +218,8 @@ def _plain_parts(
     """The table in parts whose records are plain bytes: a run of uncompressed batches as it is, or one batch
     decompressed. Each is the index of its first row, where its bytes are, its rows, and their origin."""
     attributes = table[:, ATTRIBUTES]
-    shown = (table[:, LAST_OFFSET] >= first_offset) & (table[:, BASE_OFFSET] < end_offset)
-    squeezed = (attributes & CODEC_MASK != 0) & (attributes & CONTROL == 0) & shown
+    views = (table[:, LAST_OFFSET] >= first_offset) & (table[:, BASE_OFFSET] < end_offset)
+    squeezed = (attributes & CODEC_MASK != 0) & (attributes & CONTROL == 0) & views
     first = 0
     for batch in np.flatnonzero(squeezed).tolist():
         if batch > first:

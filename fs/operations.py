@@ -14,13 +14,13 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
-from topicfs.fs.adapter import VERSION_SHIFT, Opened
-from topicfs.fs.append import Writers
+from topicfs.fs.appending.handle import Writers
+from topicfs.fs.appending.linger import Linger
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Owner
-from topicfs.fs.house import House
-from topicfs.fs.linger import Linger
-from topicfs.fs.texts import Shelf
+from topicfs.fs.fuse.adapter import VERSION_SHIFT, Opened
 from topicfs.fs.tree.root import RootDirectory
+from topicfs.fs.views.rendered_segments import ViewCache
 
 _MOST_KNOWN: Final = 4096
 """Entries by path: some 1 KiB each, with what they refer to."""
@@ -60,7 +60,7 @@ class _Open:
 class FileSystem:
     """A store as a tree of files. Each method is a file operation; any error may come out of it.
 
-    house    what all of the tree shares
+    context  what all of the tree shares
     owner    whose the files are
     _root    the tree
     _known   entries by path, to be used as long as they are current: each call asks for a path, and again for those
@@ -77,15 +77,15 @@ class FileSystem:
     def __init__(
         self,
         store: Store,
-        shelf: Shelf,
+        view_cache: ViewCache,
         batch_size: int,
         linger_ms: int,
         metrics: Callable[[], bytes] = bytes,
     ) -> None:
         status = os.stat(store.backing)
-        self.house = House(store, shelf, Writers(Linger(linger_ms, store.steady)), batch_size)
+        self.context = Context(store, view_cache, Writers(Linger(linger_ms, store.steady)), batch_size)
         self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
-        self._root = RootDirectory(self.house, metrics)
+        self._root = RootDirectory(self.context, metrics)
         self._known: dict[str, Entry] = {"/": self._root}
         self._handles: dict[int, _Open] = {}
         self._held: dict[int, list[_Open]] = {}
@@ -93,20 +93,20 @@ class FileSystem:
         self._guard = threading.Lock()
         self._stale: dict[tuple[str, int], float] = {}
         self._drop: Callable[[int], object] = lambda node: None
-        self.house.deleted = self._drop_deleted
+        self.context.deleted = self._drop_deleted
         self._numbers = itertools.count(1)
         self.closing = False
 
     def wait_until(self, given_up: Callable[[], bool]) -> None:
         """Calls that wait for records ask this, every now and then, whether anybody still waits for them."""
-        self.house.given_up = given_up
+        self.context.given_up = given_up
 
     def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:
         """A call has failed: where that is a refusal, the status of what it was about tells why."""
         opened = None if handle is None else self._handles.get(handle)
         if errors.is_refusal(error):
             any(
-                self.house.note_refusal(error, path)
+                self.context.note_refusal(error, path)
                 for path in (paths if opened is None else [opened.entry.path])
             )
 
@@ -195,7 +195,7 @@ class FileSystem:
         return list(self._entry(path).xattrs())
 
     def statfs(self, path: str) -> os.statvfs_result:
-        return os.statvfs(self.house.store.backing)
+        return os.statvfs(self.context.store.backing)
 
     # -- open files -----------------------------------------------------------------------------------
 
@@ -296,14 +296,14 @@ class FileSystem:
 
     def keep_maps(self) -> None:
         """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
-        self.house.store.inboxes.settle()
-        for shown in self.house.looked_at():
-            shown.forget_removed()
-            shown.texts.keep_complete(lambda: self.closing)
+        self.context.store.inboxes.settle()
+        for views in self.context.looked_at():
+            views.forget_removed()
+            views.rendered.keep_complete(lambda: self.closing)
 
     def end_commits(self) -> None:
         """Begin no more commits of inboxes, and return when those that have begun are done and answered."""
-        self.house.commits.end()
+        self.context.commits.end()
 
     def close_all(self) -> None:
         """Release what is still open, as the mount goes away: unfinished lines are lines now."""

@@ -7,39 +7,39 @@ from typing import Final
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.files.views import VIEWS
 from topicfs.engine.store.store import Store
-from topicfs.fs import adapter
+from topicfs.fs.fuse import adapter
 from topicfs.fs.operations import FileSystem
 from topicfs.mountd.daemon import Assembly
-from topicfs.mountd.earliest import EarliestTimes
 from topicfs.mountd.metrics import Counts, Metrics
+from topicfs.mountd.min_timestamps import MinTimestampsJob
 from topicfs.mountd.parquet import ParquetUpkeep
-from topicfs.mountd.shelf import DirectoryShelf, ReadingShelf
+from topicfs.mountd.view_cache import DirectoryViewCache, ReadOnlyViewCache
 
 
 class CountedFileSystem(FileSystem):
     """The file system, as the daemon wants it: counted, and with an end.
 
     counts    goes into the metrics
-    shelf     where size maps are kept
+    view_cache  where size maps are kept
     earliest  makes the files that say how early records are
     parquet   makes the Parquet files
     """
 
     counts: Counts
-    shelf: DirectoryShelf
-    earliest: EarliestTimes
+    view_cache: DirectoryViewCache
+    earliest: MinTimestampsJob
     parquet: ParquetUpkeep
 
     @classmethod
     def over(cls, store: Store, metrics: Metrics) -> CountedFileSystem:
         """Of a store."""
-        shelf = (ReadingShelf if store.read_only else DirectoryShelf)(store.backing / VIEWS)
-        made = cls(store, shelf, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
+        view_cache = (ReadOnlyViewCache if store.read_only else DirectoryViewCache)(store.backing / VIEWS)
+        made = cls(store, view_cache, store.daemon.batch_size, store.daemon.linger_ms, metrics.render)
         made.counts = metrics.counts
-        made.shelf = shelf
-        made.earliest = EarliestTimes(store, shelf.directory, lambda: made.closing)
-        made.parquet = ParquetUpkeep(store, made.house.tables, lambda: made.closing)
-        metrics.tell_of(made.house.tables)
+        made.view_cache = view_cache
+        made.earliest = MinTimestampsJob(store, view_cache.directory, lambda: made.closing)
+        made.parquet = ParquetUpkeep(store, made.context.tables, lambda: made.closing)
+        metrics.tell_of(made.context.tables)
         return made
 
     def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
@@ -54,8 +54,8 @@ class CountedFileSystem(FileSystem):
 
     def sweep_maps(self) -> None:
         """Forget the size maps of partitions and segments that are gone."""
-        self.shelf.sweep(self.house.store.logs)
-        self.house.store.inboxes.sweep(self.house.store.clock())
+        self.view_cache.sweep(self.context.store.logs)
+        self.context.store.inboxes.sweep(self.context.store.clock())
 
     def keep_earliest(self) -> None:
         """Find out how early the records of sealed segments are."""
@@ -67,19 +67,19 @@ class CountedFileSystem(FileSystem):
 
     def flush_lingering(self) -> None:
         """Append what has lingered long enough, until `close`."""
-        self.house.writers.linger.run()
+        self.context.writers.linger.run()
 
     def read_ahead(self) -> None:
         """Render what readers will want next, until `close`."""
-        self.house.ahead.run()
+        self.context.read_ahead.run()
 
     def close(self) -> None:
         """Append what open handles still hold, and let `flush_lingering` and `read_ahead` return."""
         self.closing = True
-        self.house.writers.linger.stop()
-        self.house.ahead.stop()
+        self.context.writers.linger.stop()
+        self.context.read_ahead.stop()
         self.close_all()
-        self.house.writers.flush_all()
+        self.context.writers.flush_all()
 
 
 ASSEMBLY: Final = Assembly(CountedFileSystem.over, adapter.serve)

@@ -36,7 +36,7 @@ _PATIENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CleanerState:
     """How a thread has fared; replaced as a whole.
 
     runs           how often it looked for something to do
@@ -70,7 +70,7 @@ class State:
         """Whether the last run went well, or there was none."""
         return self.error is None
 
-    def after(self, outcome: Outcome, last_run: int, duration_s: float) -> State:
+    def after(self, outcome: Outcome, last_run: int, duration_s: float) -> CleanerState:
         """The state behind one more run."""
         cleaned = outcome.cleaned
         return replace(
@@ -126,7 +126,7 @@ class Cleaners:
     ) -> None:
         daemon = store.daemon
         count = daemon.log_cleaner_threads if daemon.log_cleaner_enable else 0
-        self.states = {f"cleaner-{number}": State() for number in range(count)}
+        self.states = {f"cleaner-{number}": CleanerState() for number in range(count)}
         self._store = store
         self._make = make
         self._threads: list[threading.Thread] = []

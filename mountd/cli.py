@@ -23,7 +23,7 @@ from topicfs.mountd import background, kernels, mounts
 from topicfs.mountd.background import Teller
 from topicfs.mountd.delete_command import delete_command, undelete_command
 from topicfs.mountd.events import STOP_SIGNALS, Events
-from topicfs.mountd.shown import Shown, say
+from topicfs.mountd.progress import Progress, say
 from topicfs.mountd.spark_commands import spark_group
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def mount_command(
 
     if foreground:
         background.end_with_parent()
-        with Shown() as shown:
-            aloud = _Aloud(shown)
+        with Progress() as progress:
+            aloud = _Aloud(progress)
             code = _guarded(run, aloud)
         if made and not aloud.was_ready:
             _remove(mount)
@@ -169,7 +169,7 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
 
     Works beside a running daemon, and without one."""
     given = dict(_setting(text) for text in settings)
-    with Shown() as shown, kernels.told(shown.progress):
+    with Progress() as progress, kernels.told(progress.progress):
         from topicfs.mountd import plans  # noqa: PLC0415 - loads the engine
 
     try:
@@ -237,21 +237,21 @@ class _Aloud:
     """Tells on the terminal, where the daemon runs in the foreground.
 
     was_ready  whether the mount was there
-    shown      what is compiled before there is a log
+    line       what is compiled before there is a log
     """
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, line: Progress) -> None:
         self.was_ready = False
-        self.shown = shown
+        self.line = line
 
     def waits(self, text: str) -> None:
         """Say it."""
-        self.shown.close()
+        self.line.close()
         logging.getLogger(__name__).info(text)
 
     def progress(self, text: str) -> None:
         """Say it now and then, also before there is a log."""
-        self.shown.progress(text)
+        self.line.progress(text)
 
     def ready(self) -> None:
         """Logged already."""
@@ -272,20 +272,20 @@ def _follow(child: background.Child) -> None:
     """Wait until the daemon is ready, and say what it waits for when that takes long."""
     latest = "starting the daemon"
     patience: float | None = _SOON_S
-    with Shown() as shown:
+    with Progress() as progress:
         try:
             while (message := child.next(patience)) is None or message.kind != background.READY:
                 if message is not None and message.kind == background.FAILED:
                     raise _FailedError(message.text)
                 if message is not None and message.kind == background.GOES_ON:
-                    shown.progress(message.text)
+                    progress.progress(message.text)
                     continue
                 if message is None:
                     patience = None
                 else:
                     latest = message.text
                 if patience is None:
-                    shown.wait(latest)
+                    progress.wait(latest)
         except KeyboardInterrupt:
             child.stop()
             raise
@@ -294,8 +294,8 @@ def _follow(child: background.Child) -> None:
 @contextlib.contextmanager
 def _waiting(text: str) -> Iterator[None]:
     """Show what is waited for."""
-    with Shown() as shown:
-        shown.wait(text)
+    with Progress() as progress:
+        progress.wait(text)
         yield
 
 

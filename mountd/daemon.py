@@ -32,7 +32,7 @@ from topicfs.mountd import mounts
 from topicfs.mountd.cleaners import Cleaners
 from topicfs.mountd.events import Events
 from topicfs.mountd.logs import LevelCounter
-from topicfs.mountd.memory import keep_freed_blocks
+from topicfs.mountd.malloc import keep_freed_blocks
 from topicfs.mountd.metrics import Metrics
 from topicfs.mountd.mounts import source_of
 from topicfs.mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs

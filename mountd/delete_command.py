@@ -63,7 +63,7 @@ class _Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartitionPart:
     """What a partition holds.
 
     records  None where it cannot be read
@@ -82,7 +82,7 @@ class _Store(Protocol):
     def topics(self) -> dict[str, list[int]]:
         """The numbers of each topic's partitions."""
 
-    def look(self, topic: str, number: int) -> _Part:
+    def look(self, topic: str, number: int) -> _PartitionPart:
         """What a partition holds."""
 
     def delete(self, target: _Target) -> None: ...
@@ -107,7 +107,7 @@ class _Mounted:
                 found[topic].append(int(number))
         return {topic: sorted(numbers) for topic, numbers in found.items()}
 
-    def look(self, topic: str, number: int) -> _Part:
+    def look(self, topic: str, number: int) -> _PartitionPart:
         place = self.point / f"{topic}-{number}"
         try:
             status = json.loads((place / "status.json").read_bytes())
@@ -117,10 +117,10 @@ class _Mounted:
                 with (place / "log.jsonl").open("rb") as lines:
                     first = lines.readline()
                 oldest = json.loads(first)["timestamp"] if first else None
-            return _Part(place.name, records, status["log_bytes"], oldest)
+            return _PartitionPart(place.name, records, status["log_bytes"], oldest)
         except (OSError, ValueError):
             # Damaged, or offline. It can be deleted all the same.
-            return _Part(place.name, None, 0, None)
+            return _PartitionPart(place.name, None, 0, None)
 
     def delete(self, target: _Target) -> None:
         self._set("delete", target.name, is_topic=target.number is None)
@@ -152,16 +152,18 @@ class _Unmounted:
         found: dict[str, list[int]] = self._store.topics()
         return found
 
-    def look(self, topic: str, number: int) -> _Part:
+    def look(self, topic: str, number: int) -> _PartitionPart:
         from topicfs.engine.errors import EngineError  # noqa: PLC0415 - loads the engine
 
         try:
             partition = self._store.partition(topic, number)
             first = next(partition.records(), None)
         except (EngineError, OSError):
-            return _Part(f"{topic}-{number}", None, 0, None)
+            return _PartitionPart(f"{topic}-{number}", None, 0, None)
         records = partition.end_offset - partition.start_offset
-        return _Part(partition.name, records, partition.size, None if first is None else first.timestamp)
+        return _PartitionPart(
+            partition.name, records, partition.size, None if first is None else first.timestamp
+        )
 
     def delete(self, target: _Target) -> None:
         if target.number is None:
@@ -274,7 +276,7 @@ def _found(name: str, topics: dict[str, list[int]]) -> _Target:
     return partition
 
 
-def _show(parts: list[_Part]) -> None:
+def _show(parts: list[_PartitionPart]) -> None:
     rows = [
         (
             part.name,
@@ -287,7 +289,7 @@ def _show(parts: list[_Part]) -> None:
     show_table(_OUT, ("partition", "records", "size", "oldest"), rows, right=("records", "size"))
 
 
-def _sum(parts: list[_Part]) -> str:
+def _sum(parts: list[_PartitionPart]) -> str:
     records = sum(part.records or 0 for part in parts)
     more = "" if all(part.records is not None for part in parts) else " and what cannot be read"
     since = min((part.oldest for part in parts if part.oldest is not None), default=None)

@@ -87,10 +87,10 @@ def compile_all() -> None:
 
 def main() -> None:
     """Compile them, and tell of it: in one line that changes on a terminal, elsewhere in a few."""
-    from topicfs.mountd.shown import Shown  # noqa: PLC0415 - the command line's words
+    from topicfs.mountd.progress import Progress  # noqa: PLC0415 - the command line's words
 
     began = time.monotonic()
-    with Shown() as shown, told(shown.progress):
+    with Progress() as progress, told(progress.progress):
         compile_all()
     print(f"kernels are ready after {time.monotonic() - began:.1f} s", file=sys.stderr)  # noqa: T201 - a command
 

@@ -17,8 +17,8 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.retention.rules import Reason
 from topicfs.engine.store.slot import Slot
 from topicfs.engine.store.store import Store
-from topicfs.fs.failures import FAILURES
-from topicfs.mountd.cleaners import Cleaners, State
+from topicfs.fs.fuse.error_budget import ERRORS
+from topicfs.mountd.cleaners import Cleaners, CleanerState
 from topicfs.mountd.scheduler import Scheduler
 
 _PARTITION = ("topic", "partition")
@@ -145,7 +145,7 @@ class _Mount(Collector):
         yield CounterMetricFamily("topicfs_read_bytes", "Bytes read.", value=counts.read_bytes)
         yield CounterMetricFamily("topicfs_writes", "Writes accepted.", value=counts.writes)
         yield CounterMetricFamily("topicfs_written_bytes", "Bytes written.", value=counts.written_bytes)
-        yield _counter("topicfs_errors", "Calls that failed.", "errno", FAILURES.counts())
+        yield _counter("topicfs_errors", "Calls that failed.", "errno", ERRORS.counts())
         yield _counter("topicfs_log_messages", "Warnings and errors logged.", "level", self._logged())
 
 
@@ -244,7 +244,7 @@ class _Cleaners(Collector):
                 f"topicfs_cleaners_{name}", f"{text} By all threads.", value=sum(values.values())
             )
 
-        def each(of: Callable[[State], float]) -> dict[str, float]:
+        def each(of: Callable[[CleanerState], float]) -> dict[str, float]:
             return {name: of(state) for name, state in states.items()}
 
         yield from counter("runs", "Looks for something to do.", each(lambda state: state.runs))

@@ -213,7 +213,7 @@ def prepare(
         raise MountError(f"{point}: the mount point lies inside the backing directory {backing}")
     if point in backing.parents:
         raise MountError(f"{backing}: the backing directory lies inside the mount point {point}")
-    makes = create and place.kind_of(backing) is not place.Kind.STORE
+    makes = create and place.kind_of(backing) is not place.DirectoryKind.STORE
     if read_only:
         place.logs_in(backing)
     elif makes:

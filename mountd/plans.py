@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
-from topicfs.engine.files.place import Kind, kind_of
+from topicfs.engine.files.place import DirectoryKind, kind_of
 from topicfs.engine.plan.plan import PartitionPlan
 from topicfs.engine.plan.plan import plan as planned
 from topicfs.engine.record import now_ms
 from topicfs.engine.retention.rules import Reason
-from topicfs.fs.forecast import cleaning, next_removal
+from topicfs.fs.upkeep_status import cleaning, next_removal
 from topicfs.mountd import mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
@@ -46,7 +46,7 @@ def backing_of(place: Path) -> Path:
     mount = mounts.find(place)
     if mount is not None and mount.backing is not None:
         return mount.backing
-    if kind_of(place) not in (Kind.STORE, Kind.LOGS):
+    if kind_of(place) not in (DirectoryKind.STORE, DirectoryKind.LOGS):
         raise mounts.MountError(
             f"{place}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )

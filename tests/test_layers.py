@@ -197,7 +197,7 @@ def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None
     others = ["fs==2.4.16", "six", "appdirs", "setuptools<80"]
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel, *others], check=True)
     program = (
-        "import fs.memoryfs, topicfs, topicfs.fs.names, topicfs.mountd.cli\n"
+        "import fs.memoryfs, topicfs, topicfs.fs.selections, topicfs.mountd.cli\n"
         "from topicfs import Record, Store\n"
         "from topicfs.spark import register\n"
         "files = fs.memoryfs.MemoryFS()\n"

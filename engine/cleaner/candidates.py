@@ -19,7 +19,7 @@ from typing import Protocol
 
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.retention.rules import Measured
 from topicfs.engine.settings.topic import TopicSettings
@@ -85,7 +85,11 @@ def look(log: Log, checkpointed: int | None, now: int) -> Candidate:
 
 
 def assess(
-    segments: Iterable[Dated], offsets: Offsets, settings: TopicSettings, checkpointed: int | None, now: int
+    segments: Iterable[Dated],
+    offsets: LogOffsets,
+    settings: TopicSettings,
+    checkpointed: int | None,
+    now: int,
 ) -> Candidate:
     """What compaction finds in segments, the last of which is active."""
     every = tuple(segments)
@@ -154,7 +158,7 @@ def _why_not(
     total: int,
     oldest_ms: int | None,
     young: Dated | None,
-    offsets: Offsets,
+    offsets: LogOffsets,
     every: Sequence[Dated],
     settings: TopicSettings,
 ) -> tuple[str, int | None]:

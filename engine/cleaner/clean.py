@@ -16,7 +16,7 @@ import numpy as np
 from topicfs.engine.cleaner.grouping import grouped
 from topicfs.engine.cleaner.offset_map import OffsetMap
 from topicfs.engine.cleaner.producers import LiveProducers
-from topicfs.engine.cleaner.rewrite import Counts, Rewrite, check_offsets, pinned
+from topicfs.engine.cleaner.rewrite import Rewrite, RewriteCounts, check_offsets, pinned
 from topicfs.engine.cleaner.transactions import Transactions
 from topicfs.engine.errors import (
     CleaningAbortedError,
@@ -64,7 +64,7 @@ class Cleaned:
     map_utilization: float = 0.0
 
     @classmethod
-    def of(cls, counts: Counts, end: int, before: int, after: int, utilization: float = 0.0) -> Self:
+    def of(cls, counts: RewriteCounts, end: int, before: int, after: int, utilization: float = 0.0) -> Self:
         """Of a pass up to the offset `end`, with so many segments before and after."""
         return cls(
             end_offset=end,

@@ -59,7 +59,7 @@ class Cleans(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CleaningJob:
     """One clean that has begun, and has to be ended by `done`.
 
     slot       the partition's
@@ -133,7 +133,7 @@ class CleaningManager:
         outcome = Outcome() if job is None else self._clean(job, cleaner, now)
         return replace(outcome, removed=self.retain_compacted(now))
 
-    def _clean(self, job: Job, cleaner: Cleans, now: int) -> Outcome:
+    def _clean(self, job: CleaningJob, cleaner: Cleans, now: int) -> Outcome:
         candidate, key = job.candidate, job.slot.key
         outcome = Outcome(job.slot.name)
         cleaned: Result | None = None
@@ -167,7 +167,7 @@ class CleaningManager:
             self.done(job, cleaned)
         return outcome
 
-    def grab_filthiest(self, now: int) -> Job | None:
+    def grab_filthiest(self, now: int) -> CleaningJob | None:
         """Begin to compact the log that is the filthiest of those that are to be; None where there is none."""
         found = []
         for slot in self._slots():
@@ -186,7 +186,7 @@ class CleaningManager:
                 return job
         return None
 
-    def done(self, job: Job, cleaned: Result | None) -> None:
+    def done(self, job: CleaningJob, cleaned: Result | None) -> None:
         """The job has ended: how far it came is written down, unless it was to be broken off."""
         key = job.slot.key
         try:
@@ -260,7 +260,7 @@ class CleaningManager:
             return None
         return candidate
 
-    def _begin(self, slot: Slot, now: int) -> Job | None:
+    def _begin(self, slot: Slot, now: int) -> CleaningJob | None:
         """Begin with a log; None where it is not to be compacted any more."""
         if not self.states.begin(slot.key):
             return None
@@ -271,7 +271,7 @@ class CleaningManager:
             # that was not in use may have an open transaction, which its files' names do not tell.
             candidate = self._look(slot, now, is_mine=True)
             if candidate is not None and candidate.eligible:
-                job = Job(slot, partition.log, candidate)
+                job = CleaningJob(slot, partition.log, candidate)
         except (ClosedError, UnknownPartitionError):
             pass
         finally:

@@ -10,7 +10,7 @@ import contextlib
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.cleaner.plain import decompressed, refuse
+from topicfs.engine.cleaner.decompress import decompressed, refuse
 from topicfs.engine.kernels import hash as hashing
 from topicfs.engine.kernels.decode import GOOD
 from topicfs.engine.kernels.hash import COMPRESSED, FULL, RING, RING_SIZE, SLOT

@@ -15,8 +15,8 @@ from topicfs.engine.batch.build import write_header
 from topicfs.engine.batch.columns import codec_of
 from topicfs.engine.batch.compression import compress
 from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.cleaner.decompress import decompressed, refuse
 from topicfs.engine.cleaner.offset_map import OffsetMap
-from topicfs.engine.cleaner.plain import decompressed, refuse
 from topicfs.engine.cleaner.producers import LiveProducers
 from topicfs.engine.cleaner.transactions import Transactions
 from topicfs.engine.errors import CorruptSegmentError, OffsetOverflowError
@@ -92,7 +92,7 @@ def check_offsets(table: Longs, segment: Segment, before: int, end: int) -> None
 
 
 @dataclass(slots=True)
-class Counts:
+class RewriteCounts:
     """What a pass read and wrote.
 
     bytes_read, records_read        of the segments that were rewritten
@@ -106,8 +106,8 @@ class Counts:
     records_kept: int = 0
     invalid_records: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: RewriteCounts) -> RewriteCounts:
+        return RewriteCounts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class Rewrite:
     chunk: int
     check: Callable[[], None]
     throttle: Callable[[int], None]
-    counts: Counts = field(default_factory=Counts)
+    counts: RewriteCounts = field(default_factory=RewriteCounts)
     parts: list[Segment] = field(default_factory=list)
     changed: int = 0
     _out: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))

@@ -25,7 +25,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _PartitionState:
     """Of one partition that is not free.
 
     phase   IN_PROGRESS, ABORTED or PAUSED
@@ -45,7 +45,7 @@ class CleaningStates:
     """
 
     def __init__(self) -> None:
-        self._states: dict[PartitionKey, _State] = {}
+        self._states: dict[PartitionKey, _PartitionState] = {}
         self._stopping = False
         self._changed = threading.Condition()
 
@@ -59,7 +59,7 @@ class CleaningStates:
         with self._changed:
             if self._stopping or key in self._states:
                 return False
-            self._states[key] = _State(Phase.IN_PROGRESS)
+            self._states[key] = _PartitionState(Phase.IN_PROGRESS)
             return True
 
     def end(self, key: PartitionKey) -> None:
@@ -69,7 +69,7 @@ class CleaningStates:
             if state is not None and state.phase is Phase.IN_PROGRESS:
                 del self._states[key]
             elif state is not None and state.phase is Phase.ABORTED:
-                self._states[key] = _State(Phase.PAUSED, state.pauses)
+                self._states[key] = _PartitionState(Phase.PAUSED, state.pauses)
             else:
                 raise ValueError(
                     f"{key[0]}-{key[1]}: expected work in progress or aborted, found state {self.of(key).value}"
@@ -93,9 +93,9 @@ class CleaningStates:
         with self._changed:
             state = self._states.get(key)
             if state is None or state.phase is Phase.PAUSED:
-                self._states[key] = _State(Phase.PAUSED, 1 if state is None else state.pauses + 1)
+                self._states[key] = _PartitionState(Phase.PAUSED, 1 if state is None else state.pauses + 1)
                 return
-            self._states[key] = _State(Phase.ABORTED, state.pauses + 1)
+            self._states[key] = _PartitionState(Phase.ABORTED, state.pauses + 1)
             self._changed.wait_for(lambda: self.of(key) == Phase.PAUSED)
 
     def pause_free(self, key: PartitionKey) -> bool:
@@ -103,7 +103,7 @@ class CleaningStates:
         with self._changed:
             if key in self._states:
                 return False
-            self._states[key] = _State(Phase.PAUSED, 1)
+            self._states[key] = _PartitionState(Phase.PAUSED, 1)
             return True
 
     def resume(self, key: PartitionKey) -> None:
@@ -115,7 +115,7 @@ class CleaningStates:
                     f"{key[0]}-{key[1]}: expected a pause to take back, found state {self.of(key).value}"
                 )
             if state.pauses > 1:
-                self._states[key] = _State(Phase.PAUSED, state.pauses - 1)
+                self._states[key] = _PartitionState(Phase.PAUSED, state.pauses - 1)
             else:
                 del self._states[key]
 

@@ -40,7 +40,7 @@ _FILES_OF_LOGS: Final = frozenset(
 _BEFORE: Final = frozenset({"server.properties", "topics", "lost+found"})
 
 
-class Kind(Enum):
+class DirectoryKind(Enum):
     """What a path leads to, in words for messages."""
 
     STORE = "a store"
@@ -51,21 +51,21 @@ class Kind(Enum):
     FOREIGN = "a directory with something else in it"
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> DirectoryKind:
     """What the path leads to."""
     try:
         names = sorted(os.listdir(path))
     except FileNotFoundError:
-        return Kind.MISSING
+        return DirectoryKind.MISSING
     except NotADirectoryError:
-        return Kind.FILE
+        return DirectoryKind.FILE
     if (path / LOGS).is_dir():
-        return Kind.STORE
+        return DirectoryKind.STORE
     if _BEFORE.issuperset(names):
-        return Kind.EMPTY
+        return DirectoryKind.EMPTY
     if not _FILES_OF_LOGS.isdisjoint(names) or any(_is_partition(path, name) for name in names):
-        return Kind.LOGS
-    return Kind.FOREIGN
+        return DirectoryKind.LOGS
+    return DirectoryKind.FOREIGN
 
 
 def _is_partition(directory: Path, name: str) -> bool:
@@ -79,12 +79,12 @@ def _is_partition(directory: Path, name: str) -> bool:
 def refuse_unless_store(path: Path) -> None:
     """NoStoreError where the path is no store, with words that say how to get one."""
     kind = kind_of(path)
-    if kind is Kind.STORE:
+    if kind is DirectoryKind.STORE:
         return
     expected = f"{path}: expected a store, which has {LOGS}/ in it, found {kind.value}"
-    if kind is Kind.LOGS:
+    if kind is DirectoryKind.LOGS:
         raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}")
-    if kind in (Kind.MISSING, Kind.EMPTY):
+    if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY):
         raise NoStoreError(
             f"{expected}. `topicfs init {path}` makes a store there, and so does `topicfs mount --create`"
         )
@@ -94,12 +94,12 @@ def refuse_unless_store(path: Path) -> None:
 def refuse_unless_free(path: Path) -> None:
     """NoStoreError where no store can be made at the path."""
     kind = kind_of(path)
-    if kind in (Kind.MISSING, Kind.EMPTY):
+    if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY):
         return
-    if kind is Kind.STORE:
+    if kind is DirectoryKind.STORE:
         raise NoStoreError(f"{path}: is a store already")
     expected = f"{path}: expected a new or empty directory, found {kind.value}"
-    raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}" if kind is Kind.LOGS else expected)
+    raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}" if kind is DirectoryKind.LOGS else expected)
 
 
 def make(path: Path) -> None:
@@ -114,8 +114,8 @@ def logs_in(path: Path) -> Path:
     """Where the partitions are, for who only reads: of a store, or of a log directory by itself. NoStoreError where
     the path is neither."""
     kind = kind_of(path)
-    if kind is Kind.STORE:
+    if kind is DirectoryKind.STORE:
         return path / LOGS
-    if kind is Kind.LOGS:
+    if kind is DirectoryKind.LOGS:
         return path
     raise NoStoreError(f"{path}: expected a store, or a Kafka log directory, found {kind.value}")

@@ -27,7 +27,7 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
 from topicfs.engine.inbox.content import Content
-from topicfs.engine.inbox.journal import InFlight, Journal, State
+from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.routing import first_refused
 from topicfs.engine.inbox.staging import Parts, Staging
@@ -138,7 +138,9 @@ class Inbox:
         self._unsettled = True
         writers: dict[int, _Writer] = {}
         try:
-            self._journal.write(InFlight(State.APPENDING, name, tuple(self._numbers()), sources, content))
+            self._journal.write(
+                InFlight(CommitState.APPENDING, name, tuple(self._numbers()), sources, content)
+            )
             for number, columns in chunks:
                 if number not in writers:
                     self._end(number, commit=False)
@@ -146,7 +148,7 @@ class Inbox:
                 writers[number].add(columns)
             for writer in writers.values():
                 writer.finish()
-            self._journal.write(InFlight(State.COMMITTED, name, tuple(writers), sources, content))
+            self._journal.write(InFlight(CommitState.COMMITTED, name, tuple(writers), sources, content))
         except (EngineError, OSError) as error:
             self._give_up(name, error)
             if name not in self._names:
@@ -186,7 +188,7 @@ class Inbox:
             return
         found = self._journal.read()
         if found is not None:
-            commit = found.state is State.COMMITTED
+            commit = found.state is CommitState.COMMITTED
             if commit:
                 self._journal.sync()
             ended = [number for number in found.partitions if self._end(number, commit)]

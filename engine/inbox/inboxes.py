@@ -16,7 +16,7 @@ from topicfs.engine.errors import EngineError, UnknownPartitionError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
-from topicfs.engine.inbox.journal import Journal, State
+from topicfs.engine.inbox.journal import CommitState, Journal
 from topicfs.engine.partition.partition import Partition
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Inboxes:
         """Show in a read-only partition what `recover` would make of a commit that a crash has stopped."""
         found = Journal(self.directory / partition.topic / "journal").read()
         if found is not None and partition.number in found.partitions:
-            partition.log.decide(PRODUCER_ID, found.state is State.COMMITTED)
+            partition.log.decide(PRODUCER_ID, found.state is CommitState.COMMITTED)
 
     def settle(self) -> None:
         """Try again what could not be brought to its end before."""

@@ -24,7 +24,7 @@ from topicfs.engine.inbox.staging import Parts
 _MOST_BYTES: Final = 64 << 20
 
 
-class State(Enum):
+class CommitState(Enum):
     """How far a commit is."""
 
     APPENDING = "appending"
@@ -42,7 +42,7 @@ class InFlight:
     content     what it holds, to be remembered with its name; None where that is not known
     """
 
-    state: State
+    state: CommitState
     name: str
     partitions: tuple[int, ...]
     sources: tuple[Parts, ...]
@@ -67,7 +67,7 @@ class Journal:
         try:
             found = json.loads(data)
             return InFlight(
-                State(found["state"]),
+                CommitState(found["state"]),
                 found["name"],
                 tuple(map(int, found["partitions"])),
                 tuple(tuple(source) for source in found["sources"]),

@@ -65,7 +65,7 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PartitionTable:
     """What a partition's table is made of now, in the order of offsets.
 
     topic_id  of the topic: another one that has its name now has other records
@@ -130,16 +130,16 @@ class Tables:
     directory: Path
     failures: dict[str, dict[str, Failure]] = field(default_factory=dict)
     made: tuple[int, int] = (0, 0)
-    _tables: dict[str, Table] = field(default_factory=dict)
+    _tables: dict[str, PartitionTable] = field(default_factory=dict)
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def of(self, partition: Partition) -> Table:
+    def of(self, partition: Partition) -> PartitionTable:
         """What is published of a partition, wanted or not, gone from the log or not."""
         table = self._tables.get(partition.name)
         if table is None:
             table = self._tables[partition.name] = self._load(partition.name)
-        return table if table.topic_id == partition.topic_id else Table(partition.topic_id)
+        return table if table.topic_id == partition.topic_id else PartitionTable(partition.topic_id)
 
     def files(self, partition: Partition) -> tuple[TableFile, ...]:
         """The files that are shown: none where they are not wanted, none of segments that were removed."""
@@ -188,7 +188,7 @@ class Tables:
 
     def publish(self, partition: Partition, files: tuple[TableFile, ...]) -> None:
         """Make these the partition's table, durably."""
-        table = Table(partition.topic_id, files)
+        table = PartitionTable(partition.topic_id, files)
         content = {"topic_id": table.topic_id, "files": [asdict(file) for file in files]}
         path = self.path(partition.name, LIST)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ class Tables:
     def clear(self, partition: str) -> None:
         """Remove a partition's table."""
         self.failures.pop(partition, None)
-        self._tables[partition] = Table(None)
+        self._tables[partition] = PartitionTable(None)
         # The list goes first: it must not name files that are gone.
         self.path(partition, LIST).unlink(missing_ok=True)
         self.remove_others(partition, set())
@@ -233,7 +233,7 @@ class Tables:
             if name.removesuffix(TEMPORARY_SUFFIX).endswith(SUFFIX)
         ]
 
-    def _load(self, partition: str) -> Table:
+    def _load(self, partition: str) -> PartitionTable:
         """The list as it is on disk, if all that it names is there."""
         with contextlib.suppress(
             FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
@@ -241,8 +241,8 @@ class Tables:
             content = json.loads(read_bounded(self.path(partition, LIST), _LONGEST_LIST))
             files = tuple(TableFile(**each) for each in content["files"])
             if all(self.is_there(partition, file) for file in files):
-                return Table(content["topic_id"], files)
-        return Table(None)
+                return PartitionTable(content["topic_id"], files)
+        return PartitionTable(None)
 
 
 def file_name(segment: Segment) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError
-from topicfs.engine.parquet.table import Failure, Table, TableFile, Tables, file_name
+from topicfs.engine.parquet.table import Failure, PartitionTable, TableFile, Tables, file_name
 from topicfs.engine.parquet.write import Stopped, write_file
 from topicfs.engine.partition import reader
 from topicfs.engine.partition.hold import Hold
@@ -36,7 +36,7 @@ class _Seen:
 
     segments: Segments
     sealed: int
-    table: Table
+    table: PartitionTable
 
 
 @dataclass(slots=True)

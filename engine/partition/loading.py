@@ -49,7 +49,7 @@ from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import finish_swaps, remove_temporary
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.recovery import Recovery, rebuild_epochs, transaction_index_is_sound
 from topicfs.engine.partition.replay import rebuild
@@ -117,7 +117,7 @@ def load(
         producers,
         epochs,
         PartitionMetadata.load(directory),
-        Offsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        LogOffsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
         # Recovering alone does not advance the recovery point: what was checked need not be on disk.
         end if known.clean and had_segments else max(start, min(known.recovery_point, end)),
         lone,

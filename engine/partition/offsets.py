@@ -22,7 +22,7 @@ class Isolation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class LogOffsets:
     """start ≤ stable ≤ high_watermark ≤ end, always.
 
     start           the first record that may be read

@@ -29,7 +29,7 @@ from topicfs.engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
 from topicfs.engine.partition import reader, timestamps
 from topicfs.engine.partition.hold import Hold
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
 from topicfs.engine.partition.validate import accept, batch_limit, check_records, check_size, shape_for
 from topicfs.engine.producer.entry import Origin, increment
 from topicfs.engine.record import NO_OFFSET, Record
@@ -98,7 +98,7 @@ class Partition:
         return self.log.metadata.topic_id
 
     @property
-    def offsets(self) -> Offsets:
+    def offsets(self) -> LogOffsets:
         """All four offsets as of one moment."""
         return self.log.offsets
 

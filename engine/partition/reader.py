@@ -18,7 +18,7 @@ from topicfs.engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRa
 from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
-from topicfs.engine.partition.offsets import Isolation, Offsets
+from topicfs.engine.partition.offsets import Isolation, LogOffsets
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
@@ -47,7 +47,7 @@ class Fetch:
 
 
 def fetch(
-    chain: Chain, offsets: Offsets, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool
+    chain: Chain, offsets: LogOffsets, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool
 ) -> Fetch:
     """The bytes from the batch that holds `start` on, never across segments."""
     if max_bytes < 0:
@@ -84,7 +84,7 @@ def fetch(
     return Fetch(data, start, segment.base_offset, position, wanted < size, aborted)
 
 
-def _end_position(segment: Segment, offsets: Offsets, limit: int) -> int:
+def _end_position(segment: Segment, offsets: LogOffsets, limit: int) -> int:
     """Where in the segment the records end that lie below `limit`."""
     if limit == offsets.end:
         return offsets.end_position if segment.base_offset == offsets.active_base else segment.size
@@ -100,7 +100,9 @@ def _end_position(segment: Segment, offsets: Offsets, limit: int) -> int:
     return found[0]
 
 
-def _upper_bound(segments: Segments, segment: Segment, position: int, length: int, offsets: Offsets) -> int:
+def _upper_bound(
+    segments: Segments, segment: Segment, position: int, length: int, offsets: LogOffsets
+) -> int:
     """An offset behind everything in segment[position:position+length], found without reading it."""
     entry = segment.offset_index.upper_bound(position, length)
     if entry is not None and segment.ends_with(entry[1], entry[0]):
@@ -124,7 +126,7 @@ def aborted_between(segments: Segments, first: Segment, start: int, end: int) ->
 
 
 def read_batches(
-    segments: Segments, offsets: Offsets, start: int, end: int, isolation: Isolation
+    segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
 ) -> Iterator[tuple[Bytes, Longs, int]]:
     """The data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
     its position in the file. With Isolation.COMMITTED, batches of aborted transactions are left out."""
@@ -164,7 +166,7 @@ def read_batches(
 
 
 def check_end(
-    segments: Segments, segment: Segment, offsets: Offsets, base_offset: int, last_offset: int
+    segments: Segments, segment: Segment, offsets: LogOffsets, base_offset: int, last_offset: int
 ) -> None:
     """CorruptBatchError where a batch would reach into the next segment, or over the log's end: then its base offset is
     damaged, which no checksum covers."""
@@ -177,7 +179,7 @@ def check_end(
         )
 
 
-def read_record(segments: Segments, offsets: Offsets, offset: int, isolation: Isolation) -> Record | None:
+def read_record(segments: Segments, offsets: LogOffsets, offset: int, isolation: Isolation) -> Record | None:
     """The record at an offset; None where a marker, an aborted record or a gap is."""
     segment = segments.floor(offset)
     found = None if segment is None else segment.position_of(offset)
@@ -210,7 +212,7 @@ def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Long
 
 
 def read_columns(
-    segments: Segments, offsets: Offsets, start: int, end: int, isolation: Isolation
+    segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
 ) -> Iterator[Columns]:
     """The records in [start, end), as columns."""
     for buffer, table, origin in read_batches(segments, offsets, start, end, isolation):

@@ -19,7 +19,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, Clock
 from topicfs.engine.segment.segment import Segment
@@ -69,7 +69,7 @@ class LogState:
         producers: ProducerStates,
         epochs: LeaderEpochs,
         metadata: PartitionMetadata,
-        offsets: Offsets,
+        offsets: LogOffsets,
         recovery_point: int,
         lone: bool,
         read_only: bool = False,
@@ -164,7 +164,7 @@ class LogState:
         unstable = self.producers.first_unstable_offset
         stable = mark if unstable is None else min(max(unstable, new_start), mark)
         active = self.chain.active
-        self.offsets = Offsets(new_start, stable, mark, new_end, active.base_offset, active.size)
+        self.offsets = LogOffsets(new_start, stable, mark, new_end, active.base_offset, active.size)
         if self._waiting:
             with self._published:
                 self._published.notify_all()

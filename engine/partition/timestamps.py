@@ -17,7 +17,7 @@ from topicfs.engine import batch as batches
 from topicfs.engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
-from topicfs.engine.partition.offsets import Isolation, Offsets
+from topicfs.engine.partition.offsets import Isolation, LogOffsets
 from topicfs.engine.partition.reader import check_end
 from topicfs.engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.segment import Segment
@@ -40,7 +40,7 @@ class Found:
 
 
 def find(
-    chain: Chain, offsets: Offsets, epochs: LeaderEpochs, timestamp: int, isolation: Isolation
+    chain: Chain, offsets: LogOffsets, epochs: LeaderEpochs, timestamp: int, isolation: Isolation
 ) -> Found | None:
     """The record that `timestamp` leads to; None where there is none that this reader may see."""
     limit = offsets.limit(isolation)
@@ -61,7 +61,7 @@ def find(
     return found if found is not None and found.offset < limit else None
 
 
-def first_in(segments: Segments, segment: Segment, offsets: Offsets, timestamp: int) -> Found | None:
+def first_in(segments: Segments, segment: Segment, offsets: LogOffsets, timestamp: int) -> Found | None:
     """The first record of a segment, from the start offset on, that is not earlier."""
     record = segment.offset_by_timestamp(timestamp, offsets.start)
     batch = None if record is None else segment.position_of(record[1])
@@ -75,7 +75,7 @@ def _epoch(epoch: int | None) -> int:
     return NO_LEADER_EPOCH if epoch is None else epoch
 
 
-def _largest(segments: Segments, offsets: Offsets) -> Found | None:
+def _largest(segments: Segments, offsets: LogOffsets) -> Found | None:
     best = None
     for segment in segments:
         if best is None or segment.max_timestamp > best.max_timestamp:

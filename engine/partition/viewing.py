@@ -43,7 +43,7 @@ from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import begun_swaps, next_offset_of_swap
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
 from topicfs.engine.partition.replay import rebuild, replay
@@ -99,7 +99,7 @@ def view(
         producers,
         epochs,
         PartitionMetadata.load(directory),
-        Offsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        LogOffsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
         end,
         lone,
         read_only=True,

@@ -25,8 +25,8 @@ from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
 from topicfs.engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
 from topicfs.engine.files.place import logs_in
 from topicfs.engine.partition.loading import Known
-from topicfs.engine.partition.offsets import Offsets
-from topicfs.engine.plan.listed import ListedSegment, listed, offsets_of
+from topicfs.engine.partition.offsets import LogOffsets
+from topicfs.engine.plan.on_disk import SegmentOnDisk, listed, offsets_of
 from topicfs.engine.retention.rules import Due, Forecast, due, forecast
 from topicfs.engine.settings.topic import TopicSettings
 from topicfs.engine.store.configured import configured
@@ -59,8 +59,8 @@ class PartitionPlan:
     policy: str
     segments: int = 0
     bytes: int = 0
-    removals: tuple[Due[ListedSegment], ...] = ()
-    next: Forecast[ListedSegment] | None = None
+    removals: tuple[Due[SegmentOnDisk], ...] = ()
+    next: Forecast[SegmentOnDisk] | None = None
     cleaning: Candidate | None = None
     unknown: tuple[str, ...] = ()
     kept: str | None = None
@@ -165,8 +165,8 @@ def _planned(
 
 
 def _cleaning(
-    segments: list[ListedSegment],
-    offsets: Offsets,
+    segments: list[SegmentOnDisk],
+    offsets: LogOffsets,
     settings: TopicSettings,
     checkpointed: int | None,
     now: int,
@@ -175,7 +175,7 @@ def _cleaning(
 
 
 def _unknown(
-    directory: Path, segments: list[ListedSegment], settings: TopicSettings, is_running: bool
+    directory: Path, segments: list[SegmentOnDisk], settings: TopicSettings, is_running: bool
 ) -> list[str]:
     """What this partition's files do not tell."""
     unknown = []

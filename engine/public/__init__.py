@@ -22,7 +22,7 @@ Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `
 Record      what is appended and read. `Columns` holds many as arrays, for speed
 Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends that
 Isolation   how far a reader sees: COMMITTED (the default), UNCOMMITTED, LOG_END
-Appended    where records went; Offsets: the bounds of a partition at one moment
+Appended    where records went; LogOffsets: the bounds of a partition at one moment
 Clock       milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
 errors      everything that the engine raises on purpose; all of them are `EngineError`
 """
@@ -36,7 +36,7 @@ from topicfs.engine.errors import EngineError
 
 if TYPE_CHECKING:
     from topicfs.engine.batch.columns import Columns
-    from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+    from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
     from topicfs.engine.partition.partition import Partition, Producer
     from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
     from topicfs.engine.settings.daemon import DaemonSettings
@@ -51,7 +51,7 @@ __all__ = [
     "DaemonSettings",
     "EngineError",
     "Isolation",
-    "Offsets",
+    "LogOffsets",
     "Partition",
     "Producer",
     "Record",

@@ -1,7 +1,7 @@
 """What `engine` offers, all of it loaded."""
 
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.partition.offsets import Appended, Isolation, Offsets
+from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
 from topicfs.engine.settings.daemon import DaemonSettings
@@ -15,7 +15,7 @@ __all__ = [
     "Columns",
     "DaemonSettings",
     "Isolation",
-    "Offsets",
+    "LogOffsets",
     "Partition",
     "Producer",
     "Record",

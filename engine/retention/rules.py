@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.settings.topic import TopicSettings
 
 
@@ -74,7 +74,7 @@ class Forecast(Generic[S]):
     more_bytes: int | None
 
 
-def due(segments: Iterable[S], offsets: Offsets, settings: TopicSettings, now: int) -> list[Due[S]]:
+def due(segments: Iterable[S], offsets: LogOffsets, settings: TopicSettings, now: int) -> list[Due[S]]:
     """The segments to remove now, the oldest first."""
     every = tuple(segments)
     uppers = [segment.base_offset for segment in every[1:]]
@@ -105,7 +105,7 @@ def due(segments: Iterable[S], offsets: Offsets, settings: TopicSettings, now: i
 
 
 def forecast(
-    segments: Iterable[S], offsets: Offsets, settings: TopicSettings, now: int
+    segments: Iterable[S], offsets: LogOffsets, settings: TopicSettings, now: int
 ) -> Forecast[S] | None:
     """The next segment to go; None where none ever goes by size or time, or there is nothing in the log."""
     every = tuple(segments)

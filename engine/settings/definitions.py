@@ -10,7 +10,7 @@ import sys
 from typing import Final
 
 from topicfs.engine.record import MAX_INT64
-from topicfs.engine.settings.setting import Kind, Range, Setting, Synonym
+from topicfs.engine.settings.setting import Range, Setting, Synonym, ValueKind
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
@@ -29,7 +29,7 @@ def at_least(low: int) -> tuple[Range, ...]:
 TOPIC: Final = (
     Setting(
         "cleanup.policy",
-        Kind.LIST,
+        ValueKind.LIST,
         (DELETE,),
         "what becomes of old records: delete segments, compact to each key's latest, both or neither",
         choices=(COMPACT, DELETE),
@@ -37,7 +37,7 @@ TOPIC: Final = (
     ),
     Setting(
         "compression.type",
-        Kind.STRING,
+        ValueKind.STRING,
         "producer",
         "how batches are stored; producer keeps what the writer chose",
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
@@ -45,7 +45,7 @@ TOPIC: Final = (
     ),
     Setting(
         "compression.gzip.level",
-        Kind.INT,
+        ValueKind.INT,
         -1,
         "gzip's effort; -1 is its default",
         ranges=((-1, -1), (1, 9)),
@@ -53,7 +53,7 @@ TOPIC: Final = (
     ),
     Setting(
         "compression.lz4.level",
-        Kind.INT,
+        ValueKind.INT,
         9,
         "lz4's effort",
         ranges=((1, 17),),
@@ -61,7 +61,7 @@ TOPIC: Final = (
     ),
     Setting(
         "compression.zstd.level",
-        Kind.INT,
+        ValueKind.INT,
         3,
         "zstd's effort",
         ranges=((-131072, 22),),
@@ -69,7 +69,7 @@ TOPIC: Final = (
     ),
     Setting(
         "delete.retention.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         DAY_MS,
         "how long a compacted topic keeps tombstones and markers",
         ranges=at_least(0),
@@ -77,7 +77,7 @@ TOPIC: Final = (
     ),
     Setting(
         "file.delete.delay.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         60_000,
         "how long a removed segment's files stay under .deleted",
         ranges=at_least(0),
@@ -85,7 +85,7 @@ TOPIC: Final = (
     ),
     Setting(
         "flush.messages",
-        Kind.LONG,
+        ValueKind.LONG,
         MAX_INT64,
         "fsync after this many records",
         ranges=at_least(1),
@@ -93,7 +93,7 @@ TOPIC: Final = (
     ),
     Setting(
         "flush.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         MAX_INT64,
         "fsync after this time",
         ranges=at_least(0),
@@ -101,7 +101,7 @@ TOPIC: Final = (
     ),
     Setting(
         "index.interval.bytes",
-        Kind.INT,
+        ValueKind.INT,
         4096,
         "bytes of records between two index entries",
         ranges=at_least(0),
@@ -109,7 +109,7 @@ TOPIC: Final = (
     ),
     Setting(
         "max.message.bytes",
-        Kind.INT,
+        ValueKind.INT,
         1024 * 1024 + 12,
         "the largest batch, as stored",
         ranges=at_least(0),
@@ -117,7 +117,7 @@ TOPIC: Final = (
     ),
     Setting(
         "max.compaction.lag.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         MAX_INT64,
         "compact a record at the latest this long after it was written",
         ranges=at_least(1),
@@ -125,7 +125,7 @@ TOPIC: Final = (
     ),
     Setting(
         "min.compaction.lag.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         0,
         "keep every record this long before it may be compacted",
         ranges=at_least(0),
@@ -133,7 +133,7 @@ TOPIC: Final = (
     ),
     Setting(
         "min.cleanable.dirty.ratio",
-        Kind.DOUBLE,
+        ValueKind.DOUBLE,
         0.5,
         "compact when more than this part of the log is not compacted yet",
         ranges=((0, 1),),
@@ -141,7 +141,7 @@ TOPIC: Final = (
     ),
     Setting(
         "message.timestamp.type",
-        Kind.STRING,
+        ValueKind.STRING,
         "CreateTime",
         "whether a record keeps its writer's timestamp or gets that of its append",
         choices=("CreateTime", "LogAppendTime"),
@@ -149,7 +149,7 @@ TOPIC: Final = (
     ),
     Setting(
         "message.timestamp.before.max.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         MAX_INT64,
         "how far a timestamp may lie in the past",
         ranges=at_least(0),
@@ -157,7 +157,7 @@ TOPIC: Final = (
     ),
     Setting(
         "message.timestamp.after.max.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         HOUR_MS,
         "how far a timestamp may lie in the future",
         ranges=at_least(0),
@@ -165,7 +165,7 @@ TOPIC: Final = (
     ),
     Setting(
         "min.insync.replicas",
-        Kind.INT,
+        ValueKind.INT,
         1,
         "replicas that must have a write",
         ranges=at_least(1),
@@ -174,21 +174,21 @@ TOPIC: Final = (
     ),
     Setting(
         "preallocate",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "give a new segment's file its full size at once",
         synonyms=(Synonym("log.preallocate"),),
     ),
     Setting(
         "retention.bytes",
-        Kind.LONG,
+        ValueKind.LONG,
         -1,
         "size above which old segments are deleted; negative: no limit",
         synonyms=(Synonym("log.retention.bytes"),),
     ),
     Setting(
         "retention.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         7 * DAY_MS,
         "age above which segments are deleted; -1: no limit",
         ranges=at_least(-1),
@@ -200,7 +200,7 @@ TOPIC: Final = (
     ),
     Setting(
         "segment.bytes",
-        Kind.INT,
+        ValueKind.INT,
         1024 * 1024 * 1024,
         "size at which a segment is sealed and the next one begins",
         ranges=at_least(1024 * 1024),
@@ -208,14 +208,14 @@ TOPIC: Final = (
     ),
     Setting(
         "internal.segment.bytes",
-        Kind.INT,
+        ValueKind.INT,
         None,
         "for tests: segment.bytes below its minimum",
         ranges=at_least(14),
     ),
     Setting(
         "segment.index.bytes",
-        Kind.INT,
+        ValueKind.INT,
         10 * 1024 * 1024,
         "the largest offset or time index",
         # Kafka takes 4 to 11 here, and then cannot open the time index, whose entries have 12 bytes.
@@ -224,7 +224,7 @@ TOPIC: Final = (
     ),
     Setting(
         "segment.jitter.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         0,
         "up to this much is taken off segment.ms at random, so that not all topics roll at once",
         ranges=at_least(0),
@@ -232,7 +232,7 @@ TOPIC: Final = (
     ),
     Setting(
         "segment.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         7 * DAY_MS,
         "age at which a segment is sealed even if it is small",
         ranges=at_least(1),
@@ -242,14 +242,14 @@ TOPIC: Final = (
     # disk space of some half of the log, which most topics would pay for nothing.
     Setting(
         "parquet.enable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "keep a Parquet file of each sealed segment, for table/ and sealed/parquet/",
         synonyms=(Synonym("log.parquet.enable"),),
     ),
     Setting(
         "unclean.leader.election.enable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "whether a replica that lags may lead",
         synonyms=(Synonym("unclean.leader.election.enable"),),
@@ -257,14 +257,14 @@ TOPIC: Final = (
     ),
     Setting(
         "remote.storage.enable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "whether sealed segments go to remote storage",
         effect=False,
     ),
     Setting(
         "local.retention.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         -2,
         "age above which local copies of remote segments are deleted; -2: as retention.ms",
         ranges=at_least(-2),
@@ -273,7 +273,7 @@ TOPIC: Final = (
     ),
     Setting(
         "local.retention.bytes",
-        Kind.LONG,
+        ValueKind.LONG,
         -2,
         "size above which local copies of remote segments are deleted; -2: as retention.bytes",
         ranges=at_least(-2),
@@ -282,14 +282,14 @@ TOPIC: Final = (
     ),
     Setting(
         "remote.log.copy.disable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "whether copying to remote storage rests",
         effect=False,
     ),
     Setting(
         "remote.log.delete.on.disable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "whether remote segments go when remote storage is switched off",
         effect=False,
@@ -299,7 +299,7 @@ TOPIC: Final = (
 DAEMON: Final = (
     Setting(
         "num.partitions",
-        Kind.INT,
+        ValueKind.INT,
         1,
         "how many partitions a new topic has",
         ranges=at_least(1),
@@ -307,51 +307,51 @@ DAEMON: Final = (
     ),
     Setting(
         "delete.topic.enable",
-        Kind.BOOL,
+        ValueKind.BOOL,
         True,
         "whether topics and partitions can be deleted",
         running=False,
     ),
-    Setting("log.cleaner.enable", Kind.BOOL, True, "whether topics are compacted at all", running=False),
-    Setting("log.cleaner.threads", Kind.INT, 1, "threads that compact", ranges=at_least(0)),
+    Setting("log.cleaner.enable", ValueKind.BOOL, True, "whether topics are compacted at all", running=False),
+    Setting("log.cleaner.threads", ValueKind.INT, 1, "threads that compact", ranges=at_least(0)),
     Setting(
         "log.cleaner.dedupe.buffer.size",
-        Kind.LONG,
+        ValueKind.LONG,
         128 * 1024 * 1024,
         "memory for the keys of a compaction, shared by the threads",
         ranges=at_least(0),
     ),
     Setting(
         "log.cleaner.io.buffer.size",
-        Kind.INT,
+        ValueKind.INT,
         512 * 1024,
         "memory for reading and writing in compactions, shared by the threads",
         ranges=at_least(0),
     ),
     Setting(
         "log.cleaner.io.buffer.load.factor",
-        Kind.DOUBLE,
+        ValueKind.DOUBLE,
         0.9,
         "how full the table of keys may be",
         ranges=((0, 1),),
     ),
     Setting(
         "log.cleaner.io.max.bytes.per.second",
-        Kind.DOUBLE,
+        ValueKind.DOUBLE,
         sys.float_info.max,
         "how fast all compactions together may read and write",
         ranges=((1, sys.float_info.max),),
     ),
     Setting(
         "log.cleaner.backoff.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         15_000,
         "how long an idle compaction thread sleeps",
         ranges=at_least(0),
     ),
     Setting(
         "log.retention.check.interval.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         5 * MINUTE_MS,
         "time between two looks for segments to delete",
         ranges=at_least(1),
@@ -359,7 +359,7 @@ DAEMON: Final = (
     ),
     Setting(
         "log.flush.scheduler.interval.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         MAX_INT64,
         "time between two looks for logs to fsync",
         ranges=at_least(1),
@@ -367,7 +367,7 @@ DAEMON: Final = (
     ),
     Setting(
         "log.flush.offset.checkpoint.interval.ms",
-        Kind.INT,
+        ValueKind.INT,
         MINUTE_MS,
         "time between two writes of the recovery points",
         ranges=at_least(0),
@@ -375,7 +375,7 @@ DAEMON: Final = (
     ),
     Setting(
         "log.flush.start.offset.checkpoint.interval.ms",
-        Kind.INT,
+        ValueKind.INT,
         MINUTE_MS,
         "time between two writes of the start offsets",
         ranges=at_least(0),
@@ -383,7 +383,7 @@ DAEMON: Final = (
     ),
     Setting(
         "log.initial.task.delay.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         30_000,
         "time from the start to the first background task",
         ranges=at_least(0),
@@ -391,7 +391,7 @@ DAEMON: Final = (
     ),
     Setting(
         "num.recovery.threads.per.data.dir",
-        Kind.INT,
+        ValueKind.INT,
         2,
         "threads that load and recover logs",
         ranges=at_least(1),
@@ -399,7 +399,7 @@ DAEMON: Final = (
     ),
     Setting(
         "replica.high.watermark.checkpoint.interval.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         5_000,
         "time between two writes of the high watermarks",
         ranges=at_least(1),
@@ -407,14 +407,14 @@ DAEMON: Final = (
     ),
     Setting(
         "producer.id.expiration.ms",
-        Kind.INT,
+        ValueKind.INT,
         DAY_MS,
         "how long an idle producer's sequence is remembered",
         ranges=at_least(1),
     ),
     Setting(
         "producer.id.expiration.check.interval.ms",
-        Kind.INT,
+        ValueKind.INT,
         10 * MINUTE_MS,
         "time between two looks for idle producers",
         ranges=at_least(1),
@@ -422,7 +422,7 @@ DAEMON: Final = (
     ),
     Setting(
         "transaction.max.timeout.ms",
-        Kind.INT,
+        ValueKind.INT,
         15 * MINUTE_MS,
         "the longest time a transaction may stay open",
         ranges=at_least(1),
@@ -430,7 +430,7 @@ DAEMON: Final = (
     ),
     Setting(
         "log.dir.failure.timeout.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         30_000,
         "how long a broker waits for its controller to note a failed directory",
         ranges=at_least(1),
@@ -440,7 +440,7 @@ DAEMON: Final = (
     # Of the mount's writers, under the names that Kafka's producer has for its own.
     Setting(
         "batch.size",
-        Kind.INT,
+        ValueKind.INT,
         # A producer's 16 KiB are made for a network. A write(2) of the mount brings 128 KiB at most; in larger batches
         # the checksum makes a look-up of one record dearer: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
         128 * 1024,
@@ -449,14 +449,14 @@ DAEMON: Final = (
     ),
     Setting(
         "linger.ms",
-        Kind.LONG,
+        ValueKind.LONG,
         5,
         "how long lines that come fast are kept back to append more at once; the first ones are not",
         ranges=at_least(0),
     ),
     Setting(
         "list.all.views",
-        Kind.BOOL,
+        ValueKind.BOOL,
         False,
         "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
         # The kernel must not find that a name it knows has become of another kind.

@@ -6,18 +6,18 @@ from typing import Final
 
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.settings.definitions import DAEMON, TOPIC, at_least
-from topicfs.engine.settings.setting import Kind, Range, Setting, Synonym
+from topicfs.engine.settings.setting import Range, Setting, Synonym, ValueKind
 
 # Of the daemon-wide retention times any negative one means no limit, and 0 is refused.
 _UNLIMITED_OR_POSITIVE: Final[tuple[Range, ...]] = ((-MAX_INT64 - 1, -1), (1, MAX_INT64))
 
 # Units other than the topic setting's, and rules that only the daemon-wide form has.
 _SYNONYM_RANGES: Final = {
-    "log.retention.ms": (Kind.LONG, _UNLIMITED_OR_POSITIVE),
-    "log.retention.minutes": (Kind.INT, _UNLIMITED_OR_POSITIVE),
-    "log.retention.hours": (Kind.INT, _UNLIMITED_OR_POSITIVE),
-    "log.roll.hours": (Kind.INT, at_least(1)),
-    "log.roll.jitter.hours": (Kind.INT, at_least(0)),
+    "log.retention.ms": (ValueKind.LONG, _UNLIMITED_OR_POSITIVE),
+    "log.retention.minutes": (ValueKind.INT, _UNLIMITED_OR_POSITIVE),
+    "log.retention.hours": (ValueKind.INT, _UNLIMITED_OR_POSITIVE),
+    "log.roll.hours": (ValueKind.INT, at_least(1)),
+    "log.roll.jitter.hours": (ValueKind.INT, at_least(0)),
 }
 
 # Kafka takes no change of these while it runs: the forms in milliseconds come before them anyway.

@@ -23,7 +23,7 @@ from topicfs.engine.record import MAX_INT32, MAX_INT64
 Value = bool | int | float | str | tuple[str, ...]
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """What a setting's text stands for; the value says it in a message."""
 
     BOOL = "true or false"
@@ -36,10 +36,10 @@ class Kind(Enum):
 
 Range = tuple[float, float]
 
-_LIMITS: Final[dict[Kind, Range]] = {
-    Kind.INT: (-MAX_INT32 - 1, MAX_INT32),
-    Kind.LONG: (-MAX_INT64 - 1, MAX_INT64),
-    Kind.DOUBLE: (-sys.float_info.max, sys.float_info.max),
+_LIMITS: Final[dict[ValueKind, Range]] = {
+    ValueKind.INT: (-MAX_INT32 - 1, MAX_INT32),
+    ValueKind.LONG: (-MAX_INT64 - 1, MAX_INT64),
+    ValueKind.DOUBLE: (-sys.float_info.max, sys.float_info.max),
 }
 _BLANKS: Final = "".join(map(chr, range(33)))
 _COMMA: Final = re.compile(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*")
@@ -74,7 +74,7 @@ class Setting:
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Value | None
     doc: str
     ranges: tuple[Range, ...] = ()
@@ -136,16 +136,16 @@ def refuse_unknown(
         raise InvalidSettingError(f"{message}: did you mean {close[0]}?" if close else message)
 
 
-def _value(kind: Kind, text: str) -> Value | None:
-    if kind is Kind.BOOL:
+def _value(kind: ValueKind, text: str) -> Value | None:
+    if kind is ValueKind.BOOL:
         return {"true": True, "false": False}.get(text.lower())
-    if kind is Kind.INT:
+    if kind is ValueKind.INT:
         return parse_int32(text)
-    if kind is Kind.LONG:
+    if kind is ValueKind.LONG:
         return parse_int64(text)
-    if kind is Kind.DOUBLE:
+    if kind is ValueKind.DOUBLE:
         number = float(text) if _DECIMAL.fullmatch(text) else math.inf
         return number if math.isfinite(number) else None
-    if kind is Kind.LIST:
+    if kind is ValueKind.LIST:
         return tuple(_COMMA.split(text)) if text else ()
     return text

@@ -124,7 +124,7 @@ class Explained(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TopicOrigin:
     """Where a topic comes from, which says what holds for it where nobody has said so here.
 
     settings  its own in the cluster that it comes from
@@ -139,7 +139,7 @@ class Origin:
     internal: bool = False
 
 
-OURS: Final = Origin()
+OURS: Final = TopicOrigin()
 """The origin of a topic that was made here."""
 
 KEPT: Final = "kept"
@@ -154,7 +154,7 @@ _KEPT_OF_INTERNAL: Final[Mapping[str, Value]] = {
 
 
 def resolve_topic(
-    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin = OURS
+    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: TopicOrigin = OURS
 ) -> TopicSettings:
     """The settings of a topic with these overrides under these lines of server.properties.
 
@@ -176,7 +176,7 @@ def resolve_topic(
 
 
 def explain(
-    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin = OURS
+    overrides: Mapping[str, str], daemon: Mapping[str, str], origin: TopicOrigin = OURS
 ) -> list[Explained]:
     """Every setting that has a value, with its source, in the order of the table."""
     explained = []
@@ -193,7 +193,7 @@ def _settings(overrides: Mapping[str, str]) -> tuple[Setting, ...]:
 
 
 def _resolve(
-    setting: Setting, overrides: Mapping[str, str], daemon: Mapping[str, str], origin: Origin
+    setting: Setting, overrides: Mapping[str, str], daemon: Mapping[str, str], origin: TopicOrigin
 ) -> tuple[Value | None, str]:
     if setting.name in overrides:
         return setting.parse(overrides[setting.name]), "topic"

@@ -25,14 +25,14 @@ _NUMBERS: Final = ("partition", "offset")
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimeBounds:
     """Timestamps in ms, both ends included; None is no bound."""
 
     first: int | None = None
     last: int | None = None
 
 
-EVERYTHING: Final = Times()
+EVERYTHING: Final = TimeBounds()
 
 
 @dataclass(slots=True)
@@ -73,10 +73,10 @@ class Filters:
         self.times = Span()
 
     @property
-    def of_records(self) -> Times:
+    def of_records(self) -> TimeBounds:
         """The bounds on timestamps, as a task applies them."""
         first = None if self.times.first == -(2**63) else self.times.first
-        return Times(first, None if self.times.last == MAX_INT64 else self.times.last)
+        return TimeBounds(first, None if self.times.last == MAX_INT64 else self.times.last)
 
     def takes(self, topic: str, number: int) -> bool:
         """Whether a partition may have records that are wanted."""

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from topicfs.engine.earliest.file import load
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
 from topicfs.engine.files.names import log_file
+from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
 from topicfs.engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
-from topicfs.engine.spark.filters import Times
+from topicfs.engine.spark.filters import TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
 from topicfs.engine.store.listing import Listing
@@ -48,7 +48,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class TopicPartition:
     """A partition as it is found when a query is planned.
 
     files   its segments
@@ -74,7 +74,9 @@ def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key
     return keys
 
 
-def found(place: Place, keys: Iterable[Key], tails: dict[Key, Tail] | None = None) -> dict[Key, Partition]:
+def found(
+    place: Place, keys: Iterable[Key], tails: dict[Key, Tail] | None = None
+) -> dict[Key, TopicPartition]:
     """These partitions, without those that are gone. `tails` keeps, from one call to the next, what was looked at."""
     partitions = {}
     for key in keys:
@@ -96,7 +98,7 @@ def _refuse_missing(keys: list[Key], options: Options, place: Place) -> None:
         )
 
 
-def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> Partition | None:
+def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> TopicPartition | None:
     topic, number = key
     directory = place.logs / f"{topic}-{number}"
     bounds = told(place, topic, number)
@@ -108,7 +110,7 @@ def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> Partition |
         bounds, tail = seen(place, files, topic, number, None if tails is None else tails.get(key))
         if tails is not None and tail is not None:
             tails[key] = tail
-    return Partition(topic, number, files, bounds)
+    return TopicPartition(topic, number, files, bounds)
 
 
 def _while_files_change(look: Callable[[], T]) -> T:
@@ -125,7 +127,7 @@ def _while_files_change(look: Callable[[], T]) -> T:
 
 
 def resolved(
-    partitions: dict[Key, Partition], limit: Limit, name: str, late_is_latest: bool
+    partitions: dict[Key, TopicPartition], limit: Limit, name: str, late_is_latest: bool
 ) -> dict[Key, int]:
     """The offset that a limit means in each partition."""
     named = limit.offsets or limit.timestamps
@@ -140,7 +142,7 @@ def resolved(
     }
 
 
-def _offset(partition: Partition, key: Key, limit: Limit, name: str, late_is_latest: bool) -> int:
+def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_is_latest: bool) -> int:
     bounds = partition.bounds
     moment = limit.timestamp if limit.timestamp is not None else limit.timestamps.get(key)
     if moment is not None:
@@ -157,7 +159,7 @@ def _offset(partition: Partition, key: Key, limit: Limit, name: str, late_is_lat
     return bounds.end if wanted == LATEST else wanted
 
 
-def first_at(partition: Partition, timestamp: int) -> int | None:
+def first_at(partition: TopicPartition, timestamp: int) -> int | None:
     """The first offset with a record that is not earlier; None without one. Exact: see `StoredSegment`."""
     from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415 - loads the kernels
 
@@ -189,7 +191,7 @@ def latest_of(files: Files, place: int) -> int | None:
 # -- tasks --------------------------------------------------------------------------------------------
 
 
-def checked(partition: Partition, start: int, end: int, options: Options) -> tuple[int, int]:
+def checked(partition: TopicPartition, start: int, end: int, options: Options) -> tuple[int, int]:
     """The range as far as it exists. OffsetOutOfRangeError where records of it are lost, if that is to be an error."""
     bounds = partition.bounds
     if bounds.start <= start <= end <= bounds.end:
@@ -204,7 +206,7 @@ def checked(partition: Partition, start: int, end: int, options: Options) -> tup
 
 
 def tasks(
-    partitions: dict[Key, Partition], spans: Iterable[tuple[Key, int, int]], options: Options
+    partitions: dict[Key, TopicPartition], spans: Iterable[tuple[Key, int, int]], options: Options
 ) -> list[OffsetRange]:
     """The spans of offsets, divided at batches' ends into what one task reads."""
     whole = [
@@ -231,7 +233,7 @@ def tasks(
 
 
 def within_times(
-    partition: Partition, views: Path, start: int, end: int, times: Times
+    partition: TopicPartition, views: Path, start: int, end: int, times: TimeBounds
 ) -> Iterator[tuple[int, int]]:
     """What is left of a span where records of some time are wanted: in each segment what is neither surely too early
     nor surely too late. What is left of neighbours is one span. `views` is of all partitions."""
@@ -281,7 +283,7 @@ def _late_from(files: Files, views: Path, place: int, last: int) -> int:
     return following if late is None else late
 
 
-def _with_aborted(partition: Partition, part: OffsetRange) -> OffsetRange:
+def _with_aborted(partition: TopicPartition, part: OffsetRange) -> OffsetRange:
     late = (each for each in partition.bounds.aborted if each.first < part.end and each.last >= part.start)
     aborted = _while_files_change(lambda: (*partition.files.aborted(part.start, part.end), *late))
     return replace(part, aborted=tuple(sorted(set(aborted))))

@@ -11,12 +11,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topicfs.engine.files.views import VIEWS
 from topicfs.engine.spark.columns import arrow_schema
-from topicfs.engine.spark.filters import EVERYTHING, Filters, Times
+from topicfs.engine.spark.filters import EVERYTHING, Filters, TimeBounds
 from topicfs.engine.spark.options import Options
 from topicfs.engine.spark.place import place_of
 from topicfs.engine.spark.ranges import (
     OffsetRange,
-    Partition,
+    TopicPartition,
     checked,
     chosen,
     found,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """A range of offsets, as Spark carries it to a worker; None reads nothing."""
 
     def __init__(self, value: OffsetRange | None) -> None:
@@ -87,9 +87,11 @@ class TopicReader(DataSourceReader):
             )
         ]
         planned = tasks(partitions, spans, options)
-        return [Task(part) for part in planned] or [Task(None)]
+        return [ReadTask(part) for part in planned] or [ReadTask(None)]
 
-    def _spans(self, partition: Partition, views: Path, start: int, end: int) -> Iterator[tuple[int, int]]:
+    def _spans(
+        self, partition: TopicPartition, views: Path, start: int, end: int
+    ) -> Iterator[tuple[int, int]]:
         offsets, times = self.filters.offsets, self.filters.of_records
         start, end = max(start, offsets.first), min(end, offsets.last + 1)
         if times == EVERYTHING:
@@ -102,7 +104,7 @@ class TopicReader(DataSourceReader):
         return read(partition.value, self.schema, self.filters.of_records)
 
 
-def read(part: OffsetRange | None, schema: StructType, times: Times) -> Iterator[pa.RecordBatch]:
+def read(part: OffsetRange | None, schema: StructType, times: TimeBounds) -> Iterator[pa.RecordBatch]:
     """The records of a range, with the columns of a schema."""
     first = "topicfs.engine.spark.scan" not in sys.modules
     from topicfs.engine.spark.scan import record_batches  # noqa: PLC0415 - loads the kernels, in tasks only

@@ -39,7 +39,7 @@ from topicfs.engine.record import now_ms
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
 from topicfs.engine.spark.files import listed
-from topicfs.engine.spark.filters import EVERYTHING, Times
+from topicfs.engine.spark.filters import EVERYTHING, TimeBounds
 from topicfs.engine.spark.ranges import OffsetRange
 
 ROWS: Final = 20_000
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 def record_batches(
-    part: OffsetRange, schema: pa.Schema, times: Times = EVERYTHING
+    part: OffsetRange, schema: pa.Schema, times: TimeBounds = EVERYTHING
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, in order, with the columns of the schema."""
     waiting: list[pa.RecordBatch] = []
@@ -81,7 +81,7 @@ def _joined(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def columns_of(
-    part: OffsetRange, times: Times = EVERYTHING
+    part: OffsetRange, times: TimeBounds = EVERYTHING
 ) -> Iterator[tuple[Columns, int | npt.NDArray[np.int32]]]:
     """The records of a range as columns, and their timestamp type: one, or one for each."""
     for buffer, table, origin in _kept(part):
@@ -95,7 +95,7 @@ def columns_of(
                 yield within, kind
 
 
-def _timed(columns: Columns, times: Times) -> Columns:
+def _timed(columns: Columns, times: TimeBounds) -> Columns:
     if times.first is None and times.last is None:
         return columns
     first = -(2**63) if times.first is None else times.first

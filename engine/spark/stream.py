@@ -24,8 +24,8 @@ from topicfs.engine.spark.bounds import Tail
 from topicfs.engine.spark.filters import EVERYTHING
 from topicfs.engine.spark.options import Key, Options
 from topicfs.engine.spark.place import Place, place_of
-from topicfs.engine.spark.ranges import Partition, checked, chosen, found, resolved, tasks
-from topicfs.engine.spark.reader import Task, read
+from topicfs.engine.spark.ranges import TopicPartition, checked, chosen, found, resolved, tasks
+from topicfs.engine.spark.reader import ReadTask, read
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return Place(self._place.backing, None)
         return self._place
 
-    def _found(self) -> dict[Key, Partition]:
+    def _found(self) -> dict[Key, TopicPartition]:
         place = self._log()
         keys = chosen(place, self.options, missing_ok=not self.options.fail_on_data_loss)
         return found(place, keys, self._tails)
@@ -164,7 +164,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for key, partition in partitions.items()
             if begun.get(key, 0) < ended[key]
         ]
-        return [Task(part) for part in tasks(partitions, spans, self.options)]
+        return [ReadTask(part) for part in tasks(partitions, spans, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a task."""

@@ -77,7 +77,7 @@ class Staged(WriterCommitMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WriteTarget:
     """Where rows go.
 
     place  the log
@@ -88,14 +88,14 @@ class Target:
     topic: str | None
 
     @property
-    def inboxes(self) -> Inboxes:
+    def inboxes(self) -> SinkInboxes:
         """The way in."""
         if self.place.mount is not None:
             return MountedInboxes(self.place.mount)
         return ClosedInboxes(self.place.backing)
 
 
-def target_of(options: Mapping[str, str], schema: StructType) -> Target:
+def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
     """Where a query writes. InvalidSettingError for options and columns that are not as they should be."""
     lower = {name.lower(): value for name, value in options.items()}
     for name in lower:
@@ -109,7 +109,7 @@ def target_of(options: Mapping[str, str], schema: StructType) -> Target:
     check_columns(schema, topic)
     if topic is not None:
         validate_topic(topic)
-    return Target(place_of(lower["path"]), topic)
+    return WriteTarget(place_of(lower["path"]), topic)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -153,7 +153,7 @@ def refuse_overwriting(overwrite: bool) -> None:
 class _Files:
     """The files that a task writes, one for each topic."""
 
-    inboxes: Inboxes
+    inboxes: SinkInboxes
     name: str
     part: int
     paths: dict[str, Path] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class _Files:
                 path.unlink()
 
 
-def stage(target: Target, name: str, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+def stage(target: WriteTarget, name: str, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Put a task's rows into inboxes; nothing of them is left there where that fails."""
     files = _Files(target.inboxes, name, part)
     try:
@@ -222,7 +222,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Inboxes(Protocol):
+class SinkInboxes(Protocol):
     """The inboxes of a log. `suffix` ends the names of the files that are put there."""
 
     suffix: str
@@ -378,7 +378,7 @@ class ClosedInboxes:
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See Inboxes."""
-        from topicfs.engine.spark.committing import commit  # noqa: PLC0415 - loads the engine, on the driver only
+        from topicfs.engine.spark.closed_commit import commit  # noqa: PLC0415 - loads the engine, on the driver only
 
         try:
             for topic, staged in files.items():
@@ -398,7 +398,7 @@ class ClosedInboxes:
             directory.rmdir()
 
 
-def _commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _commit(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
     staged = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.part)
     files: dict[str, list[str]] = {}
     for each in staged:
@@ -408,7 +408,7 @@ def _commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> N
         target.inboxes.commit(staged[0].name, files)
 
 
-def _abort(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
     for each in messages:
         if isinstance(each, Staged):
             for topic, file in each.files.items():
@@ -431,7 +431,7 @@ class TopicWriter(DataSourceArrowWriter):
     name    of its batch
     """
 
-    def __init__(self, target: Target, name: str) -> None:
+    def __init__(self, target: WriteTarget, name: str) -> None:
         self.target = target
         self.name = name
 
@@ -451,7 +451,7 @@ class TopicWriter(DataSourceArrowWriter):
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """One streaming query; see TopicWriter."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -32,7 +32,7 @@ from topicfs.engine.settings.broker import split_lines
 from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
 from topicfs.engine.settings.setting import Setting, refuse_unknown
-from topicfs.engine.settings.topic import KEPT, OURS, Explained, Origin, TopicSettings, resolve_topic
+from topicfs.engine.settings.topic import KEPT, OURS, Explained, TopicOrigin, TopicSettings, resolve_topic
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ class Configuration:
         self._state = state
         self._found = dict(found)
         self._created = set(created)
-        self._first_origins: dict[str, Origin] = {}
-        self._origins: dict[str, tuple[Origin, _State, TopicSettings]] = {}
+        self._first_origins: dict[str, TopicOrigin] = {}
+        self._origins: dict[str, tuple[TopicOrigin, _State, TopicSettings]] = {}
 
     @classmethod
     def load(
@@ -168,7 +168,7 @@ class Configuration:
             return known[2]
         return state.resolved.get(topic, state.defaults)
 
-    def _settings_of_found(self, topic: str, state: _State) -> tuple[Origin, _State, TopicSettings]:
+    def _settings_of_found(self, topic: str, state: _State) -> tuple[TopicOrigin, _State, TopicSettings]:
         origin = self._origin(topic)
         overrides = state.overrides.get(topic, {})
         try:
@@ -179,7 +179,7 @@ class Configuration:
             origin = replace(origin, settings={}, broker={}, adopted=True)
             return origin, state, resolve_topic(overrides, state.lines, origin)
 
-    def origin(self, topic: str) -> Origin:
+    def origin(self, topic: str) -> TopicOrigin:
         """Where a topic comes from."""
         if topic in self._found or topic in INTERNAL_TOPICS:
             self.topic(topic)
@@ -216,19 +216,19 @@ class Configuration:
                 ids.add(None)
         return ids
 
-    def _origin(self, topic: str) -> Origin:
+    def _origin(self, topic: str) -> TopicOrigin:
         found = self._first_origins.get(topic)
         if found is None:
             found = self._first_origins[topic] = self._look_at_origin(topic)
         return found
 
-    def _look_at_origin(self, topic: str) -> Origin:
+    def _look_at_origin(self, topic: str) -> TopicOrigin:
         known = self.cluster_topic(topic)
         adopted = topic in self._found and not self._ids(topic) <= self._created
         internal = topic in INTERNAL_TOPICS
         if known is None:
-            return Origin(adopted=adopted, internal=internal)
-        return Origin(
+            return TopicOrigin(adopted=adopted, internal=internal)
+        return TopicOrigin(
             _allowed(known.settings, TOPIC_BY_NAME, f"topic {topic} of the cluster"),
             _allowed(self.cluster.settings, SYNONYMS, "the cluster's broker"),
             adopted,

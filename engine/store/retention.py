@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
 from topicfs.engine.partition.loading import Known
-from topicfs.engine.partition.offsets import Offsets
+from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.plan.listed import ListedSegment, listed, offsets_of
+from topicfs.engine.plan.on_disk import SegmentOnDisk, listed, offsets_of
 from topicfs.engine.retention.removal import NOTHING, Removed, apply
 from topicfs.engine.retention.rules import due
 from topicfs.engine.settings.topic import TopicSettings
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class Unused:
     """What the files of a partition that is not loaded say."""
 
-    segments: list[ListedSegment]
-    offsets: Offsets
+    segments: list[SegmentOnDisk]
+    offsets: LogOffsets
 
 
 class Retention:

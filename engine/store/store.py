@@ -169,7 +169,7 @@ class Store(KeptStore):
                     f"{backing}: expected a store to be made, or to be opened read-only, not both"
                 )
             return cls._open_read_only(backing, settings or {}, clock, steady, lone)
-        if create and place.kind_of(backing) is not place.Kind.STORE:
+        if create and place.kind_of(backing) is not place.DirectoryKind.STORE:
             place.refuse_unless_free(backing)
             # Settings that are refused leave nothing behind.
             Configuration.load(backing, settings or {}, clock)

@@ -22,8 +22,8 @@ Numbers are those of the machine. A request:                  An answer:
                   48  count × (uint64 inode, uint64 lookups)     116 uint32  rdev
 
 LOOKUP alone is marked on its way in, in the highest bit of its number, so that its answer is known on the way out. uid
-and gid of the caller are overwritten, since the kernel checks permissions: `topicfs.fs.libfuse` finds the inode there.
-SETXATTR keeps them: who asked for a deletion is logged.
+and gid of the caller are overwritten, since the kernel checks permissions: `topicfs.fs.fuse.libfuse` finds the inode
+there. SETXATTR keeps them: who asked for a deletion is logged.
 """
 
 from __future__ import annotations

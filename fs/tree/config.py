@@ -22,8 +22,8 @@ from topicfs.engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
 from topicfs.engine.settings.setting import Setting, refuse_unknown
 from topicfs.engine.settings.topic import Explained
 from topicfs.fs import errors
-from topicfs.fs.commands import CommandFile, TakeBack
-from topicfs.fs.tree.of_topic import OfTopic
+from topicfs.fs.tree.control_files import ControlFile, TakeBack
+from topicfs.fs.tree.topic_entry import TopicEntry
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +46,15 @@ class Line(NamedTuple):
     elsewhere: bool
 
 
-class ConfigFile(OfTopic, CommandFile):
+class ConfigFile(TopicEntry, ControlFile):
     """Every setting of a topic, its value, and where that comes from. Lines that are written change them."""
 
     def content(self) -> bytes:
         lines = [
             f"{name}={value}".ljust(50) + f" # {source}"
-            for name, value, source in self.house.store.explain(self.topic)
+            for name, value, source in self.context.store.explain(self.topic)
         ]
-        refusal = self.house.refusals.get(self.topic)
+        refusal = self.context.refusals.get(self.topic)
         if refusal is not None:
             moment = datetime.fromtimestamp(refusal[0] / 1000, UTC)
             lines.append(f"# refused at {moment:%Y-%m-%dT%H:%M:%SZ}: {' '.join(refusal[1].split())}")
@@ -64,25 +64,25 @@ class ConfigFile(OfTopic, CommandFile):
         setting = [line for line in map(read_line, lines) if line is not None]
         if not setting:
             return None
-        holding = {each.name: each for each in self.house.store.explain(self.topic)}
+        holding = {each.name: each for each in self.context.store.explain(self.topic)}
         changes = changes_of(setting, holding)
         if changes:
-            self.house.store.configure(self.topic, changes)
+            self.context.store.configure(self.topic, changes)
             log.info(f"{self.path}: {', '.join(map(_told, changes.items()))}")
-        self.house.refusals.pop(self.topic, None)
+        self.context.refusals.pop(self.topic, None)
         before = {name: _own(holding, name) for name in changes}
         return lambda: self._take_back(before, changes)
 
     def _take_back(self, before: Mapping[str, str | None], changes: Mapping[str, str | None]) -> None:
         """Give settings the values that they had, where nobody has changed them since."""
-        holding = {each.name: each for each in self.house.store.explain(self.topic)}
+        holding = {each.name: each for each in self.context.store.explain(self.topic)}
         undone = {name: value for name, value in before.items() if _own(holding, name) == changes[name]}
         if undone:
-            self.house.store.configure(self.topic, undone)
+            self.context.store.configure(self.topic, undone)
             log.info(f"{self.path}: taken back: {', '.join(map(_told, undone.items()))}")
 
     def note_refusal(self, error: Exception) -> None:
-        self.house.refusals[self.topic] = (self.house.store.clock(), str(error))
+        self.context.refusals[self.topic] = (self.context.store.clock(), str(error))
 
 
 def read_line(text: str) -> Line | None:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Final
 
 from topicfs.fs import errors
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory
-from topicfs.fs.house import House
 
 DELETE: Final = "user.topicfs.delete"
 UNDELETE: Final = "user.topicfs.undelete"
@@ -28,13 +28,13 @@ DELETED: Final = "user.topicfs.deleted"
 class Deleting(Directory):
     """A directory whose names can be deleted with all that they hold, and taken back.
 
-    house  what the tree shares
+    context  what the tree shares
     """
 
-    house: House
+    context: Context
 
     def xattr(self, name: str) -> bytes | None:
-        return self.house.deletions() if name == DELETED else super().xattr(name)
+        return self.context.deletions() if name == DELETED else super().xattr(name)
 
     def set_xattr(self, name: str, value: bytes) -> None:
         tasks: dict[str, Callable[[str], None]] = {DELETE: self.delete, UNDELETE: self.undelete}

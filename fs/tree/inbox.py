@@ -6,7 +6,7 @@
                                                                 when all is there, and close(2) tells what became of it
 
 A plain copy to a name that is not hidden is refused: whether its writer has come to its end, or was killed, nobody
-could tell. What the names mean: `topicfs.fs.incoming`. Everything else is as on any disk.
+could tell. What the names mean: `topicfs.fs.inbox.paths`. Everything else is as on any disk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,20 @@ from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.inbox.inbox import SPENT
 from topicfs.engine.inbox.staging import Parts, StagedFile
 from topicfs.fs import errors
-from topicfs.fs.claims import Writing
-from topicfs.fs.data_files import DataFile
-from topicfs.fs.entrance import Entrance
 from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
-from topicfs.fs.incoming import LONGEST, SUCCESS, TEMPORARY, Kind, is_hidden, job_of, kind_of, partition_of
+from topicfs.fs.inbox.claims import Writing
+from topicfs.fs.inbox.data_files import DataFile
+from topicfs.fs.inbox.paths import (
+    LONGEST,
+    SUCCESS,
+    TEMPORARY,
+    PathKind,
+    is_hidden,
+    job_of,
+    kind_of,
+    partition_of,
+)
+from topicfs.fs.inbox.topic_inbox import TopicInbox
 
 INBOX: Final = "inbox"
 
@@ -40,18 +49,18 @@ _STREAMS: Final = (
 class Scratch(Entry):
     """What all entries of an inbox have: chmod, chown and utimens do well, as Spark and cp want them to.
 
-    entrance  what they share
+    topic_inbox  what they share
     parts     the path in the inbox
     """
 
-    def __init__(self, path: str, entrance: Entrance, parts: Parts) -> None:
+    def __init__(self, path: str, topic_inbox: TopicInbox, parts: Parts) -> None:
         super().__init__(path)
-        self.entrance = entrance
+        self.topic_inbox = topic_inbox
         self.parts = parts
 
     def status(self) -> os.stat_result:
         with as_told(self.path):
-            return self.entrance.staging.status(self.parts)
+            return self.topic_inbox.staging.status(self.parts)
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         found = self.status()
@@ -69,31 +78,31 @@ class Scratch(Entry):
     def move(self, parent: Entry, name: str) -> None:
         if not isinstance(parent, InboxDirectory):
             raise errors.NotSupportedError(f"{self.path} can only be renamed within its inbox")
-        if parent.entrance is not self.entrance:
+        if parent.topic_inbox is not self.topic_inbox:
             raise errors.OtherInboxError(f"{self.path} and {parent.path} are of two topics")
         new = (*parent.parts, name)
         place = kind_of(new)
         is_directory = self.kind == stat.S_IFDIR
         check_name(new, is_directory)
-        if place is Kind.SUCCESS:
+        if place is PathKind.SUCCESS:
             raise errors.NotSupportedError(f"{parent.child(name)} is made, not renamed")
-        if place is Kind.TOP and is_directory and SUCCESS in self.names():
+        if place is PathKind.TOP and is_directory and SUCCESS in self.names():
             raise errors.NotSupportedError(
                 f"{self.path} has {SUCCESS} in it: make that when {name} has its name"
             )
-        if place is Kind.TOP and not is_directory and not self._is_of_a_job(name):
-            self.entrance.commit_file(self.parts, new)
+        if place is PathKind.TOP and not is_directory and not self._is_of_a_job(name):
+            self.topic_inbox.commit_file(self.parts, new)
             return
         if is_directory and len(self.parts) == 1 and len(new) == 2 and name == self.parts[0]:
             # mv(1) found the emptied directory of a batch that was committed, and would put this one into it.
-            new = new[:1] if self.entrance.inbox.is_spent(new[0]) else new
-        with self.entrance.claims.changing(self.parts, new), as_told(self.path):
-            if is_directory and len(new) == 1 and self.entrance.inbox.is_spent(new[0]):
-                self.entrance.staging.discard(new)
-            self.entrance.staging.move(self.parts, new)
+            new = new[:1] if self.topic_inbox.inbox.is_spent(new[0]) else new
+        with self.topic_inbox.claims.changing(self.parts, new), as_told(self.path):
+            if is_directory and len(new) == 1 and self.topic_inbox.inbox.is_spent(new[0]):
+                self.topic_inbox.staging.discard(new)
+            self.topic_inbox.staging.move(self.parts, new)
 
     def _is_of_a_job(self, name: str) -> bool:
-        return kind_of(self.parts) is Kind.WORK and job_of(name) is not None
+        return kind_of(self.parts) is PathKind.WORK and job_of(name) is not None
 
     def set_mode(self) -> None:
         pass
@@ -104,7 +113,7 @@ class Scratch(Entry):
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
         found = self.status()
         with as_told(self.path):
-            self.entrance.staging.set_times(
+            self.topic_inbox.staging.set_times(
                 self.parts,
                 found.st_atime_ns if accessed_ns is None else accessed_ns,
                 found.st_mtime_ns if modified_ns is None else modified_ns,
@@ -121,22 +130,22 @@ class InboxDirectory(Scratch, Directory):
         return super().attributes(owner) if self.parts else Entry.attributes(self, owner)
 
     def mtime_ns(self) -> int:
-        return self.entrance.mtime_ns()
+        return self.topic_inbox.mtime_ns()
 
     def missing(self, name: str) -> errors.NotFoundError:
         return errors.TakenError(f"there is no {self.child(name)}")
 
     def names(self) -> Iterable[str]:
         with as_told(self.path):
-            names = self.entrance.staging.names(self.parts)
+            names = self.topic_inbox.staging.names(self.parts)
         if self.parts:
             return names
-        return [name for name in names if not self.entrance.inbox.is_spent(name)]
+        return [name for name in names if not self.topic_inbox.inbox.is_spent(name)]
 
     def lookup(self, name: str) -> Entry:
         inner = (*self.parts, name)
         try:
-            is_directory = self.entrance.staging.is_directory(inner)
+            is_directory = self.topic_inbox.staging.is_directory(inner)
         except (FileNotFoundError, NotADirectoryError):
             raise self.missing(name) from None
         except OSError as error:
@@ -144,27 +153,27 @@ class InboxDirectory(Scratch, Directory):
                 raise self.missing(name) from None
             raise
         kind = InboxDirectory if is_directory else InboxFile
-        return kind(self.child(name), self.entrance, inner)
+        return kind(self.child(name), self.topic_inbox, inner)
 
     def create_directory(self, name: str) -> None:
         new = (*self.parts, name)
         check_name(new, is_directory=True)
-        if kind_of(new) is Kind.SUCCESS:
+        if kind_of(new) is PathKind.SUCCESS:
             raise errors.NotSupportedError(f"{self.child(name)} is a file")
-        with self.entrance.claims.changing(new), as_told(self.child(name)):
-            self.entrance.staging.make_directory(new)
+        with self.topic_inbox.claims.changing(new), as_told(self.child(name)):
+            self.topic_inbox.staging.make_directory(new)
 
     def remove_directory(self, name: str) -> None:
         place = (*self.parts, name)
-        with self.entrance.claims.changing(place), as_told(self.child(name)):
-            self.entrance.staging.remove_directory(place)
+        with self.topic_inbox.claims.changing(place), as_told(self.child(name)):
+            self.topic_inbox.staging.remove_directory(place)
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         new = (*self.parts, name)
         check_name(new, is_directory=False)
-        file = InboxFile(self.child(name), self.entrance, new)
+        file = InboxFile(self.child(name), self.topic_inbox, new)
         place = kind_of(new)
-        if place is Kind.TOP:
+        if place is PathKind.TOP:
             # mv and cp ask for a file that nobody else has made, `>` does not: its writer would not look at close(2).
             if not flags & os.O_EXCL or job_of(name) is not None:
                 raise errors.NotSupportedError(
@@ -172,10 +181,10 @@ class InboxDirectory(Scratch, Directory):
                     "and rename it then"
                 )
             return file, ArrivingHandle(file, flags | os.O_CREAT)
-        if place is Kind.WORK and not is_hidden(name):
-            self.entrance.admit(new)
-        if place is Kind.SUCCESS:
-            self.entrance.commit_batch(self.parts)
+        if place is PathKind.WORK and not is_hidden(name):
+            self.topic_inbox.admit(new)
+        if place is PathKind.SUCCESS:
+            self.topic_inbox.commit_batch(self.parts)
             return file, SuccessHandle(file, flags | os.O_CREAT)
         return file, ScratchHandle(file, flags | os.O_CREAT)
 
@@ -200,19 +209,21 @@ class InboxFile(Scratch):
 
     def opened(self, flags: int) -> tuple[StagedFile, Writing | None]:
         """Open the file itself; for writing, that is noted."""
-        claims = self.entrance.claims
+        claims = self.topic_inbox.claims
         writes = wants_writing(flags)
-        changes = kind_of(self.parts) is not Kind.SUCCESS and (writes or flags & (os.O_CREAT | os.O_TRUNC))
+        changes = kind_of(self.parts) is not PathKind.SUCCESS and (
+            writes or flags & (os.O_CREAT | os.O_TRUNC)
+        )
         with claims.changing(*([self.parts] if changes else ())), as_told(self.path):
             # The kernel gives each write its place.
-            self.file = self.entrance.staging.open(self.parts, flags & ~os.O_APPEND)
+            self.file = self.topic_inbox.staging.open(self.parts, flags & ~os.O_APPEND)
             if not writes:
                 return self.file, None
             status = self.file.status()
             return self.file, claims.begin_writing((status.st_dev, status.st_ino))
 
     def open(self, flags: int) -> Handle:
-        if wants_writing(flags) and kind_of(self.parts) is Kind.SUCCESS:
+        if wants_writing(flags) and kind_of(self.parts) is PathKind.SUCCESS:
             # Spark does not make the file anew where an earlier job has left one.
             self._commit_again()
             return SuccessHandle(self, flags)
@@ -220,28 +231,28 @@ class InboxFile(Scratch):
 
     def _commit_again(self) -> None:
         directory = self.parts[:-1]
-        if set(self.entrance.staging.names(directory)) - SPENT:
-            self.entrance.commit_batch(directory)
+        if set(self.topic_inbox.staging.names(directory)) - SPENT:
+            self.topic_inbox.commit_batch(directory)
             with as_told(self.path):
-                self.entrance.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
+                self.topic_inbox.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
 
     def truncate(self, length: int) -> None:
         if self.file is None:
-            with self.entrance.claims.changing(self.parts), as_told(self.path):
-                self.entrance.staging.truncate(self.parts, length)
+            with self.topic_inbox.claims.changing(self.parts), as_told(self.path):
+                self.topic_inbox.staging.truncate(self.parts, length)
         else:
             self.file.truncate(length)
 
     def remove(self) -> None:
-        with self.entrance.claims.changing(self.parts), as_told(self.path):
-            self.entrance.staging.remove_file(self.parts)
+        with self.topic_inbox.claims.changing(self.parts), as_told(self.path):
+            self.topic_inbox.staging.remove_file(self.parts)
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
-        if kind_of(self.parts) is Kind.SUCCESS:
+        if kind_of(self.parts) is PathKind.SUCCESS:
             # Python touches what is there without opening it.
             self._commit_again()
         super().set_times(accessed_ns, modified_ns)
-        arrival = self.entrance.arriving.get(self.parts[-1])
+        arrival = self.topic_inbox.arriving.get(self.parts[-1])
         if arrival is not None and len(self.parts) == 1:
             arrival.is_whole = True
 
@@ -275,7 +286,7 @@ class ScratchHandle(Handle):
 
     def release(self) -> None:
         if self.writing is not None:
-            self._entry.entrance.claims.end_writing(self.writing)
+            self._entry.topic_inbox.claims.end_writing(self.writing)
         self._file.close()
 
 
@@ -284,11 +295,11 @@ class SuccessHandle(ScratchHandle):
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
         super().__init__(entry, flags)
-        entry.entrance.commits.opened(self)
+        entry.topic_inbox.commits.opened(self)
 
     def release(self) -> None:
         super().release()
-        self._entry.entrance.commits.closed(self)
+        self._entry.topic_inbox.commits.closed(self)
 
 
 class ArrivingHandle(ScratchHandle):
@@ -303,7 +314,7 @@ class ArrivingHandle(ScratchHandle):
         super().__init__(entry, flags)
         self.is_whole = False
         self._is_taken = False
-        entry.entrance.arriving[entry.parts[0]] = self
+        entry.topic_inbox.arriving[entry.parts[0]] = self
 
     def write_at(self, position: int, data: Bytes) -> int:
         if self._is_taken:
@@ -322,40 +333,40 @@ class ArrivingHandle(ScratchHandle):
                 f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
                 "copy it to a name that begins with a dot, and rename it then"
             )
-        self._entry.entrance.commits.opened(self)
-        self._entry.entrance.commit_file(self._entry.parts, self._entry.parts, self.writing)
+        self._entry.topic_inbox.commits.opened(self)
+        self._entry.topic_inbox.commit_file(self._entry.parts, self._entry.parts, self.writing)
         self._is_taken = True
 
     def release(self) -> None:
-        arriving = self._entry.entrance.arriving
+        arriving = self._entry.topic_inbox.arriving
         name = self._entry.parts[0]
         if arriving.get(name) is self:
             del arriving[name]
-            self._entry.entrance.staging.discard((name,))
+            self._entry.topic_inbox.staging.discard((name,))
         super().release()
-        self._entry.entrance.commits.closed(self)
+        self._entry.topic_inbox.commits.closed(self)
 
 
 def check_name(parts: Parts, is_directory: bool) -> None:
     """Refuse early what could not be appended, in words."""
     place = kind_of(parts)
     name, shown = parts[-1], "/".join(parts)
-    if place is Kind.MANIFEST:
+    if place is PathKind.MANIFEST:
         raise errors.NotSupportedError(f"{shown}: {_STREAMS}")
-    if place is Kind.SCRATCH or is_hidden(name):
+    if place is PathKind.SCRATCH or is_hidden(name):
         return
     if not is_directory:
         DataFile.of(parts)
     elif "=" in name:
-        top = parts[0] == TEMPORARY or place is Kind.TOP
+        top = parts[0] == TEMPORARY or place is PathKind.TOP
         if top or partition_of(name) is None:
             raise errors.BadInputError(
                 f"{shown}: partitionBy takes the column out of the rows, and only `partition` is one that a topic has "
                 "a place for, in a batch's directory; leave the column in the rows"
             )
-    elif place is Kind.DATA:
+    elif place is PathKind.DATA:
         raise errors.NotSupportedError(f"{shown}: a batch has no directories but partition=<number>")
-    if place is Kind.TOP and len(os.fsencode(name)) > LONGEST:
+    if place is PathKind.TOP and len(os.fsencode(name)) > LONGEST:
         raise errors.BadInputError(f"{shown}: expected a name of at most {LONGEST} bytes")
 
 

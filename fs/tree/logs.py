@@ -9,15 +9,15 @@ from typing import Final
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError
 from topicfs.fs import errors
-from topicfs.fs.append import AppendHandle
+from topicfs.fs.appending.handle import AppendHandle
+from topicfs.fs.appending.targets import PartitionTarget
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Link, Owner, wants_writing
 from topicfs.fs.formats import Format
-from topicfs.fs.house import House
-from topicfs.fs.names import base_name
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.targets import PartitionTarget
-from topicfs.fs.tree.of_partition import OfPartition
-from topicfs.fs.view import View
+from topicfs.fs.selections import base_name
+from topicfs.fs.tree.partition_entry import PartitionEntry
+from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.views.view import View
 
 FOLLOW_WAIT: Final = 0.2
 """Seconds after which a blocked read looks whether its reader still waits: Ctrl-C works within that time."""
@@ -26,14 +26,14 @@ FOLLOW_WAIT: Final = 0.2
 class LogHandle(Handle):
     """A reader of the view that all who hold the log share.
 
-    _shift  from positions of this handle to those of the view: see `topicfs.fs.whole`. None before the first read
+    _shift  from positions of this handle to those of the view: see `views/shared_log_view`. None before the first read
     _base   of the segment that was read last
     """
 
-    def __init__(self, shown: ShownPartition, fmt: Format) -> None:
-        self._shown = shown
+    def __init__(self, views: PartitionViews, fmt: Format) -> None:
+        self._views = views
         self._format = fmt
-        self._shared = shown.whole.join(fmt, self)
+        self._shared = views.shared_log.join(fmt, self)
         self._view = self._shared.view
         self._shift: int | None = None
         self._base = -1
@@ -46,7 +46,7 @@ class LogHandle(Handle):
 
     def read(self, position: int, into: Bytes) -> int:
         if self._shift is None:
-            first = self._view.position_of(self._shown.partition.start_offset)
+            first = self._view.position_of(self._views.partition.start_offset)
             self._shift = first if position == 0 else -self._shared.excess
         if self._shift + position < 0:
             raise ClosedError(f"byte {position} was there before compaction: nobody keeps it")
@@ -54,14 +54,14 @@ class LogHandle(Handle):
         base = self._view.base_at(self._shift + position)
         if base != self._base and not self.is_paged:
             self._base = base
-            self._shown.whole.move(self, self._shared, self._shift + position)
+            self._views.shared_log.move(self, self._shared, self._shift + position)
         return done
 
     def persist(self) -> None:
-        self._shown.partition.flush()
+        self._views.partition.flush()
 
     def release(self) -> None:
-        self._shown.whole.leave(self._format, self, self._shared)
+        self._views.shared_log.leave(self._format, self, self._shared)
 
 
 class WriterHandle(Handle):
@@ -95,19 +95,19 @@ class WriterHandle(Handle):
                 self._reader.release()
 
 
-class LogFile(OfPartition):
+class LogFile(PartitionEntry):
     """The whole log from its start offset on; `>>` appends."""
 
     permissions = 0o666
 
-    def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, context: Context, views: PartitionViews, fmt: Format) -> None:
+        super().__init__(path, views)
         self.format = fmt
-        self.house = house
+        self.context = context
 
     def size(self) -> int:
-        self.shown.await_closing()
-        return self.shown.log_size(self.format)
+        self.views.await_closing()
+        return self.views.log_size(self.format)
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         found = super().attributes(owner, size)
@@ -115,10 +115,10 @@ class LogFile(OfPartition):
             return found
         # `du` of a partition's directory meets no other file of records: so it tells what is stored. It is never 0
         # where there are bytes to read, since tar takes that for a file without data.
-        return found._replace(stored=max(self.shown.stored(), 1))
+        return found._replace(stored=max(self.views.stored(), 1))
 
     def xattrs(self) -> dict[str, bytes]:
-        now = self.shown.partition.offsets
+        now = self.views.partition.offsets
         return {
             "user.topicfs.first_offset": str(now.start).encode(),
             "user.topicfs.next_offset": str(now.stable).encode(),
@@ -126,20 +126,20 @@ class LogFile(OfPartition):
 
     def open(self, flags: int) -> Handle:
         if not wants_writing(flags):
-            self.shown.await_closing()
-            return LogHandle(self.shown, self.format)
+            self.views.await_closing()
+            return LogHandle(self.views, self.format)
         require_append(self, flags)
         # A line that ends by a close under way was written before what will be written here.
-        self.shown.await_closing()
-        target = PartitionTarget(self.shown, self.format, batch_size_for(flags, self.house))
-        reader = LogHandle(self.shown, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
-        return WriterHandle(self.house.writers.open(target), flags, reader)
+        self.views.await_closing()
+        target = PartitionTarget(self.views, self.format, batch_size_for(flags, self.context))
+        reader = LogHandle(self.views, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
+        return WriterHandle(self.context.writers.open(target), flags, reader)
 
 
-def batch_size_for(flags: int, house: House) -> int:
+def batch_size_for(flags: int, context: Context) -> int:
     """How many bytes of lines may gather: none where each write is brought onto the disk, so that its error is its own
     lines'."""
-    return 0 if flags & os.O_DSYNC else house.batch_size
+    return 0 if flags & os.O_DSYNC else context.batch_size
 
 
 def require_append(entry: Entry, flags: int) -> None:
@@ -148,51 +148,51 @@ def require_append(entry: Entry, flags: int) -> None:
         raise errors.AppendOnlyError(f"{entry.path} can only be appended to: use >>")
 
 
-class CurrentLink(OfPartition, Link):
+class CurrentLink(PartitionEntry, Link):
     """Leads to the active segment, and moves on when a new one begins."""
 
-    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, fmt: Format) -> None:
+        super().__init__(path, views)
         self.format = fmt
 
     def target(self) -> str:
-        return f"segments/{base_name(self.shown.partition.log.chain.active.base_offset)}.{self.format.suffix}"
+        return f"segments/{base_name(self.views.partition.log.chain.active.base_offset)}.{self.format.suffix}"
 
 
 class FollowHandle(Handle):
     """Records that come after it was opened; a read blocks while there are none."""
 
-    def __init__(self, house: House, shown: ShownPartition, fmt: Format) -> None:
-        self._house = house
-        self._shown = shown
-        self._view = View.open(shown.texts, fmt, shown.partition.stable_offset)
+    def __init__(self, context: Context, views: PartitionViews, fmt: Format) -> None:
+        self._context = context
+        self._views = views
+        self._view = View.open(views.rendered, fmt, views.partition.stable_offset)
 
     def read(self, position: int, into: Bytes) -> int:
         # The kernel's position is its own count of what was read: the same as ours, since nothing is skipped. It also
         # lets one at a time read from a descriptor.
-        log = self._shown.partition.log
+        log = self._views.partition.log
         while True:
             seen = log.offsets.stable
             done = self._view.read(position, into)
             if done:
                 self._view.release_below(position)
                 return done
-            if not log.wait_for(seen, FOLLOW_WAIT) and self._house.given_up():
+            if not log.wait_for(seen, FOLLOW_WAIT) and self._context.given_up():
                 raise errors.TryAgainError("no new record yet")
 
     def release(self) -> None:
         self._view.close()
 
 
-class FollowFile(OfPartition):
+class FollowFile(PartitionEntry):
     """New records as they come, like a pipe."""
 
-    def __init__(self, path: str, house: House, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path, shown)
-        self.house = house
+    def __init__(self, path: str, context: Context, views: PartitionViews, fmt: Format) -> None:
+        super().__init__(path, views)
+        self.context = context
         self.format = fmt
 
     def open(self, flags: int) -> Handle:
         if wants_writing(flags):
             raise errors.AppendOnlyError(f"{self.path} can only be read")
-        return FollowHandle(self.house, self.shown, self.format)
+        return FollowHandle(self.context, self.views, self.format)

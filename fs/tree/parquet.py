@@ -13,12 +13,12 @@ from topicfs.engine.errors import UnknownPartitionError
 from topicfs.engine.files.integers import parse_int32
 from topicfs.engine.parquet.table import OpenTableFile, TableFile, Tables
 from topicfs.fs import errors
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
-from topicfs.fs.house import House
-from topicfs.fs.names import base_name, parse_base
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.tree.of_partition import OfPartition
-from topicfs.fs.tree.of_topic import OfTopic
+from topicfs.fs.selections import base_name, parse_base
+from topicfs.fs.tree.partition_entry import PartitionEntry
+from topicfs.fs.tree.topic_entry import TopicEntry
+from topicfs.fs.views.partition_views import PartitionViews
 
 PARQUET: Final = "parquet"
 TABLE: Final = "table"
@@ -45,19 +45,19 @@ class ParquetHandle(Handle):
         self._file.close()
 
 
-class ParquetFile(OfPartition):
+class ParquetFile(PartitionEntry):
     """A sealed segment as a Parquet file. It is as old as the segment's `.log`."""
 
     can_go = True
 
-    def __init__(self, path: str, shown: ShownPartition, tables: Tables, file: TableFile) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, tables: Tables, file: TableFile) -> None:
+        super().__init__(path, views)
         self.tables = tables
         self.file = file
 
     @property
     def is_there(self) -> bool:
-        partition = self.shown.partition
+        partition = self.views.partition
         return partition.is_open and self.tables.find(partition, self.file.base_offset) == self.file
 
     @property
@@ -70,12 +70,12 @@ class ParquetFile(OfPartition):
 
     @property
     def version(self) -> int:
-        return version_of(self.shown.serial, self.file)
+        return version_of(self.views.serial, self.file)
 
     @property
     def fleeting(self) -> bool:  # type: ignore[override]
         # As of segments: compaction may have another one made.
-        return self.shown.partition.settings.compact
+        return self.views.partition.settings.compact
 
     def size(self) -> int:
         return self.file.size
@@ -93,41 +93,41 @@ class ParquetFile(OfPartition):
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
         try:
-            file = self.tables.open(self.shown.partition, self.file)
+            file = self.tables.open(self.views.partition, self.file)
         except FileNotFoundError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
         return ParquetHandle(file, self.file.size)
 
 
-class ParquetDirectory(OfPartition, Directory):
+class ParquetDirectory(PartitionEntry, Directory):
     """A partition's Parquet files. A name is there only when its bytes are final, and hold a record."""
 
-    def __init__(self, path: str, shown: ShownPartition, tables: Tables) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
+        super().__init__(path, views)
         self.tables = tables
 
     @property
     def is_current(self) -> bool:
-        return super().is_current and self.shown.partition.settings.parquet_enable
+        return super().is_current and self.views.partition.settings.parquet_enable
 
     def names(self) -> Iterable[str]:
-        for file in self.tables.files(self.shown.partition):
+        for file in self.tables.files(self.views.partition):
             yield f"{base_name(file.base_offset)}.{PARQUET}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        found = None if base is None else self.tables.find(self.shown.partition, base)
+        found = None if base is None else self.tables.find(self.views.partition, base)
         if found is None or suffix != PARQUET:
             raise self.missing(name)
-        return ParquetFile(self.child(name), self.shown, self.tables, found)
+        return ParquetFile(self.child(name), self.views, self.tables, found)
 
 
-class TableDirectory(OfTopic, Directory):
+class TableDirectory(TopicEntry, Directory):
     """A topic as a table: a directory for each partition, as Spark and others name those of a column."""
 
     def names(self) -> Iterable[str]:
-        for number in self.house.store.topics().get(self.topic, ()):
+        for number in self.context.store.topics().get(self.topic, ()):
             yield f"{_PARTITION}{number}"
 
     def lookup(self, name: str) -> Entry:
@@ -135,16 +135,16 @@ class TableDirectory(OfTopic, Directory):
         if number is None or name != f"{_PARTITION}{number}":
             raise self.missing(name)
         try:
-            shown = self.house.shown(self.topic, number)
+            views = self.context.views(self.topic, number)
         except UnknownPartitionError:
             raise self.missing(name) from None
-        return ParquetDirectory(self.child(name), shown, self.house.tables)
+        return ParquetDirectory(self.child(name), views, self.context.tables)
 
 
-def table_of(path: str, house: House, topic: str) -> TableDirectory | None:
+def table_of(path: str, context: Context, topic: str) -> TableDirectory | None:
     """A topic's table; None where it wants none."""
     try:
-        wanted = house.store.topic_settings(topic).parquet_enable
+        wanted = context.store.topic_settings(topic).parquet_enable
     except UnknownPartitionError:
         return None
-    return TableDirectory(path, house, topic) if wanted else None
+    return TableDirectory(path, context, topic) if wanted else None

@@ -6,16 +6,16 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, FleetingFile, Link
-from topicfs.fs.forecast import upkeep
 from topicfs.fs.formats import FORMATS, Format
-from topicfs.fs.house import House
-from topicfs.fs.shown import ShownPartition
 from topicfs.fs.tree.logs import CurrentLink, FollowFile, LogFile
-from topicfs.fs.tree.of_partition import OfPartition, partition_mtime
+from topicfs.fs.tree.partition_entry import PartitionEntry, partition_mtime
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
 from topicfs.fs.tree.segments import SealedDirectory, SegmentsDirectory
 from topicfs.fs.tree.start import StartFile
+from topicfs.fs.upkeep_status import upkeep
+from topicfs.fs.views.partition_views import PartitionViews
 
 STATUS: Final = "status.json"
 VIEWS: Final = "views"
@@ -36,25 +36,25 @@ class PartitionDirectory(Directory):
     _found  the partition as it was last found; it may have been deleted since
     """
 
-    def __init__(self, path: str, house: House, topic: str, number: int) -> None:
+    def __init__(self, path: str, context: Context, topic: str, number: int) -> None:
         super().__init__(path)
-        self.house = house
+        self.context = context
         self.topic = topic
         self.number = number
-        self._found: ShownPartition | None = None
+        self._found: PartitionViews | None = None
 
     @property
     def is_current(self) -> bool:
-        return (self.topic, self.number) in self.house.store
+        return (self.topic, self.number) in self.context.store
 
-    def _shown(self) -> ShownPartition:
+    def _views(self) -> PartitionViews:
         found = self._found
         if found is None or not found.partition.is_open:
-            found = self._found = self.house.shown(self.topic, self.number)
+            found = self._found = self.context.views(self.topic, self.number)
         return found
 
     def mtime_ns(self) -> int:
-        return partition_mtime(self._shown())
+        return partition_mtime(self._views())
 
     def names(self) -> Iterable[str]:
         # Not `follow`: `grep -r`, `cp -a` and `wc *` open all that is listed, and would wait there for ever.
@@ -64,64 +64,64 @@ class PartitionDirectory(Directory):
         yield from ("offset", "time", "segments", "sealed", "start", STATUS)
 
     def lookup(self, name: str) -> Entry:
-        shown, path = self._shown(), self.child(name)
+        views, path = self._views(), self.child(name)
         if name == VIEWS:
-            return ViewsDirectory(path, self.house, shown)
+            return ViewsDirectory(path, self.context, views)
         if name in LINKED:
             return (
-                view_of(path, name, self.house, shown)
-                if self.house.lists_all
-                else ViewLink(path, shown, name)
+                view_of(path, name, self.context, views)
+                if self.context.lists_all
+                else ViewLink(path, views, name)
             )
         match name:
             case "start":
-                return StartFile(path, self.house, shown)
+                return StartFile(path, self.context, views)
             case "status.json":
-                return StatusFile(path, self.house, shown)
+                return StatusFile(path, self.context, views)
         kind, _, suffix = name.partition(".")
         fmt = FORMATS.get(suffix)
         if fmt is not None:
             match kind:
                 case "log":
-                    return LogFile(path, self.house, shown, fmt)
+                    return LogFile(path, self.context, views, fmt)
                 case "current":
-                    return CurrentLink(path, shown, fmt)
+                    return CurrentLink(path, views, fmt)
                 case "follow":
-                    return FollowFile(path, self.house, shown, fmt)
+                    return FollowFile(path, self.context, views, fmt)
         raise self.missing(name)
 
 
-def view_of(path: str, name: str, house: House, shown: ShownPartition) -> Entry:
+def view_of(path: str, name: str, context: Context, views: PartitionViews) -> Entry:
     """What a link leads to; its name is one of LINKED."""
     match name:
         case "offset":
-            return OffsetDirectory(path, shown)
+            return OffsetDirectory(path, views)
         case "time":
-            return TimeDirectory(path, shown)
+            return TimeDirectory(path, views)
         case "segments":
-            return SegmentsDirectory(path, shown)
+            return SegmentsDirectory(path, views)
         case "sealed":
-            return SealedDirectory(path, shown, house.tables)
-    return LogFile(path, house, shown, FORMATS[name.partition(".")[2]])
+            return SealedDirectory(path, views, context.tables)
+    return LogFile(path, context, views, FORMATS[name.partition(".")[2]])
 
 
-class ViewLink(OfPartition, Link):
+class ViewLink(PartitionEntry, Link):
     """Leads to what has the same name in `views`."""
 
-    def __init__(self, path: str, shown: ShownPartition, name: str) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, name: str) -> None:
+        super().__init__(path, views)
         self.name = name
 
     def target(self) -> str:
         return f"{VIEWS}/{self.name}"
 
 
-class ViewsDirectory(OfPartition, Directory):
+class ViewsDirectory(PartitionEntry, Directory):
     """What a partition's links lead to; not listed itself."""
 
-    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
-        super().__init__(path, shown)
-        self.house = house
+    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
+        super().__init__(path, views)
+        self.context = context
 
     def names(self) -> Iterable[str]:
         return LINKED
@@ -129,23 +129,23 @@ class ViewsDirectory(OfPartition, Directory):
     def lookup(self, name: str) -> Entry:
         if name not in LINKED:
             raise self.missing(name)
-        return view_of(self.child(name), name, self.house, self.shown)
+        return view_of(self.child(name), name, self.context, self.views)
 
 
-class StatusFile(OfPartition, FleetingFile):
+class StatusFile(PartitionEntry, FleetingFile):
     """A partition's offsets, sizes, what upkeep does next with it, and its last refusal, as JSON."""
 
-    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
-        super().__init__(path, shown)
-        self.house = house
-        self.snapshots = house.snapshots
+    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
+        super().__init__(path, views)
+        self.context = context
+        self.snapshots = context.snapshots
 
     def content(self) -> bytes:
-        partition, log = self.shown.partition, self.shown.partition.log
+        partition, log = self.views.partition, self.views.partition.log
         now, segments = log.offsets, log.chain.segments
         pinned = [segment for segment in (*segments, *log.chain.doomed_segments) if segment.pins]
-        refusal = self.shown.refusal
-        cluster = self.house.store.cluster_topic(partition.topic)
+        refusal = self.views.refusal
+        cluster = self.context.store.cluster_topic(partition.topic)
         status = {
             "topic": partition.topic,
             "partition": partition.number,
@@ -162,12 +162,12 @@ class StatusFile(OfPartition, FleetingFile):
             "leader_epoch": log.leader_epoch,
             "producers": len(log.producers),
             "open_transactions": len(log.producers.ongoing),
-            "open_logs": self.shown.whole.readers,
+            "open_logs": self.views.shared_log.readers,
             "pinned_segments": len(pinned),
             "pinned_bytes": sum(segment.size for segment in pinned),
             "mended_segments": sum(segment.mended for segment in segments),
-            **upkeep(self.house.store, self.shown),
-            "parquet": self.house.tables.status(partition),
+            **upkeep(self.context.store, self.views),
+            "parquet": self.context.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),
             "last_refusal": None
             if refusal is None

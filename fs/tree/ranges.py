@@ -17,14 +17,14 @@ from topicfs.fs.entry import (
     version_of,
 )
 from topicfs.fs.formats import FORMATS, Format
-from topicfs.fs.names import (
+from topicfs.fs.selections import (
     DAY_MS,
     HOUR_MS,
-    Last,
-    Offsets,
-    Recent,
+    LastSelection,
+    OffsetSelection,
+    RecentSelection,
     Selection,
-    Times,
+    TimeSelection,
     day_name,
     parse_day,
     parse_hour,
@@ -32,32 +32,32 @@ from topicfs.fs.names import (
     parse_offsets,
     parse_times,
 )
-from topicfs.fs.shown import SERIALS, ShownPartition
-from topicfs.fs.tree.of_partition import OfPartition
+from topicfs.fs.tree.partition_entry import PartitionEntry
 from topicfs.fs.tree.segments import ViewHandle
-from topicfs.fs.view import View
+from topicfs.fs.views.partition_views import SERIALS, PartitionViews
+from topicfs.fs.views.view import View
 
 
-def resolve(shown: ShownPartition, selection: Selection) -> tuple[int, int | None]:
+def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | None]:
     """The offsets that a selection means now: the first, and the one behind the last (None: it grows)."""
-    partition = shown.partition
+    partition = views.partition
     now = partition.offsets
     match selection:
-        case Offsets(first, last):
+        case OffsetSelection(first, last):
             end = None if last is None else last + 1
             return max(first, now.start), end
-        case Last(count):
+        case LastSelection(count):
             return max(now.start, now.stable - count), now.stable
-        case Times(start, end):
-            first = now.start if start is None else _first_at(shown, start)
-            return first, None if end is None else max(first, _first_at(shown, end))
-        case Recent(span):
-            return _first_at(shown, max(0, partition.log.clock() - span)), None
+        case TimeSelection(start, end):
+            first = now.start if start is None else _first_at(views, start)
+            return first, None if end is None else max(first, _first_at(views, end))
+        case RecentSelection(span):
+            return _first_at(views, max(0, partition.log.clock() - span)), None
 
 
-def _first_at(shown: ShownPartition, timestamp: int) -> int:
+def _first_at(views: PartitionViews, timestamp: int) -> int:
     """The first offset that is not earlier; the end where there is none."""
-    partition = shown.partition
+    partition = views.partition
     if timestamp > MAX_INT64:
         return partition.stable_offset
     found = partition.offset_for_timestamp(timestamp)
@@ -76,7 +76,7 @@ def _first_at(shown: ShownPartition, timestamp: int) -> int:
     return now.stable
 
 
-class ResolvedRange(OfPartition):
+class ResolvedRange(PartitionEntry):
     """Some records in a format: from `start` to before `end`, or on and on.
 
     fleeting   the name stands for other records when it is looked at again
@@ -85,9 +85,9 @@ class ResolvedRange(OfPartition):
     """
 
     def __init__(
-        self, path: str, shown: ShownPartition, fmt: Format, start: int, end: int | None, fleeting: bool
+        self, path: str, views: PartitionViews, fmt: Format, start: int, end: int | None, fleeting: bool
     ) -> None:
-        super().__init__(path, shown)
+        super().__init__(path, views)
         self.format = fmt
         self.start = start
         self.end = end
@@ -101,22 +101,22 @@ class ResolvedRange(OfPartition):
 
     @property
     def version(self) -> int:
-        return self._version or version_of("range", self.shown.serial, self.start, self.end, *self._changes)
+        return self._version or version_of("range", self.views.serial, self.start, self.end, *self._changes)
 
     @property
     def _changes(self) -> tuple[int, int]:
         """How often segments were rewritten, and how many records of the range were removed at its beginning."""
-        return self.shown.rewrites, max(0, self.shown.partition.start_offset - self.start)
+        return self.views.rewrites, max(0, self.views.partition.start_offset - self.start)
 
     def _view(self) -> View:
-        self.shown.await_closing()
-        return View.open(self.shown.texts, self.format, self.start, self.end)
+        self.views.await_closing()
+        return View.open(self.views.rendered, self.format, self.start, self.end)
 
     def size(self) -> int:
         changes = self._changes
         if self._measured[0] == changes:
             return self._measured[1]
-        is_whole = self.end is not None and self.end <= self.shown.partition.stable_offset
+        is_whole = self.end is not None and self.end <= self.views.partition.stable_offset
         with self._view() as view:
             size = view.size()
         if is_whole:
@@ -130,25 +130,25 @@ class ResolvedRange(OfPartition):
         return ViewHandle(self._view(), content=changes)
 
 
-class RangeFile(OfPartition):
+class RangeFile(PartitionEntry):
     """Some records in a format, as a name selects them. What it selects may be other records each time: then each look
     at the name leads to a file of its own, so that two that are open and mapped do not share pages."""
 
-    def __init__(self, path: str, shown: ShownPartition, selection: Selection, fmt: Format) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, selection: Selection, fmt: Format) -> None:
+        super().__init__(path, views)
         self.selection = selection
         self.format = fmt
 
     def at(self, version: int) -> Entry:
-        known = self.shown.ranges.get(version)
+        known = self.views.ranges.get(version)
         if known is not None and known.path == self.path:
             return known
-        self.shown.await_closing()
-        start, end = resolve(self.shown, self.selection)
-        fleeting = not isinstance(self.selection, Offsets) or start != self.selection.first
-        found = ResolvedRange(self.path, self.shown, self.format, start, end, fleeting)
+        self.views.await_closing()
+        start, end = resolve(self.views, self.selection)
+        fleeting = not isinstance(self.selection, OffsetSelection) or start != self.selection.first
+        found = ResolvedRange(self.path, self.views, self.format, start, end, fleeting)
         if fleeting:
-            self.shown.ranges.keep(found.version, found)
+            self.views.ranges.keep(found.version, found)
         return found
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
@@ -158,8 +158,8 @@ class RangeFile(OfPartition):
         return self.at(0).size()
 
     def xattrs(self) -> dict[str, bytes]:
-        start, end = resolve(self.shown, self.selection)
-        stable = self.shown.partition.stable_offset
+        start, end = resolve(self.views, self.selection)
+        stable = self.views.partition.stable_offset
         return {
             "user.topicfs.first_offset": str(start).encode(),
             "user.topicfs.next_offset": str(stable if end is None else min(end, stable)).encode(),
@@ -169,11 +169,11 @@ class RangeFile(OfPartition):
         return self.at(0).open(flags)
 
 
-class ValueFile(OfPartition):
+class ValueFile(PartitionEntry):
     """The value of one record, exactly; a null value is an empty file."""
 
-    def __init__(self, path: str, shown: ShownPartition, record: Record) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, record: Record) -> None:
+        super().__init__(path, views)
         self.record = record
 
     @property
@@ -182,7 +182,7 @@ class ValueFile(OfPartition):
 
     @property
     def version(self) -> int:
-        return version_of("value", self.shown.serial)
+        return version_of("value", self.views.serial)
 
     def size(self) -> int:
         return len(self.record.value or b"")
@@ -206,68 +206,68 @@ class ValueFile(OfPartition):
         return BytesHandle(self.record.value or b"")
 
 
-class OffsetDirectory(OfPartition, Directory):
+class OffsetDirectory(PartitionEntry, Directory):
     """Records by offset. Listed are the bounds of what there is: single records only where one is to be seen."""
 
     def names(self) -> Iterable[str]:
-        now = self.shown.partition.offsets
+        now = self.views.partition.offsets
         if now.start < now.stable:
             # A bound may be a marker, or of an aborted transaction: a name that leads nowhere stops find and tar.
             for bound in sorted({now.start, now.stable - 1}):
-                if self.shown.partition.record(bound) is not None:
+                if self.views.partition.record(bound) is not None:
                     yield str(bound)
             for suffix in FORMATS:
                 yield f"{now.start}-{now.stable - 1}.{suffix}"
 
     def lookup(self, name: str) -> Entry:
-        self.shown.await_closing()
+        self.views.await_closing()
         offset = parse_offset(name)
         if offset is not None:
-            return ValueFile(self.child(name), self.shown, self._record(offset, name))
+            return ValueFile(self.child(name), self.views, self._record(offset, name))
         stem, _, suffix = name.rpartition(".")
         fmt, selection = FORMATS.get(suffix), parse_offsets(stem)
         if fmt is not None and (one := parse_offset(stem)) is not None:
             self._record(one, name)
-            selection = Offsets(one, one)
+            selection = OffsetSelection(one, one)
         if fmt is None or selection is None:
             raise self.missing(name)
-        return RangeFile(self.child(name), self.shown, selection, fmt)
+        return RangeFile(self.child(name), self.views, selection, fmt)
 
     def _record(self, offset: int, name: str) -> Record:
-        record = self.shown.record(offset)
+        record = self.views.record(offset)
         if record is None:
             raise self.missing(name)
         return record
 
 
-class TimeDirectory(OfPartition, Directory):
+class TimeDirectory(PartitionEntry, Directory):
     """Records by time. Listed are the days that hold some."""
 
     def names(self) -> Iterable[str]:
-        for day in periods(self.shown, 0, None, DAY_MS):
+        for day in periods(self.views, 0, None, DAY_MS):
             yield day_name(day)
 
     def lookup(self, name: str) -> Entry:
-        self.shown.await_closing()
+        self.views.await_closing()
         day = parse_day(name)
         if day is not None:
-            return DayDirectory(self.child(name), self.shown, day)
+            return DayDirectory(self.child(name), self.views, day)
         stem, _, suffix = name.rpartition(".")
         fmt, selection = FORMATS.get(suffix), parse_times(stem)
         if fmt is None or selection is None:
             raise self.missing(name)
-        return RangeFile(self.child(name), self.shown, selection, fmt)
+        return RangeFile(self.child(name), self.views, selection, fmt)
 
 
-class DayDirectory(OfPartition, Directory):
+class DayDirectory(PartitionEntry, Directory):
     """The hours of a day, UTC. Listed are those that hold records."""
 
-    def __init__(self, path: str, shown: ShownPartition, day: int) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, day: int) -> None:
+        super().__init__(path, views)
         self.day = day
 
     def names(self) -> Iterable[str]:
-        for hour in periods(self.shown, self.day, self.day + DAY_MS, HOUR_MS):
+        for hour in periods(self.views, self.day, self.day + DAY_MS, HOUR_MS):
             for suffix in FORMATS:
                 yield f"{(hour - self.day) // HOUR_MS:02d}.{suffix}"
 
@@ -277,16 +277,16 @@ class DayDirectory(OfPartition, Directory):
         if fmt is None or hour is None:
             raise self.missing(name)
         start = self.day + hour * HOUR_MS
-        return RangeFile(self.child(name), self.shown, Times(start, start + HOUR_MS), fmt)
+        return RangeFile(self.child(name), self.views, TimeSelection(start, start + HOUR_MS), fmt)
 
 
-def periods(shown: ShownPartition, start: int, end: int | None, length: int) -> Iterator[int]:
+def periods(views: PartitionViews, start: int, end: int | None, length: int) -> Iterator[int]:
     """The periods of some length, from `start` on, that begin with a record: a look-up for each, not a scan."""
-    latest = shown.partition.offset_for_timestamp(MAX)
+    latest = views.partition.offset_for_timestamp(MAX)
     if latest is None:
         return
     while start <= MAX_INT64 and (end is None or start < end):
-        found = shown.partition.offset_for_timestamp(start)
+        found = views.partition.offset_for_timestamp(start)
         if (
             found is None
             or (end is not None and found.timestamp >= end)

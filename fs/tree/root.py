@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
 from topicfs.engine.files.names import parse_partition_directory
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Entry, FleetingFile
-from topicfs.fs.house import House
 from topicfs.fs.tree.deleting import Deleting
 from topicfs.fs.tree.partition import PartitionDirectory
 from topicfs.fs.tree.topics import TopicsDirectory
@@ -46,9 +46,9 @@ class RootDirectory(Deleting):
 
     permissions = 0o777
 
-    def __init__(self, house: House, metrics: Callable[[], bytes]) -> None:
+    def __init__(self, context: Context, metrics: Callable[[], bytes]) -> None:
         super().__init__("/")
-        self.house = house
+        self.context = context
         self.metrics = metrics
 
     @property
@@ -56,26 +56,26 @@ class RootDirectory(Deleting):
         return True
 
     def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
+        return self.context.mtime_ns()
 
     def names(self) -> Iterable[str]:
         yield from ("README.txt", "metrics", "topics")
-        for topic, number in self.house.store.partitions():
+        for topic, number in self.context.store.partitions():
             yield f"{topic}-{number}"
 
     def lookup(self, name: str) -> Entry:
         path = self.child(name)
         match name:
             case "README.txt":
-                return TextFile(path, lambda: README, self.house)
+                return TextFile(path, lambda: README, self.context)
             case "metrics":
-                return TextFile(path, self.metrics, self.house)
+                return TextFile(path, self.metrics, self.context)
             case "topics":
-                return TopicsDirectory(path, self.house)
+                return TopicsDirectory(path, self.context)
         topic, number = self._partition(name)
-        if f"{topic}-{number}" not in self.house.store:
+        if f"{topic}-{number}" not in self.context.store:
             raise self.missing(name)
-        return PartitionDirectory(path, self.house, topic, number)
+        return PartitionDirectory(path, self.context, topic, number)
 
     def _partition(self, name: str) -> tuple[str, int]:
         try:
@@ -90,40 +90,40 @@ class RootDirectory(Deleting):
         topic, number, suffix = parse_partition_directory(name)
         if suffix or name == "topics":
             raise InvalidNameError(f"{name} cannot be a partition: expected <topic>-<number>")
-        self.house.store.create(topic, number)
+        self.context.store.create(topic, number)
 
     def remove_directory(self, name: str) -> None:
         if name == "topics":
             super().remove_directory(name)
         topic, number = self._partition(name)
         try:
-            self.house.remove_partition(topic, number)
+            self.context.remove_partition(topic, number)
         except UnknownPartitionError:
             raise self.missing(name) from None
 
     def delete(self, name: str) -> None:
         topic, number = self._partition(name)
         try:
-            self.house.delete_partition(topic, number)
+            self.context.delete_partition(topic, number)
         except UnknownPartitionError:
             raise self.missing(name) from None
 
     def undelete(self, name: str) -> None:
         topic, number = self._partition(name)
-        self.house.store.undelete(topic, number)
+        self.context.store.undelete(topic, number)
 
 
 class TextFile(FleetingFile):
     """A text about the whole."""
 
-    def __init__(self, path: str, make: Callable[[], bytes], house: House) -> None:
+    def __init__(self, path: str, make: Callable[[], bytes], context: Context) -> None:
         super().__init__(path)
         self.make = make
-        self.house = house
-        self.snapshots = house.snapshots
+        self.context = context
+        self.snapshots = context.snapshots
 
     def content(self) -> bytes:
         return self.make()
 
     def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
+        return self.context.mtime_ns()

@@ -12,11 +12,11 @@ from topicfs.engine.segment.segment import Segment
 from topicfs.fs import errors
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
 from topicfs.fs.formats import FORMATS, Format
-from topicfs.fs.names import base_name, parse_base
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.tree.of_partition import OfPartition, status_of
+from topicfs.fs.selections import base_name, parse_base
 from topicfs.fs.tree.parquet import PARQUET, ParquetDirectory
-from topicfs.fs.view import View
+from topicfs.fs.tree.partition_entry import PartitionEntry, status_of
+from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.views.view import View
 
 RAW = "log"
 
@@ -55,19 +55,19 @@ class ViewHandle(Handle):
         self.view.close()
 
 
-class OfSegment(OfPartition):
+class OfSegment(PartitionEntry):
     """An entry that shows a segment. To the kernel each `.log` is a file of its own, whatever its name, and so is a
     segment that may still grow and the same one when it is final: pages are kept of final bytes only."""
 
     can_go = True
 
-    def __init__(self, path: str, shown: ShownPartition, segment: Segment) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, segment: Segment) -> None:
+        super().__init__(path, views)
         self.segment = segment
 
     @property
     def is_there(self) -> bool:
-        partition = self.shown.partition
+        partition = self.views.partition
         return partition.is_open and partition.log.chain.segments.at(self.segment.base_offset) is self.segment
 
     @property
@@ -85,16 +85,16 @@ class OfSegment(OfPartition):
 
     @property
     def version(self) -> int:
-        return version_of(self.shown.serial, *self._born(), self.is_final)
+        return version_of(self.views.serial, *self._born(), self.is_final)
 
     @property
     def fleeting(self) -> bool:  # type: ignore[override]
         # Compaction may put another segment in its place at any moment.
-        return self.shown.partition.settings.compact
+        return self.views.partition.settings.compact
 
     def _born(self) -> tuple[Birth, int]:
         try:
-            return self.shown.born(self.segment)
+            return self.views.born(self.segment)
         except FileNotFoundError:
             raise errors.NotFoundError(f"segment {self.segment.base_offset} was removed") from None
 
@@ -105,14 +105,14 @@ class OfSegment(OfPartition):
 class SegmentFile(OfSegment):
     """A segment in a format. The active one grows; a sealed one never changes."""
 
-    def __init__(self, path: str, shown: ShownPartition, segment: Segment, fmt: Format) -> None:
-        super().__init__(path, shown, segment)
+    def __init__(self, path: str, views: PartitionViews, segment: Segment, fmt: Format) -> None:
+        super().__init__(path, views, segment)
         self.format = fmt
-        self._found_in = shown.partition.log.chain.segments
+        self._found_in = views.partition.log.chain.segments
 
     @property
     def is_final(self) -> bool:
-        log = self.shown.partition.log
+        log = self.views.partition.log
         offsets = log.offsets
         following = log.chain.segments.higher(self.segment.base_offset)
         return following is not None and offsets.stable >= following.base_offset
@@ -123,27 +123,27 @@ class SegmentFile(OfSegment):
         return self.segment is not self._found_in.last and super().is_current
 
     def size(self) -> int:
-        self.shown.await_closing()
-        log = self.shown.partition.log
+        self.views.await_closing()
+        log = self.views.partition.log
         # Offsets first: a list of segments that is older than they are lacks the segment's end.
         offsets = log.offsets
         segments = log.chain.segments
         if self.segment not in segments:
             segments = self._found_in
-        return self.shown.texts.of(self.segment, self.format).size(segments, offsets)
+        return self.views.rendered.of(self.segment, self.format).size(segments, offsets)
 
     def xattrs(self) -> dict[str, bytes]:
-        log = self.shown.partition.log
+        log = self.views.partition.log
         following = log.chain.segments.higher(self.segment.base_offset)
         end = log.offsets.stable if following is None else min(following.base_offset, log.offsets.stable)
         return _xattrs(self.segment.base_offset, end, self.segment.max_timestamp)
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
-        self.shown.await_closing()
+        self.views.await_closing()
         final = self.is_final
         try:
-            view = View.of_segment(self.shown.texts, self.format, self.segment)
+            view = View.of_segment(self.views.rendered, self.format, self.segment)
         except ClosedError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
         return ViewHandle(view, final)
@@ -173,7 +173,7 @@ class RawFile(OfSegment):
 
     @property
     def is_final(self) -> bool:
-        return self.segment is not self.shown.partition.log.chain.active
+        return self.segment is not self.views.partition.log.chain.active
 
     def size(self) -> int:
         return self.segment.size
@@ -188,11 +188,11 @@ class RawFile(OfSegment):
         return RawHandle(self.segment, final)
 
 
-class SegmentsDirectory(OfPartition, Directory):
+class SegmentsDirectory(PartitionEntry, Directory):
     """Every segment, in all formats and raw; the active one grows."""
 
     def names(self) -> Iterable[str]:
-        for segment in self.shown.partition.log.chain.segments:
+        for segment in self.views.partition.log.chain.segments:
             stem = base_name(segment.base_offset)
             for suffix in FORMATS:
                 yield f"{stem}.{suffix}"
@@ -201,59 +201,59 @@ class SegmentsDirectory(OfPartition, Directory):
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        segment = None if base is None else self.shown.partition.log.chain.segments.at(base)
+        segment = None if base is None else self.views.partition.log.chain.segments.at(base)
         if segment is not None and suffix == RAW:
-            return RawFile(self.child(name), self.shown, segment)
+            return RawFile(self.child(name), self.views, segment)
         fmt = FORMATS.get(suffix)
         if segment is None or fmt is None:
             raise self.missing(name)
-        return SegmentFile(self.child(name), self.shown, segment, fmt)
+        return SegmentFile(self.child(name), self.views, segment, fmt)
 
 
-class SealedDirectory(OfPartition, Directory):
+class SealedDirectory(PartitionEntry, Directory):
     """One directory for each format, with the segments that can change no more: for Spark."""
 
-    def __init__(self, path: str, shown: ShownPartition, tables: Tables) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
+        super().__init__(path, views)
         self.tables = tables
 
     def names(self) -> Iterable[str]:
         yield from FORMATS
-        if self.shown.partition.settings.parquet_enable:
+        if self.views.partition.settings.parquet_enable:
             yield PARQUET
 
     def lookup(self, name: str) -> Entry:
-        if name == PARQUET and self.shown.partition.settings.parquet_enable:
-            return ParquetDirectory(self.child(name), self.shown, self.tables)
+        if name == PARQUET and self.views.partition.settings.parquet_enable:
+            return ParquetDirectory(self.child(name), self.views, self.tables)
         fmt = FORMATS.get(name)
         if fmt is None:
             raise self.missing(name)
-        return SealedFormatDirectory(self.child(name), self.shown, fmt)
+        return SealedFormatDirectory(self.child(name), self.views, fmt)
 
 
-class SealedFormatDirectory(OfPartition, Directory):
+class SealedFormatDirectory(PartitionEntry, Directory):
     """The sealed segments in one format: a name is there only when its bytes are final, and they are not empty."""
 
-    def __init__(self, path: str, shown: ShownPartition, fmt: Format) -> None:
-        super().__init__(path, shown)
+    def __init__(self, path: str, views: PartitionViews, fmt: Format) -> None:
+        super().__init__(path, views)
         self.format = fmt
 
     def names(self) -> Iterable[str]:
-        for segment in self.shown.partition.log.chain.segments.non_active:
+        for segment in self.views.partition.log.chain.segments.non_active:
             if self._is_final(segment):
                 yield f"{base_name(segment.base_offset)}.{self.format.suffix}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        segment = None if base is None else self.shown.partition.log.chain.segments.at(base)
+        segment = None if base is None else self.views.partition.log.chain.segments.at(base)
         if segment is None or suffix != self.format.suffix or not self._is_final(segment):
             raise self.missing(name)
-        return SegmentFile(self.child(name), self.shown, segment, self.format)
+        return SegmentFile(self.child(name), self.views, segment, self.format)
 
     def _is_final(self, segment: Segment) -> bool:
-        log = self.shown.partition.log
-        text = self.shown.texts.of(segment, self.format)
+        log = self.views.partition.log
+        text = self.views.rendered.of(segment, self.format)
         segments, offsets = log.chain.segments, log.offsets
         return text.is_complete(segments, offsets) and text.size(segments, offsets) > 0
 

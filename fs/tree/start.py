@@ -8,21 +8,21 @@ from topicfs.engine.errors import OffsetOutOfRangeError
 from topicfs.engine.files.atomic import shown as quoted
 from topicfs.engine.files.integers import parse_int64
 from topicfs.fs import errors
-from topicfs.fs.commands import CommandFile, TakeBack
-from topicfs.fs.house import House
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.tree.of_partition import OfPartition
+from topicfs.fs.context import Context
+from topicfs.fs.tree.control_files import ControlFile, TakeBack
+from topicfs.fs.tree.partition_entry import PartitionEntry
+from topicfs.fs.views.partition_views import PartitionViews
 
 
-class StartFile(OfPartition, CommandFile):
+class StartFile(PartitionEntry, ControlFile):
     """The start offset. Records below a number that is written are deleted, with -1 all that are committed."""
 
-    def __init__(self, path: str, house: House, shown: ShownPartition) -> None:
-        super().__init__(path, shown)
-        self.house = house
+    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
+        super().__init__(path, views)
+        self.context = context
 
     def content(self) -> bytes:
-        return b"%d\n" % self.shown.partition.start_offset
+        return b"%d\n" % self.views.partition.start_offset
 
     def apply(self, lines: Sequence[str]) -> TakeBack | None:
         if len(lines) > 1:
@@ -30,14 +30,14 @@ class StartFile(OfPartition, CommandFile):
         offset = parse_int64(lines[0].strip())
         if offset is None:
             raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
-        partition = self.shown.partition
-        self.shown.await_closing()
+        partition = self.views.partition
+        self.views.await_closing()
         try:
-            self.house.store.delete_records(partition.topic, partition.number, offset)
+            self.context.store.delete_records(partition.topic, partition.number, offset)
         except OffsetOutOfRangeError as error:
             # Here the offset is no name that is asked for: it is what was written.
             raise errors.BadInputError(str(error)) from None
         return None  # Records that are deleted do not come back.
 
     def note_refusal(self, error: Exception) -> None:
-        self.shown.note_refusal(error)
+        self.views.note_refusal(error)

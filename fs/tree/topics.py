@@ -8,17 +8,17 @@ from typing import Final
 
 from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
 from topicfs.fs import errors
+from topicfs.fs.appending.targets import PartitionTarget, TopicTarget
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, Handle, Link
 from topicfs.fs.formats import FORMATS, Format
-from topicfs.fs.house import House
-from topicfs.fs.targets import PartitionTarget, TopicTarget
 from topicfs.fs.tree.config import ConfigFile
 from topicfs.fs.tree.deleting import Deleting
 from topicfs.fs.tree.inbox import INBOX, InboxDirectory
 from topicfs.fs.tree.logs import WriterHandle, batch_size_for, require_append
-from topicfs.fs.tree.of_topic import OfTopic
 from topicfs.fs.tree.parquet import TABLE, table_of
 from topicfs.fs.tree.partition import VIEWS
+from topicfs.fs.tree.topic_entry import TopicEntry
 
 WAYS_IN: Final = tuple(f"in.{suffix}" for suffix in FORMATS)
 
@@ -28,82 +28,82 @@ class TopicsDirectory(Deleting):
 
     permissions = 0o777
 
-    def __init__(self, path: str, house: House) -> None:
+    def __init__(self, path: str, context: Context) -> None:
         super().__init__(path)
-        self.house = house
+        self.context = context
 
     def mtime_ns(self) -> int:
-        return self.house.mtime_ns()
+        return self.context.mtime_ns()
 
     def names(self) -> Iterable[str]:
-        return sorted(self.house.store.topics())
+        return sorted(self.context.store.topics())
 
     def lookup(self, name: str) -> Entry:
-        if name not in self.house.store.topics():
+        if name not in self.context.store.topics():
             raise self.missing(name)
-        return TopicDirectory(self.child(name), self.house, name)
+        return TopicDirectory(self.child(name), self.context, name)
 
     def create_directory(self, name: str) -> None:
-        if name in self.house.store.topics():
+        if name in self.context.store.topics():
             raise errors.ExistsError(f"topic {name} exists")
-        self.house.store.create_topic(name)
+        self.context.store.create_topic(name)
 
     def remove_directory(self, name: str) -> None:
         try:
-            self.house.remove_topic(name)
+            self.context.remove_topic(name)
         except (UnknownPartitionError, InvalidNameError):
             raise self.missing(name) from None
 
     def delete(self, name: str) -> None:
         try:
-            self.house.delete_topic(name)
+            self.context.delete_topic(name)
         except (UnknownPartitionError, InvalidNameError):
             raise self.missing(name) from None
 
     def undelete(self, name: str) -> None:
-        for deletion in self.house.store.deletions():
+        for deletion in self.context.store.deletions():
             if deletion.id == name:
-                self.house.store.undelete(deletion.topic, deletion=name)
+                self.context.store.undelete(deletion.topic, deletion=name)
                 return
-        self.house.store.undelete(name)
+        self.context.store.undelete(name)
 
 
-class TopicDirectory(OfTopic, Directory):
+class TopicDirectory(TopicEntry, Directory):
     """One topic. What shows records that partitions show too, or cannot be read, is listed as a link."""
 
     def names(self) -> Iterable[str]:
         yield "config"
         yield from WAYS_IN
         yield INBOX
-        if table_of(self.child(TABLE), self.house, self.topic) is not None:
+        if table_of(self.child(TABLE), self.context, self.topic) is not None:
             yield TABLE
 
     def lookup(self, name: str) -> Entry:
         path = self.child(name)
         if name == "config":
-            return ConfigFile(path, self.house, self.topic)
+            return ConfigFile(path, self.context, self.topic)
         if name == INBOX:
-            return InboxDirectory(path, self.house.entrance(self.topic), ())
+            return InboxDirectory(path, self.context.inbox(self.topic), ())
         if name == VIEWS:
-            return TopicViewsDirectory(path, self.house, self.topic)
+            return TopicViewsDirectory(path, self.context, self.topic)
         found = self.view(path, name)
-        return found if self.house.lists_all else TopicViewLink(path, self.house, self.topic, name)
+        return found if self.context.lists_all else TopicViewLink(path, self.context, self.topic, name)
 
     def view(self, path: str, name: str) -> Entry:
         """What a link leads to."""
-        table = table_of(path, self.house, self.topic) if name == TABLE else None
+        table = table_of(path, self.context, self.topic) if name == TABLE else None
         if table is not None:
             return table
         if name not in WAYS_IN:
             raise self.missing(name)
-        return InFile(path, self.house, self.topic, FORMATS[name.partition(".")[2]])
+        return InFile(path, self.context, self.topic, FORMATS[name.partition(".")[2]])
 
 
-class TopicViewLink(OfTopic, Link):
+class TopicViewLink(TopicEntry, Link):
     """Leads to what has the same name in `views`."""
 
-    def __init__(self, path: str, house: House, topic: str, name: str) -> None:
-        super().__init__(path, house, topic)
+    def __init__(self, path: str, context: Context, topic: str, name: str) -> None:
+        super().__init__(path, context, topic)
         self.name = name
 
     def target(self) -> str:
@@ -115,36 +115,36 @@ class TopicViewsDirectory(TopicDirectory):
 
     def names(self) -> Iterable[str]:
         yield from WAYS_IN
-        if table_of(self.child(TABLE), self.house, self.topic) is not None:
+        if table_of(self.child(TABLE), self.context, self.topic) is not None:
             yield TABLE
 
     def lookup(self, name: str) -> Entry:
         return self.view(self.child(name), name)
 
 
-class InFile(OfTopic):
+class InFile(TopicEntry):
     """Append here: lines go to the partition that their key says, or to one after the other."""
 
     permissions = 0o222
 
-    def __init__(self, path: str, house: House, topic: str, fmt: Format) -> None:
-        super().__init__(path, house, topic)
+    def __init__(self, path: str, context: Context, topic: str, fmt: Format) -> None:
+        super().__init__(path, context, topic)
         self.format = fmt
 
     def open(self, flags: int) -> Handle:
         if flags & os.O_ACCMODE != os.O_WRONLY:
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
-        size = batch_size_for(flags, self.house)
-        numbers = self.house.store.topics().get(self.topic)
+        size = batch_size_for(flags, self.context)
+        numbers = self.context.store.topics().get(self.topic)
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")
         parts = {
-            number: PartitionTarget(self.house.shown(self.topic, number), self.format, size)
+            number: PartitionTarget(self.context.views(self.topic, number), self.format, size)
             for number in numbers
         }
         for part in parts.values():
-            for shown in part.shown():
-                shown.await_closing()
-        target = TopicTarget(parts, self.format, self.house.turns(self.topic))
-        return WriterHandle(self.house.writers.open(target), flags)
+            for views in part.views():
+                views.await_closing()
+        target = TopicTarget(parts, self.format, self.context.turns(self.topic))
+        return WriterHandle(self.context.writers.open(target), flags)

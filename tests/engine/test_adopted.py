@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from houses import SMALL, START, House, living
+from store_bench import SMALL, START, StoreBench, checked_store_bench
 from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
 
 from topicfs import Record, Store
@@ -21,33 +21,33 @@ LATER = START + 3650 * DAY
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path, caplog) as house:
-        yield house
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path, caplog) as store_bench:
+        yield store_bench
 
 
 @pytest.fixture
-def adopted(house: House) -> House:
+def adopted(store_bench: StoreBench) -> StoreBench:
     """A store whose log directory somebody put there, without a word on it: topic `t`, old and in many segments."""
-    store = house.open()
+    store = store_bench.open()
     for topic in ("t", "__consumer_offsets"):
         partition = store.create(topic, 0, SMALL)
         for number in range(9):
             partition.append(Record(b"v" * 120, b"key", START + number))
     store.close()
-    shutil.rmtree(house.root / "topics")
-    (house.root / CREATED).unlink()
-    return house
+    shutil.rmtree(store_bench.root / "topics")
+    (store_bench.root / CREATED).unlink()
+    return store_bench
 
 
-def introduce(house: House, topic: str, *values: bytes, other_id: bool = False) -> None:
+def introduce(store_bench: StoreBench, topic: str, *values: bytes, other_id: bool = False) -> None:
     """Let the metadata of a cluster know the topic, and say this."""
     import base64  # noqa: PLC0415 - for this alone
 
-    written = (house.logs / f"{topic}-0" / "partition.metadata").read_text().rpartition(" ")[2]
+    written = (store_bench.logs / f"{topic}-0" / "partition.metadata").read_text().rpartition(" ")[2]
     raw = bytes(16) if other_id else base64.urlsafe_b64decode(written + "==")
-    shutil.rmtree(house.logs / METADATA_LOG, ignore_errors=True)
-    write(house.logs, frame(2, text(topic), raw), *values)
+    shutil.rmtree(store_bench.logs / METADATA_LOG, ignore_errors=True)
+    write(store_bench.logs, frame(2, text(topic), raw), *values)
 
 
 def segments(store: Store, topic: str = "t") -> int:
@@ -58,7 +58,7 @@ def source(store: Store, name: str, topic: str = "t") -> tuple[str, str]:
     return {each.name: (each.value, each.source) for each in store.explain(topic)}[name]
 
 
-def test_what_nobody_has_said_anything_of_is_kept(adopted: House) -> None:
+def test_what_nobody_has_said_anything_of_is_kept(adopted: StoreBench) -> None:
     store = adopted.open()
     before = segments(store)
     store.retain(LATER)
@@ -74,7 +74,7 @@ def test_what_nobody_has_said_anything_of_is_kept(adopted: House) -> None:
     ("name", "value"),
     [("log.retention.ms", "1000"), ("log.retention.hours", "1"), ("log.retention.bytes", "0")],
 )
-def test_server_properties_may_say_it(adopted: House, name: str, value: str) -> None:
+def test_server_properties_may_say_it(adopted: StoreBench, name: str, value: str) -> None:
     adopted.file("server.properties", f"{name}={value}\n")
     store = adopted.open()
     assert store.why_kept("t") is None
@@ -86,7 +86,7 @@ def test_server_properties_may_say_it(adopted: House, name: str, value: str) -> 
     assert source(store, "cleanup.policy", "__consumer_offsets") == ("", "kept")
 
 
-def test_the_topics_own_settings_may_say_it(adopted: House) -> None:
+def test_the_topics_own_settings_may_say_it(adopted: StoreBench) -> None:
     store = adopted.open()
     for topic in ("t", "__consumer_offsets"):
         before = segments(store, topic)
@@ -99,7 +99,7 @@ def test_the_topics_own_settings_may_say_it(adopted: House) -> None:
         assert segments(store, topic) == 1
 
 
-def test_what_the_cluster_says_holds(adopted: House) -> None:
+def test_what_the_cluster_says_holds(adopted: StoreBench) -> None:
     introduce(
         adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "1000"), setting(OF_TOPIC, "t", "odd.name", "1")
     )
@@ -114,7 +114,7 @@ def test_what_the_cluster_says_holds(adopted: House) -> None:
     assert source(store, "retention.ms") == ("1000", "cluster")
 
 
-def test_settings_of_the_clusters_broker_outrank_server_properties(adopted: House) -> None:
+def test_settings_of_the_clusters_broker_outrank_server_properties(adopted: StoreBench) -> None:
     adopted.file("server.properties", "log.retention.ms=1000\n")
     introduce(adopted, "t", setting(OF_BROKER, "", "log.retention.ms", "-1"))
     store = adopted.open()
@@ -123,7 +123,7 @@ def test_settings_of_the_clusters_broker_outrank_server_properties(adopted: Hous
     assert segments(store) > 1
 
 
-def test_a_compacted_topic_of_a_cluster_is_compacted_and_not_deleted(adopted: House) -> None:
+def test_a_compacted_topic_of_a_cluster_is_compacted_and_not_deleted(adopted: StoreBench) -> None:
     introduce(
         adopted,
         "__consumer_offsets",
@@ -138,7 +138,7 @@ def test_a_compacted_topic_of_a_cluster_is_compacted_and_not_deleted(adopted: Ho
     assert store.partition("__consumer_offsets", 0).start_offset == 0
 
 
-def test_metadata_of_another_topic_of_that_name_is_not_this_ones(adopted: House) -> None:
+def test_metadata_of_another_topic_of_that_name_is_not_this_ones(adopted: StoreBench) -> None:
     introduce(adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "1000"), other_id=True)
     store = adopted.open()
     assert source(store, "retention.ms") == ("-1", "kept")
@@ -146,7 +146,7 @@ def test_metadata_of_another_topic_of_that_name_is_not_this_ones(adopted: House)
 
 
 def test_a_value_that_is_not_allowed_here_keeps_the_records(
-    adopted: House, caplog: pytest.LogCaptureFixture
+    adopted: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     adopted.warnings = True
     introduce(adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "soon"))
@@ -157,7 +157,7 @@ def test_a_value_that_is_not_allowed_here_keeps_the_records(
 
 
 def test_settings_that_exclude_each_other_keep_the_records(
-    adopted: House, caplog: pytest.LogCaptureFixture
+    adopted: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     adopted.warnings = True
     adopted.file("topics/t.properties", "max.compaction.lag.ms=5\n")
@@ -173,19 +173,19 @@ def test_settings_that_exclude_each_other_keep_the_records(
     assert "is left out" in caplog.text
 
 
-def test_what_is_made_here_has_our_defaults(house: House) -> None:
-    store = house.open()
+def test_what_is_made_here_has_our_defaults(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     store.create("t", 0, SMALL)
     assert store.why_kept("t") is None
     assert source(store, "retention.ms") == (str(7 * DAY), "default")
-    store = house.reopen()
+    store = store_bench.reopen()
     store.create("t", 1)
     assert source(store, "retention.ms") == (str(7 * DAY), "default")
-    store = house.crash()
+    store = store_bench.crash()
     assert source(store, "retention.ms") == (str(7 * DAY), "default")
 
 
-def test_a_topic_that_is_made_in_the_place_of_an_adopted_one_is_ours(adopted: House) -> None:
+def test_a_topic_that_is_made_in_the_place_of_an_adopted_one_is_ours(adopted: StoreBench) -> None:
     store = adopted.open()
     store.delete_topic("t")
     store.create("t", 0)
@@ -194,7 +194,7 @@ def test_a_topic_that_is_made_in_the_place_of_an_adopted_one_is_ours(adopted: Ho
     assert store.why_kept("t") is None
 
 
-def test_partitions_that_are_added_to_an_adopted_topic_are_kept_too(adopted: House) -> None:
+def test_partitions_that_are_added_to_an_adopted_topic_are_kept_too(adopted: StoreBench) -> None:
     store = adopted.open()
     store.create("t", 1)
     assert store.partition("t", 1).topic_id == store.partition("t", 0).topic_id
@@ -202,40 +202,40 @@ def test_partitions_that_are_added_to_an_adopted_topic_are_kept_too(adopted: Hou
     assert store.why_kept("t") is not None
 
 
-def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(house: House) -> None:
-    store = house.open()
+def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     store.create("t", 0)
     store.create("u", 0)
     store.close()
-    shutil.copytree(house.logs / "u-0", house.root / "elsewhere")
-    (house.root / "elsewhere").rename(house.logs / "t-1")
-    (house.logs / "t-1" / "partition.metadata").unlink()
-    house.verified = False
-    store = house.open()
+    shutil.copytree(store_bench.logs / "u-0", store_bench.root / "elsewhere")
+    (store_bench.root / "elsewhere").rename(store_bench.logs / "t-1")
+    (store_bench.logs / "t-1" / "partition.metadata").unlink()
+    store_bench.verified = False
+    store = store_bench.open()
     assert store.why_kept("t") is not None
     assert store.why_kept("u") is None
 
 
-def test_the_list_of_what_was_made_here_survives_half_a_line(house: House) -> None:
-    store = house.open()
+def test_the_list_of_what_was_made_here_survives_half_a_line(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     store.create("t", 0)
-    path: Path = house.root / CREATED
+    path: Path = store_bench.root / CREATED
     with path.open("a") as file:
         file.write("half")
-    store = house.reopen()
+    store = store_bench.reopen()
     store.create("u", 0)
-    store = house.reopen()
+    store = store_bench.reopen()
     assert store.why_kept("t") is None
     assert store.why_kept("u") is None
 
 
-def test_the_list_of_what_was_made_here_is_bounded(house: House) -> None:
-    store = house.open()
+def test_the_list_of_what_was_made_here_is_bounded(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     store.create("t", 0)
     store.close()
-    path = house.root / CREATED
+    path = store_bench.root / CREATED
     with path.open("a") as file:
         file.writelines(f"{number:022d}\n" for number in range(0, 40_000, 16))
-    store = house.open()
+    store = store_bench.open()
     assert len(path.read_text().splitlines()) == 1
     assert store.why_kept("t") is None

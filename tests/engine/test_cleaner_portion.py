@@ -15,7 +15,7 @@ from compacted import DAY, Cleaning, cleaner, nothing
 from opening import without_fsync
 
 from topicfs.engine.cleaner.clean import Cleaned, Work
-from topicfs.engine.cleaner.portion import (
+from topicfs.engine.cleaner.distributed import (
     LastOffsets,
     Portion,
     Rewritten,
@@ -25,7 +25,7 @@ from topicfs.engine.cleaner.portion import (
     stretches,
     take,
 )
-from topicfs.engine.cleaner.rewrite import Counts
+from topicfs.engine.cleaner.rewrite import RewriteCounts
 from topicfs.engine.errors import ClosedError, CorruptError
 from topicfs.engine.segment.segment import Segment
 
@@ -74,7 +74,7 @@ class Apart:
         # The last group first: nobody waits for anybody.
         made = [self.rewritten(each, f"{number}") for number, each in reversed([*enumerate(self.portions())])]
         after = sum(take(self.work, group, each) for group, each in zip(self.groups, made[::-1], strict=True))
-        counts = sum((each.counts for each in made), Counts())
+        counts = sum((each.counts for each in made), RewriteCounts())
         return Cleaned.of(counts, self.end, len(self.work.sources), after)
 
 

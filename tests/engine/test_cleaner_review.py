@@ -17,8 +17,8 @@ import pytest
 from cleaning import StandInCleaner
 from compacted import DAY, NOW, Cleaning, cleaner
 from directory_check import path_of
-from houses import START, House, living
 from opening import Known, open_partition, without_fsync
+from store_bench import START, StoreBench, checked_store_bench
 
 from topicfs import Record
 from topicfs.engine import batch as batches
@@ -48,8 +48,8 @@ def topic(tmp_path: Path) -> Iterator[Cleaning]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         made.open()
         yield made
 
@@ -57,23 +57,25 @@ def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
 # -- the checkpoint ---------------------------------------------------------------------------------------
 
 
-def test_a_log_that_lost_its_end_with_the_power_is_not_clean_where_it_is_written_anew(house: House) -> None:
+def test_a_log_that_lost_its_end_with_the_power_is_not_clean_where_it_is_written_anew(
+    store_bench: StoreBench,
+) -> None:
     """A tombstone there would go in time, and the value that it deletes would be back."""
-    house.warnings = True
-    partition = house.store.create("orders", overrides=COMPACT)
+    store_bench.warnings = True
+    partition = store_bench.store.create("orders", overrides=COMPACT)
     for number in range(20):
         partition.append(Record(b"%030d" % number, b"key %d" % number, START))
     partition.roll()
-    house.store.cleaning.work(cleaner(), house.now)
-    assert house._checkpoint(FILE) == {"orders-0": 20}
+    store_bench.store.cleaning.work(cleaner(), store_bench.now)
+    assert store_bench._checkpoint(FILE) == {"orders-0": 20}
     bases = [segment.base_offset for segment in partition.log.chain.segments]
-    house.store.abandon()
+    store_bench.store.abandon()
     # What was not flushed is gone: the recovery point is still 0.
-    directory = house.logs / "orders-0"
+    directory = store_bench.logs / "orders-0"
     for base in bases[-3:]:
         for path in directory.glob(f"{base:020d}.*"):
             path.unlink()
-    partition = house.open().partition("orders-0")
+    partition = store_bench.open().partition("orders-0")
     lost = partition.end_offset
     assert lost < 20
     partition.append(Record(None, b"key 0", START))
@@ -81,10 +83,10 @@ def test_a_log_that_lost_its_end_with_the_power_is_not_clean_where_it_is_written
         partition.append(Record(b"new", b"other %d" % number, START))
     partition.roll()
     for _ in range(3):
-        house.store.cleaning.work(cleaner(), house.now)
+        store_bench.store.cleaning.work(cleaner(), store_bench.now)
         partition.append(Record(b"more", b"more", START))
         partition.roll()
-        house.now += 1
+        store_bench.now += 1
     assert [record for record in partition.records() if record.key == b"key 0"] == []
 
 
@@ -320,26 +322,26 @@ def test_a_map_that_found_too_little_memory_asks_again(monkeypatch: pytest.Monke
     assert all(offsets.put(b"%d" % number, number) for number in range(800))
 
 
-def test_a_partition_for_which_memory_was_too_short_is_tried_again(house: House) -> None:
-    house.warnings = True
-    partition = house.store.create("orders", overrides=COMPACT)
+def test_a_partition_for_which_memory_was_too_short_is_tried_again(store_bench: StoreBench) -> None:
+    store_bench.warnings = True
+    partition = store_bench.store.create("orders", overrides=COMPACT)
     for number in range(20):
         partition.append(Record(b"%030d" % number, b"key", START))
     failing = StandInCleaner(failures={"orders-0": MemoryError()})
-    assert house.store.cleaning.work(failing, house.now).error == "MemoryError()"
-    assert house.store.cleaning.uncleanable == {}
-    house.now += 61_000
-    assert house.store.cleaning.work(cleaner(), house.now).partition == "orders-0"
+    assert store_bench.store.cleaning.work(failing, store_bench.now).error == "MemoryError()"
+    assert store_bench.store.cleaning.uncleanable == {}
+    store_bench.now += 61_000
+    assert store_bench.store.cleaning.work(cleaner(), store_bench.now).partition == "orders-0"
 
 
 def test_a_checkpoint_that_is_off_is_set_while_nobody_may_cut_the_log(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was put back after a cut would say of what is written then that it is compacted."""
-    partition = house.store.create("orders", overrides=COMPACT)
+    partition = store_bench.store.create("orders", overrides=COMPACT)
     for number in range(20):
         partition.append(Record(b"%030d" % number, b"key", START))
-    cleaning = house.store.cleaning
+    cleaning = store_bench.store.cleaning
     cleaning.offsets.put(("orders", 0), 3)
     partition.log.raise_start_offset(5)
     phases: list[str] = []
@@ -350,12 +352,12 @@ def test_a_checkpoint_that_is_off_is_set_while_nobody_may_cut_the_log(
         put(key, offset)
 
     monkeypatch.setattr(cleaning.offsets, "put", watched)
-    job = cleaning.grab_filthiest(house.now)
+    job = cleaning.grab_filthiest(store_bench.now)
     assert job is not None
     cleaning.done(job, None)
     assert phases == ["in progress"]
-    assert house._checkpoint(FILE) == {"orders-0": 5}
-    house.store.cleaning.work(cleaner(), house.now)
+    assert store_bench._checkpoint(FILE) == {"orders-0": 5}
+    store_bench.store.cleaning.work(cleaner(), store_bench.now)
 
 
 def test_a_large_batch_does_not_make_the_chunks_behind_it_large(tmp_path: Path) -> None:

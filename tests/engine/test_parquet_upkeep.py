@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from houses import START, House, living
+from store_bench import START, StoreBench, checked_store_bench
 
 import topicfs.engine.parquet.upkeep
 from topicfs.engine.cleaner.clean import Cleaner
@@ -33,16 +33,16 @@ def never() -> bool:
 class Keeping:
     """A partition of a topic that wants Parquet files, and what keeps them."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
-        self.partition = house.store.create("orders", overrides=WANTED)
+    def __init__(self, store_bench: StoreBench) -> None:
+        self.store_bench = store_bench
+        self.partition = store_bench.store.create("orders", overrides=WANTED)
         self.start()
 
     def start(self) -> None:
         """As a new process begins."""
-        self.partition = self.house.store.partition("orders-0")
-        self.tables = Tables(self.house.root / "views")
-        self.upkeep = TableUpkeep(self.tables, self.house.clock)
+        self.partition = self.store_bench.store.partition("orders-0")
+        self.tables = Tables(self.store_bench.root / "views")
+        self.upkeep = TableUpkeep(self.tables, self.store_bench.clock)
 
     @property
     def directory(self) -> Path:
@@ -58,10 +58,10 @@ class Keeping:
 
     def compact(self) -> None:
         """Rewrite all sealed segments."""
-        self.house.store.configure("orders", {"cleanup.policy": "compact"})
+        self.store_bench.store.configure("orders", {"cleanup.policy": "compact"})
         cleaner = Cleaner.create(1 << 20, 0.9, 1 << 16, lambda size: None, bytes(16))
         end = self.partition.log.chain.active.base_offset
-        cleaner.clean(self.partition.log, 0, end, self.house.now, lambda: None)
+        cleaner.clean(self.partition.log, 0, end, self.store_bench.now, lambda: None)
 
     @property
     def bases(self) -> list[int]:
@@ -82,15 +82,15 @@ class Keeping:
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         made.open()
         yield made
 
 
 @pytest.fixture
-def kept(house: House) -> Keeping:
-    return Keeping(house)
+def kept(store_bench: StoreBench) -> Keeping:
+    return Keeping(store_bench)
 
 
 # -- what is in them --------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_the_table_of_before_a_compaction_is_there_after_a_restart(kept: Keeping
         kept.segment(f"old {number}", key="same")
     kept.run()
     kept.compact()
-    kept.house.reopen()
+    kept.store_bench.reopen()
     kept.start()
     assert kept.values() == ["old 0", "old 1", "old 2"]
     kept.run()
@@ -235,11 +235,11 @@ def test_a_truncated_log_shows_what_is_left(kept: Keeping) -> None:
     for value in "abc":
         kept.segment(value)
     kept.run()
-    kept.house.store.truncate("orders", 0, 1)
+    kept.store_bench.store.truncate("orders", 0, 1)
     kept.segment("other")
     kept.run()
     assert kept.values() == ["a", "other"]
-    kept.house.store.truncate("orders", 0, 0)
+    kept.store_bench.store.truncate("orders", 0, 0)
     kept.run()
     assert kept.values() == []
 
@@ -249,7 +249,7 @@ def test_files_are_made_once_also_over_a_restart(kept: Keeping) -> None:
     kept.run()
     (path,) = kept.paths()
     before = path.stat()
-    kept.house.reopen()
+    kept.store_bench.reopen()
     kept.start()
     kept.run()
     kept.run()
@@ -260,8 +260,8 @@ def test_files_are_made_once_also_over_a_restart(kept: Keeping) -> None:
 def test_a_topic_that_takes_the_name_of_a_deleted_one_does_not_show_its_records(kept: Keeping) -> None:
     kept.segment("secret")
     kept.run()
-    kept.house.store.delete_topic("orders")
-    kept.partition = kept.house.store.create("orders", overrides=WANTED)
+    kept.store_bench.store.delete_topic("orders")
+    kept.partition = kept.store_bench.store.create("orders", overrides=WANTED)
     assert kept.bases == []
     kept.segment("mine")
     kept.run()
@@ -273,14 +273,14 @@ def test_a_topic_that_takes_the_name_of_a_deleted_one_does_not_show_its_records(
 def test_nothing_is_shown_where_it_is_not_wanted(kept: Keeping) -> None:
     kept.segment("a")
     kept.run()
-    kept.house.store.configure("orders", {"parquet.enable": "false"})
+    kept.store_bench.store.configure("orders", {"parquet.enable": "false"})
     assert kept.bases == []
     assert kept.tables.status(kept.partition) is None
     assert kept.tables.has_files("orders-0")
     kept.tables.clear("orders-0")
     assert kept.on_disk() == set()
     assert not kept.tables.has_files("orders-0")
-    kept.house.store.configure("orders", {"parquet.enable": "true"})
+    kept.store_bench.store.configure("orders", {"parquet.enable": "true"})
     kept.run()
     assert kept.values() == ["a"]
 
@@ -318,7 +318,7 @@ def damage(kept: Keeping, base: int) -> Callable[[], None]:
 
 
 def test_a_damaged_segment_is_reported_and_the_others_have_files(kept: Keeping) -> None:
-    kept.house.warnings = True
+    kept.store_bench.warnings = True
     for value in "abc":
         kept.segment(value)
     repair = damage(kept, 1)
@@ -330,7 +330,7 @@ def test_a_damaged_segment_is_reported_and_the_others_have_files(kept: Keeping) 
     repair()
     kept.run()
     assert kept.values() == ["a", "c"]
-    kept.house.now += RETRY_MS
+    kept.store_bench.now += RETRY_MS
     kept.run()
     assert kept.values() == ["a", "b", "c"]
     assert kept.tables.failures == {}
@@ -339,7 +339,7 @@ def test_a_damaged_segment_is_reported_and_the_others_have_files(kept: Keeping) 
 def test_a_full_disk_leaves_nothing_half_and_is_tried_again(
     kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.house.warnings = True
+    kept.store_bench.warnings = True
     kept.segment("a")
 
     def full(path: Path) -> int:
@@ -353,7 +353,7 @@ def test_a_full_disk_leaves_nothing_half_and_is_tried_again(
     status = kept.tables.status(kept.partition)
     assert status is not None
     assert "No space left" in str(status["error"])
-    kept.house.now += RETRY_MS
+    kept.store_bench.now += RETRY_MS
     kept.run()
     assert kept.values() == ["a"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from cleaning import StandInCleaner
-from houses import START, House, living
+from store_bench import START, StoreBench, checked_store_bench
 
 from topicfs import Record
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.plan.listed import listed
+from topicfs.engine.plan.on_disk import listed
 from topicfs.engine.plan.plan import PartitionPlan, plan
 from topicfs.engine.retention.rules import Reason, due, forecast
 
@@ -20,23 +20,23 @@ SMALL = {"internal.segment.bytes": "110", "index.interval.bytes": "0"}
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         made.open()
         yield made
 
 
-def topic(house: House, name: str, count: int = 5, **overrides: str) -> Partition:
+def topic(store_bench: StoreBench, name: str, count: int = 5, **overrides: str) -> Partition:
     more = {key.replace("_", "."): value for key, value in overrides.items()}
-    partition = house.store.create(name, overrides={**SMALL, **more})
+    partition = store_bench.store.create(name, overrides={**SMALL, **more})
     for number in range(count):
         partition.append(Record(b"%030d" % number, b"key", START + number))
     return partition
 
 
-def planned(house: House, running: bool = True, **given: str) -> dict[str, PartitionPlan]:
+def planned(store_bench: StoreBench, running: bool = True, **given: str) -> dict[str, PartitionPlan]:
     lines = {name.replace("_", "."): value for name, value in given.items()}
-    return {each.name: each for each in plan(house.root, lines, house.now, running)}
+    return {each.name: each for each in plan(store_bench.root, lines, store_bench.now, running)}
 
 
 def everything(root: Path) -> dict[str, tuple[object, ...]]:
@@ -56,22 +56,22 @@ def everything(root: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def test_it_says_what_retention_then_removes(house: House) -> None:
+def test_it_says_what_retention_then_removes(store_bench: StoreBench) -> None:
     partitions = [
-        topic(house, "size", retention_bytes="250"),
-        topic(house, "time", retention_ms="1000"),
-        topic(house, "start", cleanup_policy=""),
-        topic(house, "keep"),
+        topic(store_bench, "size", retention_bytes="250"),
+        topic(store_bench, "time", retention_ms="1000"),
+        topic(store_bench, "start", cleanup_policy=""),
+        topic(store_bench, "keep"),
     ]
     partitions[2].log.raise_start_offset(2)
-    house.store.checkpoint_start_offsets()
+    store_bench.store.checkpoint_start_offsets()
     for partition in partitions:
         partition.roll()
-    house.now += 1002
-    said = planned(house)
+    store_bench.now += 1002
+    said = planned(store_bench)
     for partition in partitions:
         log = partition.log
-        expected = due(log.chain.segments, log.offsets, log.settings, house.now)
+        expected = due(log.chain.segments, log.offsets, log.settings, store_bench.now)
         assert [(each.segment.base_offset, each.reason) for each in said[partition.name].removals] == [
             (each.segment.base_offset, each.reason) for each in expected
         ], partition.name
@@ -83,16 +83,16 @@ def test_it_says_what_retention_then_removes(house: House) -> None:
         "keep-0": 0,
     }
     assert said["start-0"].removals[0].reason is Reason.START_OFFSET
-    assert house.store.retain().segments == 6
+    assert store_bench.store.retain().segments == 6
 
 
-def test_it_says_what_comes_next(house: House) -> None:
-    partition = topic(house, "orders", retention_ms="1000", retention_bytes="1000")
+def test_it_says_what_comes_next(store_bench: StoreBench) -> None:
+    partition = topic(store_bench, "orders", retention_ms="1000", retention_bytes="1000")
     partition.roll()
     log = partition.log
     said, expected = (
-        planned(house)["orders-0"].next,
-        forecast(log.chain.segments, log.offsets, log.settings, house.now),
+        planned(store_bench)["orders-0"].next,
+        forecast(log.chain.segments, log.offsets, log.settings, store_bench.now),
     )
     assert said is not None
     assert expected is not None
@@ -100,13 +100,13 @@ def test_it_says_what_comes_next(house: House) -> None:
     assert said.at_ms == START + 1001
 
 
-def test_it_says_what_compaction_then_does(house: House) -> None:
-    topic(house, "dirty", cleanup_policy="compact")
-    topic(house, "mild", cleanup_policy="compact", min_cleanable_dirty_ratio="1")
-    topic(house, "done", cleanup_policy="compact")
-    house.store.cleaning.offsets.put(("done", 0), 4)
-    topic(house, "young", cleanup_policy="compact", min_compaction_lag_ms="5000")
-    said = {name: each.cleaning for name, each in planned(house).items()}
+def test_it_says_what_compaction_then_does(store_bench: StoreBench) -> None:
+    topic(store_bench, "dirty", cleanup_policy="compact")
+    topic(store_bench, "mild", cleanup_policy="compact", min_cleanable_dirty_ratio="1")
+    topic(store_bench, "done", cleanup_policy="compact")
+    store_bench.store.cleaning.offsets.put(("done", 0), 4)
+    topic(store_bench, "young", cleanup_policy="compact", min_compaction_lag_ms="5000")
+    said = {name: each.cleaning for name, each in planned(store_bench).items()}
     dirty = said["dirty-0"]
     assert dirty is not None
     assert (dirty.eligible, dirty.first_dirty, dirty.first_uncleanable, dirty.ratio) == (True, 0, 4, 1.0)
@@ -117,73 +117,73 @@ def test_it_says_what_compaction_then_does(house: House) -> None:
     assert "active segment" in said["done-0"].why_not
     cleaner = StandInCleaner()
     for _ in range(4):
-        house.store.cleaning.work(cleaner, house.now)
+        store_bench.store.cleaning.work(cleaner, store_bench.now)
     assert cleaner.calls == [("dirty-0", 0, 4)]
 
 
-def test_a_topic_that_is_not_compacted_has_no_word_on_compaction(house: House) -> None:
-    topic(house, "orders")
-    assert planned(house)["orders-0"].cleaning is None
+def test_a_topic_that_is_not_compacted_has_no_word_on_compaction(store_bench: StoreBench) -> None:
+    topic(store_bench, "orders")
+    assert planned(store_bench)["orders-0"].cleaning is None
 
 
-def test_settings_that_the_mount_was_given_are_taken(house: House) -> None:
-    topic(house, "orders")
-    assert planned(house)["orders-0"].removals == ()
-    assert len(planned(house, log_retention_bytes="200")["orders-0"].removals) == 3
+def test_settings_that_the_mount_was_given_are_taken(store_bench: StoreBench) -> None:
+    topic(store_bench, "orders")
+    assert planned(store_bench)["orders-0"].removals == ()
+    assert len(planned(store_bench, log_retention_bytes="200")["orders-0"].removals) == 3
 
 
 @pytest.mark.parametrize("how", ["running", "stopped", "crashed"])
-def test_it_changes_nothing(house: House, how: str) -> None:
+def test_it_changes_nothing(store_bench: StoreBench, how: str) -> None:
     for name, policy in (("a", "delete"), ("b", "compact"), ("c", "compact,delete")):
-        topic(house, name, cleanup_policy=policy, retention_bytes="0", max_compaction_lag_ms="5")
+        topic(store_bench, name, cleanup_policy=policy, retention_bytes="0", max_compaction_lag_ms="5")
     if how == "stopped":
-        house.store.close()
+        store_bench.store.close()
     if how == "crashed":
-        house.store.abandon()
-        house.file("logs/a-0/00000000000000000001.log.cleaned", "half")
-        house.file("logs/a-0/00000000000000000000.log.deleted", "old")
-        house.file("logs/a-0/leader-epoch-checkpoint.tmp", "half")
-    before = everything(house.root)
-    planned(house, how == "running")
-    assert everything(house.root) == before
+        store_bench.store.abandon()
+        store_bench.file("logs/a-0/00000000000000000001.log.cleaned", "half")
+        store_bench.file("logs/a-0/00000000000000000000.log.deleted", "old")
+        store_bench.file("logs/a-0/leader-epoch-checkpoint.tmp", "half")
+    before = everything(store_bench.root)
+    planned(store_bench, how == "running")
+    assert everything(store_bench.root) == before
     if how != "running":
-        house.open()
+        store_bench.open()
 
 
-def test_after_a_crash_it_says_what_it_cannot_know(house: House) -> None:
-    topic(house, "orders", cleanup_policy="compact")
-    house.store.abandon()
-    house.file("logs/orders-0/00000000000000000001.log.swap", "")
-    [said] = planned(house, running=False).values()
+def test_after_a_crash_it_says_what_it_cannot_know(store_bench: StoreBench) -> None:
+    topic(store_bench, "orders", cleanup_policy="compact")
+    store_bench.store.abandon()
+    store_bench.file("logs/orders-0/00000000000000000001.log.swap", "")
+    [said] = planned(store_bench, running=False).values()
     assert any("not stopped cleanly" in words for words in said.unknown)
     assert any("replacing segments" in words for words in said.unknown)
-    (house.logs / "orders-0" / "00000000000000000001.log.swap").unlink()
-    house.open()
+    (store_bench.logs / "orders-0" / "00000000000000000001.log.swap").unlink()
+    store_bench.open()
 
 
-def test_after_a_clean_stop_everything_is_known(house: House) -> None:
-    topic(house, "orders")
-    house.store.close()
-    assert planned(house, running=False)["orders-0"].unknown == ()
-    house.open()
+def test_after_a_clean_stop_everything_is_known(store_bench: StoreBench) -> None:
+    topic(store_bench, "orders")
+    store_bench.store.close()
+    assert planned(store_bench, running=False)["orders-0"].unknown == ()
+    store_bench.open()
 
 
-def test_a_checkpoint_that_cannot_be_read_is_said(house: House) -> None:
-    house.warnings = True
-    topic(house, "orders", cleanup_policy="compact")
-    house.store.close()
-    house.file("logs/cleaner-offset-checkpoint", "7\nnonsense\n")
-    said = planned(house, running=False)["orders-0"]
+def test_a_checkpoint_that_cannot_be_read_is_said(store_bench: StoreBench) -> None:
+    store_bench.warnings = True
+    topic(store_bench, "orders", cleanup_policy="compact")
+    store_bench.store.close()
+    store_bench.file("logs/cleaner-offset-checkpoint", "7\nnonsense\n")
+    said = planned(store_bench, running=False)["orders-0"]
     assert any("cleaner-offset-checkpoint" in words for words in said.unknown)
     assert said.cleaning is not None
-    house.open()
+    store_bench.open()
 
 
 def test_a_directory_that_cannot_be_read_is_said_and_the_others_are_planned(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic(house, "bad")
-    topic(house, "good")
+    topic(store_bench, "bad")
+    topic(store_bench, "good")
 
     def fail(directory: Path) -> object:
         if directory.name == "bad-0":
@@ -191,15 +191,15 @@ def test_a_directory_that_cannot_be_read_is_said_and_the_others_are_planned(
         return listed(directory)
 
     monkeypatch.setattr("topicfs.engine.plan.plan.listed", fail)
-    said = planned(house)
+    said = planned(store_bench)
     assert said["bad-0"].error is not None
     assert said["good-0"].segments == 5
 
 
 def test_segments_that_go_while_they_are_listed_are_listed_anew(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic(house, "orders")
+    topic(store_bench, "orders")
     tries = []
 
     def vanish(directory: Path) -> object:
@@ -209,11 +209,11 @@ def test_segments_that_go_while_they_are_listed_are_listed_anew(
         return listed(directory)
 
     monkeypatch.setattr("topicfs.engine.plan.plan.listed", vanish)
-    assert planned(house)["orders-0"].segments == 5
+    assert planned(store_bench)["orders-0"].segments == 5
 
 
-def test_an_index_that_a_broker_gave_its_full_size_is_read_to_its_last_entry(house: House) -> None:
-    partition = topic(house, "orders", internal_segment_bytes="1000")
+def test_an_index_that_a_broker_gave_its_full_size_is_read_to_its_last_entry(store_bench: StoreBench) -> None:
+    partition = topic(store_bench, "orders", internal_segment_bytes="1000")
     partition.roll()
     [first, _] = listed(partition.directory)
     assert first.largest_timestamp == START + 4

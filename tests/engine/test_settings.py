@@ -16,10 +16,10 @@ from topicfs.engine.record import MAX_INT32, MAX_INT64, Codec, TimestampType
 from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from topicfs.engine.settings.definitions import DAEMON, TOPIC
 from topicfs.engine.settings.lookup import DAEMON_BY_NAME, TOPIC_BY_NAME
-from topicfs.engine.settings.setting import Kind, Setting, text_of
+from topicfs.engine.settings.setting import Setting, ValueKind, text_of
 from topicfs.engine.settings.topic import TopicSettings, explain, resolve_topic
 
-INTEGERS = {Kind.INT: MAX_INT32, Kind.LONG: MAX_INT64}
+INTEGERS = {ValueKind.INT: MAX_INT32, ValueKind.LONG: MAX_INT64}
 
 
 def topic(**overrides: str) -> TopicSettings:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from houses import SMALL, House, living, some, values
 from patience import PATIENCE_S
+from store_bench import SMALL, StoreBench, checked_store_bench, some, values
 
 import topicfs
 from topicfs import Partition, Record, Store
@@ -37,8 +37,8 @@ from topicfs.engine.store import partitions as loading
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         yield made
 
 
@@ -58,44 +58,46 @@ def test_what_the_package_says_it_exports_is_there() -> None:
 # -- opening ----------------------------------------------------------------------------------------
 
 
-def test_open_makes_the_directories(house: House) -> None:
-    house.open()
-    assert sorted(path.name for path in house.root.iterdir()) == ["logs", "staging", "topics", "views"]
-    assert {".lock", "meta.properties"} <= {path.name for path in house.logs.iterdir()}
+def test_open_makes_the_directories(store_bench: StoreBench) -> None:
+    store_bench.open()
+    assert sorted(path.name for path in store_bench.root.iterdir()) == ["logs", "staging", "topics", "views"]
+    assert {".lock", "meta.properties"} <= {path.name for path in store_bench.logs.iterdir()}
 
 
 def test_a_relative_path_with_a_slash_at_its_end_is_the_same_directory(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.root.mkdir()
-    monkeypatch.chdir(house.root.parent)
-    with Store.open(f"{house.root.name}/", clock=house.clock, create=True) as store:
+    store_bench.root.mkdir()
+    monkeypatch.chdir(store_bench.root.parent)
+    with Store.open(f"{store_bench.root.name}/", clock=store_bench.clock, create=True) as store:
         some(store.create("orders"))
         monkeypatch.chdir("/")
         store.checkpoint_recovery_points()
         store.partition("orders-0").flush()
-    assert house.recovery_points == {"orders-0": 10}
-    assert len(values(house.open().partition("orders", 0))) == 10
+    assert store_bench.recovery_points == {"orders-0": 10}
+    assert len(values(store_bench.open().partition("orders", 0))) == 10
 
 
-def test_a_second_store_on_the_directory_is_refused_until_the_first_is_closed(house: House) -> None:
-    house.open()
+def test_a_second_store_on_the_directory_is_refused_until_the_first_is_closed(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.open()
     with pytest.raises(StoreLockedError):
-        Store.open(house.root, create=True)
-    house.reopen()
+        Store.open(store_bench.root, create=True)
+    store_bench.reopen()
 
 
-def test_the_ids_of_the_directory_stay_the_same(house: House) -> None:
-    meta = house.open().meta
-    assert house.reopen().meta == meta
+def test_the_ids_of_the_directory_stay_the_same(store_bench: StoreBench) -> None:
+    meta = store_bench.open().meta
+    assert store_bench.reopen().meta == meta
 
 
-def test_plain_files_and_a_brokers_own_directories_are_left_alone(house: House) -> None:
-    house.file("logs/bootstrap.checkpoint", "x")
-    own = house.file("logs/__cluster_metadata-0/00000000000000000000.log", "not ours")
-    house.file("logs/remote-log-index-cache/x", "x")
-    assert house.open().partitions() == []
-    house.store.close()
+def test_plain_files_and_a_brokers_own_directories_are_left_alone(store_bench: StoreBench) -> None:
+    store_bench.file("logs/bootstrap.checkpoint", "x")
+    own = store_bench.file("logs/__cluster_metadata-0/00000000000000000000.log", "not ours")
+    store_bench.file("logs/remote-log-index-cache/x", "x")
+    assert store_bench.open().partitions() == []
+    store_bench.store.close()
     assert own.read_text() == "not ours"
 
 
@@ -103,158 +105,172 @@ def test_plain_files_and_a_brokers_own_directories_are_left_alone(house: House) 
     "name", ["lost+found", "orders", "orders-x", "orders-01", "-0", "orders-0.abc-delete"]
 )
 def test_a_directory_whose_name_means_nothing_refuses_the_opening_and_is_named(
-    house: House, name: str
+    store_bench: StoreBench, name: str
 ) -> None:
-    house.open()
-    house.store.close()
-    (house.logs / name).mkdir()
+    store_bench.open()
+    store_bench.store.close()
+    (store_bench.logs / name).mkdir()
     with pytest.raises(InvalidNameError, match=name.replace("+", r"\+")):
-        house.open()
-    assert house.marker.exists()
-    (house.logs / name).rmdir()
-    assert house.open().stopped_clean
+        store_bench.open()
+    assert store_bench.marker.exists()
+    (store_bench.logs / name).rmdir()
+    assert store_bench.open().stopped_clean
 
 
-def test_stray_and_future_directories_are_reported_and_kept(house: House) -> None:
+def test_stray_and_future_directories_are_reported_and_kept(store_bench: StoreBench) -> None:
     names = [f"orders-0.{'a' * 32}-future", f"orders-0.{'b' * 32}-stray"]
     for name in names:
-        house.file(f"logs/{name}/00000000000000000000.log", "as it was")
-    store = house.open()
+        store_bench.file(f"logs/{name}/00000000000000000000.log", "as it was")
+    store = store_bench.open()
     assert store.strays == tuple(names)
     assert store.partitions() == []
     assert "orders-0" not in store
-    house.now += 10**9
+    store_bench.now += 10**9
     store.upkeep()
     store.close()
-    assert house.names() == names
+    assert store_bench.names() == names
 
 
-def test_a_bad_line_in_server_properties_refuses_the_opening_with_the_file_and_the_name(house: House) -> None:
-    house.open()
-    house.store.close()
-    path = house.file("server.properties", "log.retention.hurs=3\n")
+def test_a_bad_line_in_server_properties_refuses_the_opening_with_the_file_and_the_name(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.open()
+    store_bench.store.close()
+    path = store_bench.file("server.properties", "log.retention.hurs=3\n")
     with pytest.raises(InvalidSettingError, match=rf"{path}: .*log\.retention\.hurs"):
-        house.open()
+        store_bench.open()
     path.write_text("num.partitions=none\n")
     with pytest.raises(InvalidSettingError, match=rf"{path}: num\.partitions"):
-        house.open()
-    assert house.marker.exists()
+        store_bench.open()
+    assert store_bench.marker.exists()
     path.unlink()
-    house.open()
+    store_bench.open()
 
 
-def test_a_bad_line_in_a_topics_file_refuses_the_opening_with_the_file_and_the_name(house: House) -> None:
-    path = house.file("topics/orders.properties", "retention.ms=soon\n")
+def test_a_bad_line_in_a_topics_file_refuses_the_opening_with_the_file_and_the_name(
+    store_bench: StoreBench,
+) -> None:
+    path = store_bench.file("topics/orders.properties", "retention.ms=soon\n")
     with pytest.raises(InvalidSettingError, match=rf"{path}: retention\.ms"):
-        house.open()
+        store_bench.open()
     path.write_text("retention.ms=\\u12\n")
     with pytest.raises(CorruptCheckpointError, match=str(path)):
-        house.open()
+        store_bench.open()
     path.rename(path.with_name("or ders.properties"))
     with pytest.raises(InvalidNameError, match="or ders"):
-        house.open()
+        store_bench.open()
 
 
-def test_settings_that_open_is_given_outrank_server_properties(house: House) -> None:
-    house.file("server.properties", "num.partitions=3\nlog.retention.ms=5\n")
-    store = house.open({"num.partitions": "2"})
+def test_settings_that_open_is_given_outrank_server_properties(store_bench: StoreBench) -> None:
+    store_bench.file("server.properties", "num.partitions=3\nlog.retention.ms=5\n")
+    store = store_bench.open({"num.partitions": "2"})
     assert len(store.create_topic("orders")) == 2
     assert store.topic_settings("orders").retention_ms == 5
 
 
-def test_a_setting_that_open_is_given_is_checked(house: House) -> None:
+def test_a_setting_that_open_is_given_is_checked(store_bench: StoreBench) -> None:
     with pytest.raises(InvalidSettingError, match=r"num\.partition"):
-        house.open({"num.partition": "2"})
+        store_bench.open({"num.partition": "2"})
 
 
 # -- clean and unclean ------------------------------------------------------------------------------
 
 
-def test_the_marker_of_a_clean_stop_is_deleted_at_the_opening_and_written_at_the_close(house: House) -> None:
-    house.open().create("orders")
-    assert not house.marker.exists()
-    house.store.close()
-    assert house.marker.exists()
-    assert CleanShutdown.of(house.logs).broker_epoch() == -1
-    assert house.open().stopped_clean
-    assert not house.marker.exists()
-    assert not house.crash().stopped_clean
+def test_the_marker_of_a_clean_stop_is_deleted_at_the_opening_and_written_at_the_close(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.open().create("orders")
+    assert not store_bench.marker.exists()
+    store_bench.store.close()
+    assert store_bench.marker.exists()
+    assert CleanShutdown.of(store_bench.logs).broker_epoch() == -1
+    assert store_bench.open().stopped_clean
+    assert not store_bench.marker.exists()
+    assert not store_bench.crash().stopped_clean
 
 
-def test_after_a_clean_stop_nothing_of_a_partition_is_looked_at_before_it_is_used(house: House) -> None:
-    some(house.open().create("orders"))
-    house.store.close()
-    directory, elsewhere = house.logs / "orders-0", house.root / "elsewhere"
+def test_after_a_clean_stop_nothing_of_a_partition_is_looked_at_before_it_is_used(
+    store_bench: StoreBench,
+) -> None:
+    some(store_bench.open().create("orders"))
+    store_bench.store.close()
+    directory, elsewhere = store_bench.logs / "orders-0", store_bench.root / "elsewhere"
     directory.rename(elsewhere)
     directory.mkdir()
-    store = house.open()
+    store = store_bench.open()
     directory.rmdir()
     elsewhere.rename(directory)
     assert len(values(store.partition("orders", 0))) == 10
 
 
-def test_what_was_not_used_since_a_clean_stop_is_not_touched_by_the_next_one(house: House) -> None:
-    some(house.open().create("orders", overrides=SMALL))
-    some(house.store.create("other"))
-    house.store.partition("orders-0").delete_records(1)
-    house.store.close()
-    times = {path: path.stat().st_mtime_ns for path in (house.logs / "orders-0").iterdir()}
-    known = house.recovery_points, house.starts, house.high_watermarks
-    some(house.open().partition("other-0"), 5)
-    house.store.close()
-    assert {path: path.stat().st_mtime_ns for path in (house.logs / "orders-0").iterdir()} == times
-    assert (house.recovery_points, house.starts, house.high_watermarks) == (
+def test_what_was_not_used_since_a_clean_stop_is_not_touched_by_the_next_one(store_bench: StoreBench) -> None:
+    some(store_bench.open().create("orders", overrides=SMALL))
+    some(store_bench.store.create("other"))
+    store_bench.store.partition("orders-0").delete_records(1)
+    store_bench.store.close()
+    times = {path: path.stat().st_mtime_ns for path in (store_bench.logs / "orders-0").iterdir()}
+    known = store_bench.recovery_points, store_bench.starts, store_bench.high_watermarks
+    some(store_bench.open().partition("other-0"), 5)
+    store_bench.store.close()
+    assert {path: path.stat().st_mtime_ns for path in (store_bench.logs / "orders-0").iterdir()} == times
+    assert (store_bench.recovery_points, store_bench.starts, store_bench.high_watermarks) == (
         {**known[0], "other-0": 15},
         known[1],
         {**known[2], "other-0": 15},
     )
-    assert house.starts == {"orders-0": 1}
-    assert house.marker.exists()
+    assert store_bench.starts == {"orders-0": 1}
+    assert store_bench.marker.exists()
 
 
 def test_after_a_clean_stop_there_is_no_recovery_whatever_the_recovery_point(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some(house.open().create("orders"))
-    house.store.close()
-    house.file("logs/recovery-point-offset-checkpoint", "0\n1\norders 0 0\n")
+    some(store_bench.open().create("orders"))
+    store_bench.store.close()
+    store_bench.file("logs/recovery-point-offset-checkpoint", "0\n1\norders 0 0\n")
     monkeypatch.setattr(Recovery, "from_offset", lambda *_: pytest.fail("recovered"))
-    assert house.open().partition("orders", 0).recovery_point == 10
+    assert store_bench.open().partition("orders", 0).recovery_point == 10
 
 
-def test_after_a_crash_every_partition_is_recovered_at_the_opening(house: House) -> None:
-    house.warnings = True
+def test_after_a_crash_every_partition_is_recovered_at_the_opening(store_bench: StoreBench) -> None:
+    store_bench.warnings = True
     for number in range(4):
-        some(house.open().create("orders", number) if number == 0 else house.store.create("orders", number))
-    house.store.abandon()
+        some(
+            store_bench.open().create("orders", number)
+            if number == 0
+            else store_bench.store.create("orders", number)
+        )
+    store_bench.store.abandon()
     for number in range(4):
-        path = house.logs / f"orders-{number}" / "00000000000000000000.log"
+        path = store_bench.logs / f"orders-{number}" / "00000000000000000000.log"
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 1)
-    store = house.open()
-    sizes = {(house.logs / f"orders-{n}" / "00000000000000000000.log").stat().st_size for n in range(4)}
+    store = store_bench.open()
+    sizes = {(store_bench.logs / f"orders-{n}" / "00000000000000000000.log").stat().st_size for n in range(4)}
     assert len(sizes) == 1
     assert all(store.partition("orders", number).end_offset == 9 for number in range(4))
     assert all(store.partition("orders", number).recovery_point == 0 for number in range(4))
 
 
-def test_a_recovery_that_ends_well_is_followed_by_a_clean_stop(house: House) -> None:
-    some(house.open().create("orders"))
-    house.crash()
-    house.store.close()
-    assert house.marker.exists()
-    assert house.recovery_points == {"orders-0": 10}
+def test_a_recovery_that_ends_well_is_followed_by_a_clean_stop(store_bench: StoreBench) -> None:
+    some(store_bench.open().create("orders"))
+    store_bench.crash()
+    store_bench.store.close()
+    assert store_bench.marker.exists()
+    assert store_bench.recovery_points == {"orders-0": 10}
 
 
-def test_recovery_points_beyond_what_was_recovered_are_corrected_on_disk_at_once(house: House) -> None:
-    house.warnings = True
-    some(house.open().create("orders"))
-    house.reopen()
-    house.store.abandon()
-    os.truncate(house.logs / "orders-0" / "00000000000000000000.log", 150)
-    house.open()
-    assert house.recovery_points == {"orders-0": house.store.partition("orders-0").end_offset}
-    assert house.recovery_points["orders-0"] < 10
+def test_recovery_points_beyond_what_was_recovered_are_corrected_on_disk_at_once(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.warnings = True
+    some(store_bench.open().create("orders"))
+    store_bench.reopen()
+    store_bench.store.abandon()
+    os.truncate(store_bench.logs / "orders-0" / "00000000000000000000.log", 150)
+    store_bench.open()
+    assert store_bench.recovery_points == {"orders-0": store_bench.store.partition("orders-0").end_offset}
+    assert store_bench.recovery_points["orders-0"] < 10
 
 
 def failing_for(name: str, error: BaseException) -> Any:
@@ -269,31 +285,34 @@ def failing_for(name: str, error: BaseException) -> Any:
 
 
 def test_a_bug_while_recovering_comes_out_of_open_and_leaves_no_marker(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some(house.open().create("orders"))
-    house.store.create("other")
-    house.store.abandon()
+    some(store_bench.open().create("orders"))
+    store_bench.store.create("other")
+    store_bench.store.abandon()
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load", failing_for("orders-0", RuntimeError("a bug")))
         with pytest.raises(RuntimeError, match="a bug"):
-            house.open()
-    assert not house.marker.exists()
-    assert not house.open().stopped_clean
-    assert len(values(house.store.partition("orders-0"))) == 10
+            store_bench.open()
+    assert not store_bench.marker.exists()
+    assert not store_bench.open().stopped_clean
+    assert len(values(store_bench.store.partition("orders-0"))) == 10
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), CorruptCheckpointError("broken")])
 def test_a_partition_that_cannot_be_recovered_is_offline_alone(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    store_bench: StoreBench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
-    house.warnings = True
-    some(house.open().create("orders"))
-    some(house.store.create("other"))
-    house.store.abandon()
+    store_bench.warnings = True
+    some(store_bench.open().create("orders"))
+    some(store_bench.store.create("other"))
+    store_bench.store.abandon()
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load", failing_for("orders-0", error))
-        store = house.open()
+        store = store_bench.open()
     assert len(values(store.partition("other-0"))) == 10
     for _ in range(2):
         with pytest.raises(ClosedError, match="orders-0 is offline") as raised:
@@ -301,31 +320,31 @@ def test_a_partition_that_cannot_be_recovered_is_offline_alone(
         assert raised.value.__cause__ is error
     assert any(r.levelno == logging.ERROR and "orders-0" in r.getMessage() for r in caplog.records)
     store.close()
-    assert not house.marker.exists()
-    assert len(values(house.open().partition("orders-0"))) == 10
+    assert not store_bench.marker.exists()
+    assert len(values(store_bench.open().partition("orders-0"))) == 10
 
 
 def test_a_partition_that_cannot_be_loaded_after_a_clean_stop_prevents_the_next_marker(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.warnings = True
-    some(house.open().create("orders"))
-    house.reopen()
+    store_bench.warnings = True
+    some(store_bench.open().create("orders"))
+    store_bench.reopen()
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load", failing_for("orders-0", OSError(5, "Input/output error")))
         with pytest.raises(ClosedError):
-            house.store.partition("orders-0")
-    house.store.close()
-    assert not house.marker.exists()
-    assert house.recovery_points == {"orders-0": 10}
-    house.open()
+            store_bench.store.partition("orders-0")
+    store_bench.store.close()
+    assert not store_bench.marker.exists()
+    assert store_bench.recovery_points == {"orders-0": 10}
+    store_bench.open()
 
 
 def test_a_partition_that_cannot_be_closed_does_not_stop_the_others(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.warnings = True
-    store = house.open()
+    store_bench.warnings = True
+    store = store_bench.open()
     bad, good = store.create("bad"), store.create("good")
     some(bad)
     some(good)
@@ -337,27 +356,27 @@ def test_a_partition_that_cannot_be_closed_does_not_stop_the_others(
     store.close()
     monkeypatch.undo()
     bad.log.abandon()
-    assert not house.marker.exists()
-    assert house.recovery_points["good-0"] == 10
-    assert (house.logs / "good-0" / "00000000000000000010.snapshot").exists()
-    assert not house.open().stopped_clean
-    assert len(values(house.store.partition("bad-0"))) == 10
+    assert not store_bench.marker.exists()
+    assert store_bench.recovery_points["good-0"] == 10
+    assert (store_bench.logs / "good-0" / "00000000000000000010.snapshot").exists()
+    assert not store_bench.open().stopped_clean
+    assert len(values(store_bench.store.partition("bad-0"))) == 10
 
 
-def test_a_partition_that_went_offline_prevents_the_marker(house: House) -> None:
-    house.warnings = True
-    partition = house.open().create("orders")
+def test_a_partition_that_went_offline_prevents_the_marker(store_bench: StoreBench) -> None:
+    store_bench.warnings = True
+    partition = store_bench.open().create("orders")
     some(partition)
     partition.log._fail(OSError(5, "Input/output error"))
-    house.store.close()
-    assert not house.marker.exists()
-    house.open()
+    store_bench.store.close()
+    assert not store_bench.marker.exists()
+    store_bench.open()
 
 
 def test_a_full_disk_at_the_close_leaves_no_marker_and_no_lock(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = house.open()
+    store = store_bench.open()
     some(store.create("orders"))
 
     def fail(*_: object) -> None:
@@ -367,27 +386,29 @@ def test_a_full_disk_at_the_close_leaves_no_marker_and_no_lock(
         patch.setattr(store._checkpoints, "write_all", fail)
         with pytest.raises(OSError, match="No space"):
             store.close()
-    assert not house.marker.exists()
-    assert not house.open().stopped_clean
+    assert not store_bench.marker.exists()
+    assert not store_bench.open().stopped_clean
 
 
-def test_abandon_writes_nothing_and_keeps_no_descriptor(house: House) -> None:
-    store = house.open()
+def test_abandon_writes_nothing_and_keeps_no_descriptor(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     before = len(os.listdir("/proc/self/fd"))
     some(store.create("orders", overrides=SMALL))
     list(store.partition("orders-0").records())
-    content = {path: path.stat().st_mtime_ns for path in house.logs.rglob("*") if path.is_file()}
+    content = {path: path.stat().st_mtime_ns for path in store_bench.logs.rglob("*") if path.is_file()}
     store.abandon()
-    assert {path: path.stat().st_mtime_ns for path in house.logs.rglob("*") if path.is_file()} == content
+    assert {
+        path: path.stat().st_mtime_ns for path in store_bench.logs.rglob("*") if path.is_file()
+    } == content
     store._partitions._descriptors.limit = 0
     del store
-    house.open_store = None
+    store_bench.open_store = None
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert len(values(house.open().partition("orders-0"))) == 10
+    assert len(values(store_bench.open().partition("orders-0"))) == 10
 
 
-def test_after_the_close_nothing_is_given_out(house: House) -> None:
-    store = house.open()
+def test_after_the_close_nothing_is_given_out(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     partition = store.create("orders")
     store.close()
     store.close()
@@ -417,86 +438,90 @@ def test_after_the_close_nothing_is_given_out(house: House) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_unreadable_checkpoints_are_warned_of_and_done_without(
-    house: House, caplog: pytest.LogCaptureFixture, clean: bool
+    store_bench: StoreBench, caplog: pytest.LogCaptureFixture, clean: bool
 ) -> None:
-    house.warnings = True
+    store_bench.warnings = True
     # The leader epochs have followed a start offset that nobody remembers.
-    house.verified = False
-    some(house.open().create("orders", overrides=SMALL))
-    house.store.partition("orders-0").delete_records(1)
-    house.store.close()
+    store_bench.verified = False
+    some(store_bench.open().create("orders", overrides=SMALL))
+    store_bench.store.partition("orders-0").delete_records(1)
+    store_bench.store.close()
     for name in ("recovery-point", "log-start", "cleaner"):
-        house.file(f"logs/{name}-offset-checkpoint", "7\nnonsense\n")
-    house.file("logs/replication-offset-checkpoint", "0\n2\norders 0 5\n")
+        store_bench.file(f"logs/{name}-offset-checkpoint", "7\nnonsense\n")
+    store_bench.file("logs/replication-offset-checkpoint", "0\n2\norders 0 5\n")
     if not clean:
-        house.marker.unlink()
-    partition = house.open().partition("orders-0")
+        store_bench.marker.unlink()
+    partition = store_bench.open().partition("orders-0")
     assert partition.start_offset == 0
     assert partition.end_offset == 10
     assert sum("checkpoint" in r.getMessage() for r in caplog.records if r.levelno == logging.WARNING) == 4
 
 
-def test_a_start_offset_that_was_checkpointed_is_kept(house: House) -> None:
-    some(house.open().create("orders"))
-    house.store.partition("orders-0").delete_records(4)
-    assert house.reopen().partition("orders-0").start_offset == 4
+def test_a_start_offset_that_was_checkpointed_is_kept(store_bench: StoreBench) -> None:
+    some(store_bench.open().create("orders"))
+    store_bench.store.partition("orders-0").delete_records(4)
+    assert store_bench.reopen().partition("orders-0").start_offset == 4
 
 
-def test_a_high_watermark_that_was_checkpointed_is_where_a_replicated_partition_begins(house: House) -> None:
-    partition = house.open(lone=False).create("orders")
+def test_a_high_watermark_that_was_checkpointed_is_where_a_replicated_partition_begins(
+    store_bench: StoreBench,
+) -> None:
+    partition = store_bench.open(lone=False).create("orders")
     some(partition)
     partition.log.set_high_watermark(6)
-    assert house.reopen(lone=False).partition("orders-0").high_watermark == 6
+    assert store_bench.reopen(lone=False).partition("orders-0").high_watermark == 6
 
 
-def test_an_empty_directory_with_a_checkpointed_start_begins_there(house: House) -> None:
-    house.open()
-    house.store.close()
-    (house.logs / "orders-0").mkdir()
-    house.file("logs/log-start-offset-checkpoint", "0\n1\norders 0 500\n")
-    partition = house.open().partition("orders-0")
+def test_an_empty_directory_with_a_checkpointed_start_begins_there(store_bench: StoreBench) -> None:
+    store_bench.open()
+    store_bench.store.close()
+    (store_bench.logs / "orders-0").mkdir()
+    store_bench.file("logs/log-start-offset-checkpoint", "0\n1\norders 0 500\n")
+    partition = store_bench.open().partition("orders-0")
     assert (partition.start_offset, partition.end_offset) == (500, 500)
 
 
-def test_entries_of_partitions_that_are_not_there_are_dropped_from_memory_and_disk(house: House) -> None:
-    house.open()
-    house.store.close()
+def test_entries_of_partitions_that_are_not_there_are_dropped_from_memory_and_disk(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.open()
+    store_bench.store.close()
     for name in ("recovery-point", "log-start", "cleaner"):
-        house.file(f"logs/{name}-offset-checkpoint", "0\n1\norders 0 500\n")
-    house.file("logs/replication-offset-checkpoint", "0\n1\norders 0 500\n")
-    store = house.open()
+        store_bench.file(f"logs/{name}-offset-checkpoint", "0\n1\norders 0 500\n")
+    store_bench.file("logs/replication-offset-checkpoint", "0\n1\norders 0 500\n")
+    store = store_bench.open()
     for name in ("recovery-point-offset", "log-start-offset", "cleaner-offset", "replication-offset"):
-        assert (house.logs / f"{name}-checkpoint").read_text() == "0\n0\n"
+        assert (store_bench.logs / f"{name}-checkpoint").read_text() == "0\n0\n"
     assert store.create("orders").end_offset == 0
 
 
 # -- loading when first used ------------------------------------------------------------------------
 
 
-def test_a_partition_is_found_by_its_name_and_by_its_parts(house: House) -> None:
-    house.open().create("orders-eu", 3)
-    store = house.reopen()
+def test_a_partition_is_found_by_its_name_and_by_its_parts(store_bench: StoreBench) -> None:
+    store_bench.open().create("orders-eu", 3)
+    store = store_bench.reopen()
     assert store.partition("orders-eu-3") is store.partition("orders-eu", 3)
     assert "orders-eu-3" in store
     assert ("orders-eu", 3) in store
     assert not any(key in store for key in ("orders-eu", "orders-eu-4", ("orders-eu", 4), 3, "", "a/b-0"))
 
 
-def test_partitions_and_topics_are_listed_in_order(house: House) -> None:
-    store = house.open()
+def test_partitions_and_topics_are_listed_in_order(store_bench: StoreBench) -> None:
+    store = store_bench.open()
     for topic, number in (("b", 10), ("b", 2), ("a", 0)):
         store.create(topic, number)
-    assert house.reopen().partitions() == [("a", 0), ("b", 2), ("b", 10)]
-    assert house.store.topics() == {"a": [0], "b": [2, 10]}
+    assert store_bench.reopen().partitions() == [("a", 0), ("b", 2), ("b", 10)]
+    assert store_bench.store.topics() == {"a": [0], "b": [2, 10]}
 
 
 @pytest.mark.parametrize("name", ["orders-1", f"orders-0.{'a' * 32}-delete"])
-def test_a_partition_that_is_not_there_is_an_error(house: House, name: str) -> None:
-    house.open().create("orders")
+def test_a_partition_that_is_not_there_is_an_error(store_bench: StoreBench, name: str) -> None:
+    store_bench.open().create("orders")
     with pytest.raises(UnknownPartitionError):
-        house.store.partition(name)
+        store_bench.store.partition(name)
     with pytest.raises(UnknownPartitionError):
-        house.store.partition("orders", 1)
+        store_bench.store.partition("orders", 1)
 
 
 class SlowLoad:
@@ -518,11 +543,11 @@ class SlowLoad:
 
 
 @pytest.fixture
-def slow(house: House, monkeypatch: pytest.MonkeyPatch) -> SlowLoad:
+def slow(store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> SlowLoad:
     """Loading orders-0 is slow; there is another partition, other-0."""
-    some(house.open().create("orders"))
-    some(house.store.create("other"))
-    house.reopen()
+    some(store_bench.open().create("orders"))
+    some(store_bench.store.create("other"))
+    store_bench.reopen()
     made = SlowLoad("orders-0")
     monkeypatch.setattr(loading, "load", made)
     return made
@@ -542,60 +567,64 @@ def in_thread(call: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, answers
 
 
-def test_two_callers_get_the_same_partition_and_load_it_once(house: House, slow: SlowLoad) -> None:
-    threads = [in_thread(lambda: house.store.partition("orders-0")) for _ in range(4)]
+def test_two_callers_get_the_same_partition_and_load_it_once(store_bench: StoreBench, slow: SlowLoad) -> None:
+    threads = [in_thread(lambda: store_bench.store.partition("orders-0")) for _ in range(4)]
     assert slow.begun.wait(PATIENCE_S)
     slow.go_on.set()
     for thread, _ in threads:
         thread.join(PATIENCE_S)
     assert slow.count == 1
-    assert {id(answers[0]) for _, answers in threads} == {id(house.store.partition("orders-0"))}
+    assert {id(answers[0]) for _, answers in threads} == {id(store_bench.store.partition("orders-0"))}
 
 
-def test_loading_one_partition_does_not_keep_another_from_use(house: House, slow: SlowLoad) -> None:
-    thread, answers = in_thread(lambda: house.store.partition("orders-0"))
+def test_loading_one_partition_does_not_keep_another_from_use(
+    store_bench: StoreBench, slow: SlowLoad
+) -> None:
+    thread, answers = in_thread(lambda: store_bench.store.partition("orders-0"))
     assert slow.begun.wait(PATIENCE_S)
-    assert len(values(house.store.partition("other-0"))) == 10
-    house.store.create("third")
-    house.store.upkeep()
+    assert len(values(store_bench.store.partition("other-0"))) == 10
+    store_bench.store.create("third")
+    store_bench.store.upkeep()
     assert not answers
     slow.go_on.set()
     thread.join(PATIENCE_S)
 
 
 def test_a_deletion_waits_for_the_loading_and_who_comes_later_finds_nothing(
-    house: House, slow: SlowLoad
+    store_bench: StoreBench, slow: SlowLoad
 ) -> None:
-    loader, loaded = in_thread(lambda: house.store.partition("orders-0"))
+    loader, loaded = in_thread(lambda: store_bench.store.partition("orders-0"))
     assert slow.begun.wait(PATIENCE_S)
-    deleter, _ = in_thread(lambda: house.store.delete("orders-0"))
+    deleter, _ = in_thread(lambda: store_bench.store.delete("orders-0"))
     slow.go_on.set()
     loader.join(PATIENCE_S)
     deleter.join(PATIENCE_S)
-    assert "orders-0" not in house.store
+    assert "orders-0" not in store_bench.store
     with pytest.raises(ClosedError):
         loaded[0].append(Record(b"x"))
 
 
-def test_a_change_of_settings_reaches_a_partition_that_is_being_loaded(house: House, slow: SlowLoad) -> None:
-    loader, _ = in_thread(lambda: house.store.partition("orders-0"))
+def test_a_change_of_settings_reaches_a_partition_that_is_being_loaded(
+    store_bench: StoreBench, slow: SlowLoad
+) -> None:
+    loader, _ = in_thread(lambda: store_bench.store.partition("orders-0"))
     assert slow.begun.wait(PATIENCE_S)
-    changer, _ = in_thread(lambda: house.store.configure("orders", {"retention.ms": "7"}))
-    while house.store.topic_settings("orders").retention_ms != 7 and changer.is_alive():
+    changer, _ = in_thread(lambda: store_bench.store.configure("orders", {"retention.ms": "7"}))
+    while store_bench.store.topic_settings("orders").retention_ms != 7 and changer.is_alive():
         changer.join(0.001)
     changer.join(0.05)
     slow.go_on.set()
     loader.join(PATIENCE_S)
     changer.join(PATIENCE_S)
-    assert house.store.partition("orders-0").settings.retention_ms == 7
+    assert store_bench.store.partition("orders-0").settings.retention_ms == 7
 
 
 def test_recovery_uses_as_many_threads_as_the_setting_says(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(6):
-        (house.store if house.open_store else house.open()).create("orders", number)
-    house.store.abandon()
+        (store_bench.store if store_bench.open_store else store_bench.open()).create("orders", number)
+    store_bench.store.abandon()
     names = set()
     real, both = loading.load, threading.Barrier(3)
 
@@ -605,12 +634,14 @@ def test_recovery_uses_as_many_threads_as_the_setting_says(
         return real(*arguments)
 
     monkeypatch.setattr(loading, "load", load)
-    house.open({"num.recovery.threads.per.data.dir": "3"})
+    store_bench.open({"num.recovery.threads.per.data.dir": "3"})
     assert len(names) == 3
 
 
-def test_a_close_during_a_flush_waits_for_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    partition = house.open().create("orders")
+def test_a_close_during_a_flush_waits_for_it(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = store_bench.open().create("orders")
     some(partition)
     begun, go_on, real = threading.Event(), threading.Event(), os.fsync
 
@@ -622,9 +653,9 @@ def test_a_close_during_a_flush_waits_for_it(house: House, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", fsync)
     flusher, _ = in_thread(partition.flush)
     assert begun.wait(PATIENCE_S)
-    closer, _ = in_thread(house.store.close)
+    closer, _ = in_thread(store_bench.store.close)
     go_on.set()
     flusher.join(PATIENCE_S)
     closer.join(PATIENCE_S)
     assert not closer.is_alive()
-    assert house.marker.exists()
+    assert store_bench.marker.exists()

@@ -6,41 +6,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from houses import House, living
+from store_bench import StoreBench, checked_store_bench
 
 from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
 from topicfs.engine.files.properties import edit_properties, read_properties
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         yield made
 
 
-def overrides(house: House, topic: str = "orders") -> dict[str, str]:
-    return read_properties(house.root / "topics" / f"{topic}.properties")
+def overrides(store_bench: StoreBench, topic: str = "orders") -> dict[str, str]:
+    return read_properties(store_bench.root / "topics" / f"{topic}.properties")
 
 
 # -- of a topic -------------------------------------------------------------------------------------
 
 
-def test_a_change_holds_at_once_for_every_partition_and_after_the_next_opening(house: House) -> None:
-    partitions = house.open().create_topic("orders", 2)
-    other = house.store.create("other")
-    house.store.configure("orders", {"retention.ms": "5", "cleanup.policy": "compact"})
+def test_a_change_holds_at_once_for_every_partition_and_after_the_next_opening(
+    store_bench: StoreBench,
+) -> None:
+    partitions = store_bench.open().create_topic("orders", 2)
+    other = store_bench.store.create("other")
+    store_bench.store.configure("orders", {"retention.ms": "5", "cleanup.policy": "compact"})
     assert all(partition.settings.retention_ms == 5 for partition in partitions)
     assert all(partition.settings.compact for partition in partitions)
     assert other.settings.retention_ms == 604_800_000
-    assert overrides(house) == {"retention.ms": "5", "cleanup.policy": "compact"}
-    assert house.reopen().partition("orders-1").settings.retention_ms == 5
+    assert overrides(store_bench) == {"retention.ms": "5", "cleanup.policy": "compact"}
+    assert store_bench.reopen().partition("orders-1").settings.retention_ms == 5
 
 
-def test_none_removes_an_override(house: House) -> None:
-    partition = house.open().create("orders", overrides={"retention.ms": "5", "segment.ms": "7"})
-    house.store.configure("orders", {"retention.ms": None, "flush.ms": None})
+def test_none_removes_an_override(store_bench: StoreBench) -> None:
+    partition = store_bench.open().create("orders", overrides={"retention.ms": "5", "segment.ms": "7"})
+    store_bench.store.configure("orders", {"retention.ms": None, "flush.ms": None})
     assert partition.settings.retention_ms == 604_800_000
-    assert overrides(house) == {"segment.ms": "7"}
+    assert overrides(store_bench) == {"segment.ms": "7"}
 
 
 @pytest.mark.parametrize(
@@ -53,20 +55,22 @@ def test_none_removes_an_override(house: House) -> None:
         {"segment.ms": "9", "min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"},
     ],
 )
-def test_a_change_with_one_bad_line_changes_nothing(house: House, changes: dict[str, str | None]) -> None:
-    partition = house.open().create("orders", overrides={"retention.ms": "5"})
+def test_a_change_with_one_bad_line_changes_nothing(
+    store_bench: StoreBench, changes: dict[str, str | None]
+) -> None:
+    partition = store_bench.open().create("orders", overrides={"retention.ms": "5"})
     before = partition.settings
     with pytest.raises(InvalidSettingError):
-        house.store.configure("orders", changes)
+        store_bench.store.configure("orders", changes)
     assert partition.settings is before
-    assert house.store.topic_settings("orders") == before
-    assert overrides(house) == {"retention.ms": "5"}
+    assert store_bench.store.topic_settings("orders") == before
+    assert overrides(store_bench) == {"retention.ms": "5"}
 
 
 def test_a_change_that_cannot_be_written_changes_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition = house.open().create("orders")
+    partition = store_bench.open().create("orders")
     before = partition.settings
 
     def fail(*_: object) -> None:
@@ -75,23 +79,23 @@ def test_a_change_that_cannot_be_written_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("topicfs.engine.files.properties.write_atomically", fail)
         with pytest.raises(OSError, match="No space"):
-            house.store.configure("orders", {"retention.ms": "5"})
+            store_bench.store.configure("orders", {"retention.ms": "5"})
     assert partition.settings is before
-    assert house.store.topic_settings("orders") == before
+    assert store_bench.store.topic_settings("orders") == before
 
 
-def test_every_setting_is_explained_with_its_source(house: House) -> None:
-    house.file("server.properties", "log.retention.hours=1\n")
-    house.open().create("orders", overrides={"segment.ms": "7"})
-    found = {each.name: (each.value, each.source) for each in house.store.explain("orders")}
+def test_every_setting_is_explained_with_its_source(store_bench: StoreBench) -> None:
+    store_bench.file("server.properties", "log.retention.hours=1\n")
+    store_bench.open().create("orders", overrides={"segment.ms": "7"})
+    found = {each.name: (each.value, each.source) for each in store_bench.store.explain("orders")}
     assert found["segment.ms"] == ("7", "topic")
     assert found["retention.ms"] == ("3600000", "daemon:log.retention.hours")
     assert found["cleanup.policy"] == ("delete", "default")
 
 
-def test_an_unknown_topic_has_no_settings(house: House) -> None:
-    house.file("topics/orders.properties", "segment.ms=7\n")
-    store = house.open()
+def test_an_unknown_topic_has_no_settings(store_bench: StoreBench) -> None:
+    store_bench.file("topics/orders.properties", "segment.ms=7\n")
+    store = store_bench.open()
     for ask in (
         lambda: store.topic_settings("orders"),
         lambda: store.explain("orders"),
@@ -104,16 +108,18 @@ def test_an_unknown_topic_has_no_settings(house: House) -> None:
 # -- of the daemon ----------------------------------------------------------------------------------
 
 
-def test_a_daemons_change_is_written_and_reaches_the_topics_without_an_override(house: House) -> None:
-    house.file("server.properties", "# ours\nlog.retention.ms=5\nnum.partitions=1\n")
-    a = house.open().create("a")
-    b = house.store.create("b", overrides={"retention.ms": "6"})
-    house.store.configure_daemon({"log.retention.ms": "7", "producer.id.expiration.ms": "1000"})
+def test_a_daemons_change_is_written_and_reaches_the_topics_without_an_override(
+    store_bench: StoreBench,
+) -> None:
+    store_bench.file("server.properties", "# ours\nlog.retention.ms=5\nnum.partitions=1\n")
+    a = store_bench.open().create("a")
+    b = store_bench.store.create("b", overrides={"retention.ms": "6"})
+    store_bench.store.configure_daemon({"log.retention.ms": "7", "producer.id.expiration.ms": "1000"})
     assert (a.settings.retention_ms, b.settings.retention_ms) == (7, 6)
-    assert a.log.producers.expiration_ms == house.store.daemon.producer_id_expiration_ms == 1000
-    text = (house.root / "server.properties").read_text()
+    assert a.log.producers.expiration_ms == store_bench.store.daemon.producer_id_expiration_ms == 1000
+    text = (store_bench.root / "server.properties").read_text()
     assert text == "# ours\nlog.retention.ms=7\nnum.partitions=1\nproducer.id.expiration.ms=1000\n"
-    assert house.reopen().partition("a-0").settings.retention_ms == 7
+    assert store_bench.reopen().partition("a-0").settings.retention_ms == 7
 
 
 @pytest.mark.parametrize(
@@ -126,23 +132,23 @@ def test_a_daemons_change_is_written_and_reaches_the_topics_without_an_override(
     ],
 )
 def test_a_daemons_change_with_one_bad_line_changes_nothing(
-    house: House, changes: dict[str, str | None]
+    store_bench: StoreBench, changes: dict[str, str | None]
 ) -> None:
-    partition = house.open().create("orders", overrides={"min.compaction.lag.ms": "10"})
-    before = partition.settings, house.store.daemon
+    partition = store_bench.open().create("orders", overrides={"min.compaction.lag.ms": "10"})
+    before = partition.settings, store_bench.store.daemon
     with pytest.raises(InvalidSettingError):
-        house.store.configure_daemon(changes)
-    assert (partition.settings, house.store.daemon) == before
-    assert not (house.root / "server.properties").exists()
+        store_bench.store.configure_daemon(changes)
+    assert (partition.settings, store_bench.store.daemon) == before
+    assert not (store_bench.root / "server.properties").exists()
 
 
-def test_a_line_that_open_was_given_can_be_changed_until_the_next_opening(house: House) -> None:
+def test_a_line_that_open_was_given_can_be_changed_until_the_next_opening(store_bench: StoreBench) -> None:
     given = {"log.retention.ms": "5"}
-    partition = house.open(given).create("orders")
-    house.store.configure_daemon({"log.retention.ms": "7"})
+    partition = store_bench.open(given).create("orders")
+    store_bench.store.configure_daemon({"log.retention.ms": "7"})
     assert partition.settings.retention_ms == 7
-    assert house.reopen(given).topic_settings("orders").retention_ms == 5
-    assert house.reopen().topic_settings("orders").retention_ms == 7
+    assert store_bench.reopen(given).topic_settings("orders").retention_ms == 5
+    assert store_bench.reopen().topic_settings("orders").retention_ms == 7
 
 
 # -- editing a file ---------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from houses import SMALL, START, House, living, some
 from opening import Clock
+from store_bench import SMALL, START, StoreBench, checked_store_bench, some
 
 from topicfs import Producer, Record, Store
 from topicfs.engine.cleaner.manager import RETRY_MS
@@ -19,145 +19,149 @@ from topicfs.engine.store.upkeep import Due
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
-    with living(tmp_path / "backing", caplog) as made:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         yield made
 
 
-def after(house: House, ms: int) -> None:
-    house.now = START + ms
-    house.store.upkeep()
+def after(store_bench: StoreBench, ms: int) -> None:
+    store_bench.now = START + ms
+    store_bench.store.upkeep()
 
 
-def test_recovery_points_are_checkpointed_after_the_initial_delay_and_each_period(house: House) -> None:
-    partition = house.open().create("orders")
+def test_recovery_points_are_checkpointed_after_the_initial_delay_and_each_period(
+    store_bench: StoreBench,
+) -> None:
+    partition = store_bench.open().create("orders")
     some(partition)
     partition.flush()
-    after(house, 29_999)
-    assert house.recovery_points.get("orders-0", 0) == 0
-    after(house, 30_000)
-    assert house.recovery_points == {"orders-0": 10}
+    after(store_bench, 29_999)
+    assert store_bench.recovery_points.get("orders-0", 0) == 0
+    after(store_bench, 30_000)
+    assert store_bench.recovery_points == {"orders-0": 10}
     some(partition)
     partition.flush()
-    after(house, 89_999)
-    assert house.recovery_points == {"orders-0": 10}
-    after(house, 90_000)
-    assert house.recovery_points == {"orders-0": 20}
+    after(store_bench, 89_999)
+    assert store_bench.recovery_points == {"orders-0": 10}
+    after(store_bench, 90_000)
+    assert store_bench.recovery_points == {"orders-0": 20}
 
 
-def test_start_offsets_are_checkpointed_only_above_the_first_segments_base(house: House) -> None:
-    some(house.open().create("raised"))
-    some(house.store.create("plain"))
-    house.store.partition("raised-0").delete_records(3)
-    after(house, 30_000)
-    assert house.starts == {"raised-0": 3}
-    house.store.partition("raised-0").delete_records(5)
-    after(house, 89_999)
-    assert house.starts == {"raised-0": 3}
-    after(house, 90_000)
-    assert house.starts == {"raised-0": 5}
+def test_start_offsets_are_checkpointed_only_above_the_first_segments_base(store_bench: StoreBench) -> None:
+    some(store_bench.open().create("raised"))
+    some(store_bench.store.create("plain"))
+    store_bench.store.partition("raised-0").delete_records(3)
+    after(store_bench, 30_000)
+    assert store_bench.starts == {"raised-0": 3}
+    store_bench.store.partition("raised-0").delete_records(5)
+    after(store_bench, 89_999)
+    assert store_bench.starts == {"raised-0": 3}
+    after(store_bench, 90_000)
+    assert store_bench.starts == {"raised-0": 5}
 
 
-def test_high_watermarks_are_checkpointed_every_five_seconds(house: House) -> None:
-    partition = house.open(lone=False).create("orders")
+def test_high_watermarks_are_checkpointed_every_five_seconds(store_bench: StoreBench) -> None:
+    partition = store_bench.open(lone=False).create("orders")
     some(partition)
     partition.log.set_high_watermark(6)
-    after(house, 4_999)
-    assert house.high_watermarks.get("orders-0", 0) == 0
-    after(house, 5_000)
-    assert house.high_watermarks == {"orders-0": 6}
+    after(store_bench, 4_999)
+    assert store_bench.high_watermarks.get("orders-0", 0) == 0
+    after(store_bench, 5_000)
+    assert store_bench.high_watermarks == {"orders-0": 6}
     partition.log.set_high_watermark(7)
-    after(house, 10_000)
-    assert house.high_watermarks == {"orders-0": 7}
+    after(store_bench, 10_000)
+    assert store_bench.high_watermarks == {"orders-0": 7}
 
 
 def test_checkpoints_that_have_not_changed_are_not_written(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some(house.open().create("orders"))
-    after(house, 100_000)
+    some(store_bench.open().create("orders"))
+    after(store_bench, 100_000)
     monkeypatch.setattr("topicfs.engine.files.checkpoint.write_atomically", lambda *_: pytest.fail("written"))
     for period in range(5):
-        after(house, 200_000 + 100_000 * period)
+        after(store_bench, 200_000 + 100_000 * period)
 
 
-def test_checkpoints_keep_what_is_known_of_partitions_that_are_not_loaded(house: House) -> None:
+def test_checkpoints_keep_what_is_known_of_partitions_that_are_not_loaded(store_bench: StoreBench) -> None:
     for topic in ("a", "b"):
-        some(house.open().create(topic) if topic == "a" else house.store.create(topic))
-        house.store.partition(topic, 0).delete_records(4)
-    house.reopen()
-    some(house.store.partition("b-0"))
-    house.store.partition("b-0").flush()
-    after(house, 100_000)
-    assert house.recovery_points == {"a-0": 10, "b-0": 20}
-    assert house.starts == {"a-0": 4, "b-0": 4}
-    assert house.high_watermarks == {"a-0": 10, "b-0": 20}
+        some(store_bench.open().create(topic) if topic == "a" else store_bench.store.create(topic))
+        store_bench.store.partition(topic, 0).delete_records(4)
+    store_bench.reopen()
+    some(store_bench.store.partition("b-0"))
+    store_bench.store.partition("b-0").flush()
+    after(store_bench, 100_000)
+    assert store_bench.recovery_points == {"a-0": 10, "b-0": 20}
+    assert store_bench.starts == {"a-0": 4, "b-0": 4}
+    assert store_bench.high_watermarks == {"a-0": 10, "b-0": 20}
 
 
-def test_flush_ms_brings_records_onto_the_disk(house: House) -> None:
-    timed = house.open().create("timed", overrides={"flush.ms": "1000"})
-    never = house.store.create("never")
+def test_flush_ms_brings_records_onto_the_disk(store_bench: StoreBench) -> None:
+    timed = store_bench.open().create("timed", overrides={"flush.ms": "1000"})
+    never = store_bench.store.create("never")
     some(timed)
     some(never)
-    after(house, 999)
+    after(store_bench, 999)
     assert timed.recovery_point == 0
-    after(house, 1000)
+    after(store_bench, 1000)
     assert (timed.recovery_point, never.recovery_point) == (10, 0)
 
 
-def test_the_flush_interval_says_how_often_flush_ms_is_looked_at(house: House) -> None:
-    house.open({"log.flush.scheduler.interval.ms": "5000", "log.initial.task.delay.ms": "2000"})
-    partition = house.store.create("orders", overrides={"flush.ms": "1000"})
+def test_the_flush_interval_says_how_often_flush_ms_is_looked_at(store_bench: StoreBench) -> None:
+    store_bench.open({"log.flush.scheduler.interval.ms": "5000", "log.initial.task.delay.ms": "2000"})
+    partition = store_bench.store.create("orders", overrides={"flush.ms": "1000"})
     some(partition)
-    after(house, 1999)
+    after(store_bench, 1999)
     assert partition.recovery_point == 0
-    after(house, 2000)
+    after(store_bench, 2000)
     assert partition.recovery_point == 10
     some(partition)
-    after(house, 6999)
+    after(store_bench, 6999)
     assert partition.recovery_point == 10
-    after(house, 7000)
+    after(store_bench, 7000)
     assert partition.recovery_point == 20
 
 
-def test_sealed_segments_are_flushed_without_being_asked(house: House) -> None:
-    house.open({"log.flush.scheduler.interval.ms": "1000000"})
-    partition = house.store.create("orders", overrides=SMALL)
+def test_sealed_segments_are_flushed_without_being_asked(store_bench: StoreBench) -> None:
+    store_bench.open({"log.flush.scheduler.interval.ms": "1000000"})
+    partition = store_bench.store.create("orders", overrides=SMALL)
     some(partition)
-    house.store.upkeep()
+    store_bench.store.upkeep()
     assert partition.recovery_point == partition.offsets.active_base > 0
-    assert house.store.flush_rolled() == 0
+    assert store_bench.store.flush_rolled() == 0
     some(partition)
-    assert house.store.flush_due() == 1
+    assert store_bench.store.flush_due() == 1
 
 
-def test_files_of_removed_segments_go_after_the_topics_delay(house: House) -> None:
-    partition = house.open().create("orders", overrides={**SMALL, "file.delete.delay.ms": "500"})
+def test_files_of_removed_segments_go_after_the_topics_delay(store_bench: StoreBench) -> None:
+    partition = store_bench.open().create("orders", overrides={**SMALL, "file.delete.delay.ms": "500"})
     some(partition)
     partition.restart_at(50)
     deleted = [path for path in partition.directory.iterdir() if path.name.endswith(".deleted")]
     assert deleted
-    after(house, 499)
+    after(store_bench, 499)
     assert all(path.exists() for path in deleted)
-    after(house, 500)
+    after(store_bench, 500)
     assert not any(path.exists() for path in deleted)
 
 
-def test_idle_producers_are_forgotten(house: House) -> None:
-    house.open({"producer.id.expiration.ms": "1000", "producer.id.expiration.check.interval.ms": "5000"})
-    partition = house.store.create("orders")
+def test_idle_producers_are_forgotten(store_bench: StoreBench) -> None:
+    store_bench.open(
+        {"producer.id.expiration.ms": "1000", "producer.id.expiration.check.interval.ms": "5000"}
+    )
+    partition = store_bench.store.create("orders")
     partition.append(Record(b"x", timestamp=START), Producer(7, 0, 0))
-    after(house, 4_999)
+    after(store_bench, 4_999)
     assert 7 in partition.log.producers.producers
-    after(house, 5_000)
+    after(store_bench, 5_000)
     assert 7 not in partition.log.producers.producers
 
 
 def test_a_task_that_fails_does_not_stop_the_others_and_is_tried_again(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.warnings = True
-    partition = house.open().create("orders")
+    store_bench.warnings = True
+    partition = store_bench.open().create("orders")
     some(partition)
     partition.flush()
 
@@ -165,21 +169,21 @@ def test_a_task_that_fails_does_not_stop_the_others_and_is_tried_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(house.store._checkpoints, "write_recovery_points", fail)
-        after(house, 100_000)
-    assert house.high_watermarks == {"orders-0": 10}
-    assert house.recovery_points.get("orders-0", 0) == 0
-    after(house, 160_000)
-    assert house.recovery_points == {"orders-0": 10}
+        patch.setattr(store_bench.store._checkpoints, "write_recovery_points", fail)
+        after(store_bench, 100_000)
+    assert store_bench.high_watermarks == {"orders-0": 10}
+    assert store_bench.recovery_points.get("orders-0", 0) == 0
+    after(store_bench, 160_000)
+    assert store_bench.recovery_points == {"orders-0": 10}
 
 
 def test_a_partition_that_cannot_be_flushed_goes_offline_and_the_others_are_flushed(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.warnings = True
+    store_bench.warnings = True
     bad, good = (
-        house.open().create("bad", overrides={"flush.ms": "1"}),
-        house.store.create("good", overrides={"flush.ms": "1"}),
+        store_bench.open().create("bad", overrides={"flush.ms": "1"}),
+        store_bench.store.create("good", overrides={"flush.ms": "1"}),
     )
     some(bad)
     some(good)
@@ -188,20 +192,20 @@ def test_a_partition_that_cannot_be_flushed_goes_offline_and_the_others_are_flus
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(bad.log, "_sync", fail)
-    after(house, 1000)
+    after(store_bench, 1000)
     assert (bad.recovery_point, good.recovery_point) == (0, 10)
     assert bad.log.failure is not None
-    after(house, 2000)
-    house.store.close()
-    assert not house.marker.exists()
-    house.open()
+    after(store_bench, 2000)
+    store_bench.store.close()
+    assert not store_bench.marker.exists()
+    store_bench.open()
 
 
 def test_upkeep_of_a_store_whose_partitions_were_not_used_opens_nothing(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some(house.open().create("orders"))
-    house.reopen()
+    some(store_bench.open().create("orders"))
+    store_bench.reopen()
     real = os.open
     opened = []
 
@@ -210,7 +214,7 @@ def test_upkeep_of_a_store_whose_partitions_were_not_used_opens_nothing(
         return real(path, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", spy)
-    after(house, 10_000_000)
+    after(store_bench, 10_000_000)
     assert not [path for path in opened if "orders-0" in path]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from houses import House, living
+from store_bench import StoreBench, checked_store_bench
 
 from topicfs import Record
 from topicfs.engine.cleaner.clean import Cleaner
@@ -22,10 +22,10 @@ WHILE_S = 1.5
 
 
 @pytest.fixture
-def house(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[House]:
+def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
-    with living(tmp_path / "backing", caplog) as made:
+    with checked_store_bench(tmp_path / "backing", caplog) as made:
         made.open()
         yield made
     sys.setswitchinterval(before)
@@ -57,11 +57,11 @@ def ignore(_: object) -> None:
     """What a task gives is of no interest."""
 
 
-def cleaning(house: House) -> Callable[[], None]:
+def cleaning(store_bench: StoreBench) -> Callable[[], None]:
     cleaner = Cleaner.create(24 * 1000, 0.9, 16_384, lambda _: None, bytes(16))
 
     def work() -> None:
-        outcome = house.store.cleaning.work(cleaner, house.now)
+        outcome = store_bench.store.cleaning.work(cleaner, store_bench.now)
         assert outcome.error is None
 
     return work
@@ -82,8 +82,8 @@ class Keyed:
         self.count += 1
 
 
-def test_readers_that_hold_segments_read_all_of_them_while_retention_removes(house: House) -> None:
-    partition = house.store.create("orders", overrides={**SMALL, "retention.bytes": "5000"})
+def test_readers_that_hold_segments_read_all_of_them_while_retention_removes(store_bench: StoreBench) -> None:
+    partition = store_bench.store.create("orders", overrides={**SMALL, "retention.bytes": "5000"})
     count = 0
 
     def write() -> None:
@@ -104,18 +104,19 @@ def test_readers_that_hold_segments_read_all_of_them_while_retention_removes(hou
         write,
         read,
         read,
-        lambda: ignore(house.store.retain()),
-        lambda: ignore(house.store.retain()),
-        lambda: ignore(house.store.remove_due(house.now)),
+        lambda: ignore(store_bench.store.retain()),
+        lambda: ignore(store_bench.store.retain()),
+        lambda: ignore(store_bench.store.remove_due(store_bench.now)),
     )
-    assert house.store.retention.removed.segments > 0
-    assert house.store.retention.failing == {}
+    assert store_bench.store.retention.removed.segments > 0
+    assert store_bench.store.retention.failing == {}
     assert partition.end_offset == count
 
 
-def test_latest_values_stay_and_offsets_do_not_move_while_two_cleaners_work(house: House) -> None:
+def test_latest_values_stay_and_offsets_do_not_move_while_two_cleaners_work(store_bench: StoreBench) -> None:
     keyed = [
-        Keyed(house.store.create(topic, overrides={**SMALL, "cleanup.policy": "compact"})) for topic in "abc"
+        Keyed(store_bench.store.create(topic, overrides={**SMALL, "cleanup.policy": "compact"}))
+        for topic in "abc"
     ]
 
     def read(each: Keyed) -> None:
@@ -136,20 +137,20 @@ def test_latest_values_stay_and_offsets_do_not_move_while_two_cleaners_work(hous
         write,
         lambda: read(keyed[0]),
         lambda: read(keyed[1]),
-        cleaning(house),
-        cleaning(house),
-        lambda: ignore(house.store.remove_due(house.now)),
+        cleaning(store_bench),
+        cleaning(store_bench),
+        lambda: ignore(store_bench.store.remove_due(store_bench.now)),
     )
-    assert house.store.cleaning.uncleanable == {}
-    assert house.store.cleaning.failing == {}
+    assert store_bench.store.cleaning.uncleanable == {}
+    assert store_bench.store.cleaning.failing == {}
     for each in keyed:
         assert {record.key: record.value for record in each.partition.records()} == each.latest
         assert each.partition.end_offset == each.count
-        assert house.store.cleaning.offsets.get((each.partition.topic, 0)) is not None
+        assert store_bench.store.cleaning.offsets.get((each.partition.topic, 0)) is not None
 
 
-def test_what_breaks_cleans_off_leaves_a_whole_log_and_no_state(house: House) -> None:
-    store = house.store
+def test_what_breaks_cleans_off_leaves_a_whole_log_and_no_state(store_bench: StoreBench) -> None:
+    store = store_bench.store
     partition = store.create("orders", overrides={**SMALL, "cleanup.policy": "compact"})
     policies = ["compact", "delete", "compact,delete"]
     turns = 0
@@ -180,7 +181,13 @@ def test_what_breaks_cleans_off_leaves_a_whole_log_and_no_state(house: House) ->
                     assert partition.log.cuts
 
     together(
-        write, disturb, come_and_go, pin, cleaning(house), cleaning(house), lambda: ignore(store.retain())
+        write,
+        disturb,
+        come_and_go,
+        pin,
+        cleaning(store_bench),
+        cleaning(store_bench),
+        lambda: ignore(store.retain()),
     )
     assert store.cleaning.states.of(("orders", 0)).value == "none"
     assert store.cleaning.uncleanable == {}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from memory_shelf import Shelf
+from memory_view_cache import MemoryViewCache
 from opening import NOW, Clock, without_fsync
 
 from topicfs import Store
@@ -16,8 +16,8 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.fs.entry import Entry
 from topicfs.fs.formats import Format
 from topicfs.fs.operations import FileSystem
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.view import View
+from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.views.view import View
 
 APPEND = os.O_WRONLY | os.O_APPEND
 BATCH_SIZE, LINGER_MS = 1 << 20, 5
@@ -29,7 +29,7 @@ class Furnished:
     def __init__(self, place: Path, **settings: str) -> None:
         self.clock = Clock(NOW)
         self.place = place
-        self.shelf = Shelf()
+        self.view_cache = MemoryViewCache()
         # Paths lead to views themselves: there is no kernel here that would follow links.
         settings.setdefault("list_all_views", "true")
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
@@ -37,7 +37,7 @@ class Furnished:
 
     def open(self) -> None:
         self.store = Store.open(self.place, self.settings, self.clock, create=True)
-        self.files = FileSystem(self.store, self.shelf, BATCH_SIZE, LINGER_MS)
+        self.files = FileSystem(self.store, self.view_cache, BATCH_SIZE, LINGER_MS)
 
     def reopen(self) -> None:
         """As a mount that goes and comes again."""
@@ -45,14 +45,14 @@ class Furnished:
         self.store.close()
         self.open()
 
-    def create(self, topic: str = "t", number: int = 0, **settings: object) -> ShownPartition:
+    def create(self, topic: str = "t", number: int = 0, **settings: object) -> PartitionViews:
         """A new partition, as it is shown."""
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
         self.store.create(topic, number, named or None)
-        return self.shown(topic, number)
+        return self.views(topic, number)
 
-    def shown(self, topic: str = "t", number: int = 0) -> ShownPartition:
-        return self.files.house.shown(topic, number)
+    def views(self, topic: str = "t", number: int = 0) -> PartitionViews:
+        return self.files.context.views(topic, number)
 
     def entry(self, path: str) -> Entry:
         return self.files._entry(path)

@@ -22,12 +22,12 @@ from topicfs.engine.kernels.scan import BASE_OFFSET
 from topicfs.engine.record import Record
 from topicfs.engine.segment import offset_index
 from topicfs.engine.segment import segment as segments
-from topicfs.fs import shown as shown_module
-from topicfs.fs.append import AppendHandle
+from topicfs.fs.appending.handle import AppendHandle
+from topicfs.fs.appending.line_queue import RETRY_MS
+from topicfs.fs.appending.targets import PartitionTarget
 from topicfs.fs.errors import BadInputError
-from topicfs.fs.queue import RETRY_MS
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.targets import PartitionTarget
+from topicfs.fs.views import partition_views as views_module
+from topicfs.fs.views.partition_views import PartitionViews
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def place(tmp_path: Path) -> Iterator[Furnished]:
 
 
 def writer(place: Furnished, name: str = "log.txt", batch_size: int | None = None) -> AppendHandle:
-    shown = place.shown()
+    views = place.views()
     fmt = place.entry(f"/t-0/{name}").format  # type: ignore[attr-defined]
-    size = place.files.house.batch_size if batch_size is None else batch_size
-    return place.files.house.writers.open(PartitionTarget(shown, fmt, size))
+    size = place.files.context.batch_size if batch_size is None else batch_size
+    return place.files.context.writers.open(PartitionTarget(views, fmt, size))
 
 
 FIRST = {
@@ -60,7 +60,7 @@ def busy_writer(place: Furnished, name: str = "log.txt") -> AppendHandle:
 
 
 def values(place: Furnished) -> list[bytes | None]:
-    return [record.value for record in place.shown().partition.records()]
+    return [record.value for record in place.views().partition.records()]
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def test_a_large_write_does_not_wait_and_takes_along_what_does(place: Furnished)
 
 def batches_of(place: Furnished) -> list[int]:
     """Base offsets of the batches."""
-    segments = place.shown().partition.log.chain.segments
+    segments = place.views().partition.log.chain.segments
     return [
         int(row[0])
         for segment in segments
@@ -205,12 +205,12 @@ def test_lines_of_jsonl_keep_their_times_beside_plain_ones(place: Furnished) -> 
     place.clock.ms += 1
     other.write(array(b"new\n"))
     one.flush()
-    found = [(record.value, record.timestamp) for record in place.shown().partition.records()][2:]
+    found = [(record.value, record.timestamp) for record in place.views().partition.records()][2:]
     assert found == [(b"old", 5), (b"new", place.clock.ms)]
 
 
 def test_what_others_append_comes_behind_the_lines_that_wait(place: Furnished) -> None:
-    partition = place.shown().partition
+    partition = place.views().partition
     appends = [
         lambda: partition.append(Record(b"record")),
         lambda: partition.append_lines(b"record\n"),
@@ -274,7 +274,7 @@ def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: Furni
     handle.write(array(b"k\tone\nbad\n"))
     assert values(place) == [b"first"]
     place.clock.ms += LINGER_MS
-    place.files.house.writers.linger.flush_due()
+    place.files.context.writers.linger.flush_due()
     assert values(place) == [b"first", b"one"]
 
 
@@ -292,7 +292,7 @@ def test_a_refusal_can_be_read_afterwards(place: Furnished) -> None:
     handle = writer(place, "log.tsv")
     with pytest.raises(BadInputError):
         handle.write(array(b"bad\n"))
-    refusal = place.shown().refusal
+    refusal = place.views().refusal
     assert refusal is not None
     assert refusal[0] == place.clock.ms
     assert "line 1" in refusal[1]
@@ -431,7 +431,7 @@ def test_a_line_that_a_close_refused_does_not_go_on(place: Furnished) -> None:
 
 
 def test_others_do_not_use_up_the_room_of_lines_that_wait(place: Furnished) -> None:
-    partition = place.shown().partition
+    partition = place.views().partition
     unfinished, busy = writer(place), busy_writer(place)
     unfinished.write(array(b"x" * 3000))
     busy.write(array(b"accepted\n"))
@@ -448,8 +448,8 @@ def test_an_index_without_room_refuses_no_line_that_was_accepted(
     place: Furnished, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.store.configure("t", {"index.interval.bytes": "100"})
-    place.shown().partition.append(Record(b"sealed"))
-    place.shown().partition.roll()
+    place.views().partition.append(Record(b"sealed"))
+    place.views().partition.roll()
     busy = busy_writer(place)
     for at in range(3):
         busy.write(array(b"%d " % at + b"x" * 200 + b"\n"))
@@ -460,10 +460,10 @@ def test_an_index_without_room_refuses_no_line_that_was_accepted(
     assert [value[:1] for value in values(place)[2:] if value] == [b"0", b"1", b"2"]
     busy.release()
     place.append("/t-0/log.txt", b"y" * 200 + b"\n")
-    assert place.shown().partition.log.chain.active.offset_index.entries == 1
+    assert place.views().partition.log.chain.active.offset_index.entries == 1
     place.reopen()
     for offset, beginning in ((2, b"0"), (3, b"1"), (4, b"2"), (5, b"y")):
-        record = place.shown().partition.record(offset)
+        record = place.views().partition.record(offset)
         assert record is not None
         assert record.value is not None
         assert record.value.startswith(beginning)
@@ -482,7 +482,7 @@ def test_without_allocation_no_line_waits(place: Furnished) -> None:
 def test_room_that_was_not_used_is_given_back(place: Furnished) -> None:
     handle = busy_writer(place)
     handle.write(array(b"line\n"))
-    log_file = place.shown().partition.log.chain.active.log.path
+    log_file = place.views().partition.log.chain.active.log.path
     before = os.stat(log_file)
     assert before.st_blocks * 512 > 500_000
     assert before.st_size < 1000
@@ -493,12 +493,12 @@ def test_room_that_was_not_used_is_given_back(place: Furnished) -> None:
     assert after.st_blocks * 512 < 100_000
     assert (after.st_size, after.st_mtime_ns) == (appended.st_size, appended.st_mtime_ns)
     assert values(place) == [b"first", b"line"]
-    assert place.shown().partition.log.promised == 0
+    assert place.views().partition.log.promised == 0
 
 
 def test_a_segment_does_not_roll_under_lines_that_have_room_in_it(place: Furnished) -> None:
     place.store.configure("t", {"segment.ms": "1000"})
-    log = place.shown().partition.log
+    log = place.views().partition.log
     busy = busy_writer(place)
     busy.write(array(b"waits\n"))
     place.clock.ms += 2000
@@ -523,7 +523,7 @@ def test_what_a_close_was_told_of_is_never_appended(place: Furnished) -> None:
     other.flush()
     one.release()
     place.clock.ms += 10 * RETRY_MS
-    place.files.house.writers.linger.flush_due()
+    place.files.context.writers.linger.flush_due()
     assert values(place) == [b"first", b"first", b"later"]
 
 
@@ -553,7 +553,7 @@ def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: Furni
         for _ in range(2):
             assert refused(lambda: place.files.write(handle, array(b"ond\nunfini"))) == errno.EIO
     assert place.files.write(handle, array(b"ond\nunfini")) == len(b"ond\nunfini")
-    with mock.patch.object(place.shown().partition.log, "flush", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(place.views().partition.log, "flush", side_effect=OSError(errno.ENOSPC, "full")):
         assert refused(lambda: place.files.write(handle, array(b"shed\nthe next"))) == errno.ENOSPC
         # No line ends here that was to be brought onto the disk.
         place.files.write(handle, array(b"last"))
@@ -593,12 +593,12 @@ def test_what_is_tried_again_keeps_its_place(place: Furnished) -> None:
     one.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
     with broken_disk():
-        place.files.house.writers.linger.flush_due()
-        assert place.shown().refusal is not None
+        place.files.context.writers.linger.flush_due()
+        assert place.views().refusal is not None
         # Nothing comes in front of it.
         assert refused(lambda: other.write(array(b"other\n"))) == errno.EIO
         with pytest.raises(OSError, match="Input/output"):
-            place.shown().partition.append(Record(b"record"))
+            place.views().partition.append(Record(b"record"))
     other.write(array(b"other\n"))
     one.flush()
     assert values(place) == [b"first", b"first", b"one", b"other"]
@@ -636,8 +636,8 @@ def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(pl
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
     with broken_disk():
-        place.files.house.writers.linger.flush_due()
-        assert place.shown().refusal is not None
+        place.files.context.writers.linger.flush_due()
+        assert place.views().refusal is not None
     assert values(place) == [b"first"]
     handle.flush()
     assert values(place) == [b"first", b"one"]
@@ -647,7 +647,7 @@ def test_the_flusher_tries_again_and_not_all_the_time(place: Furnished) -> None:
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
-    linger = place.files.house.writers.linger
+    linger = place.files.context.writers.linger
     with broken_disk():
         linger.flush_due()
     linger.flush_due()
@@ -688,7 +688,7 @@ def test_appending_to_a_partition_that_was_deleted_fails(place: Furnished) -> No
 
 
 def test_lines_wait_for_the_linger_time_and_no_longer(place: Furnished) -> None:
-    linger = place.files.house.writers.linger
+    linger = place.files.context.writers.linger
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS - 1
@@ -711,8 +711,8 @@ def test_the_flusher_does_not_wait_for_a_writer_at_work_which_looks_at_the_time_
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
-    with place.shown().queue._lock:
-        place.files.house.writers.linger.flush_due()
+    with place.views().queue._lock:
+        place.files.context.writers.linger.flush_due()
     assert values(place) == [b"first"]
     handle.write(array(b"two\n"))
     assert values(place) == [b"first", b"one", b"two"]
@@ -723,17 +723,17 @@ def test_a_clock_that_is_set_back_stops_no_line(tmp_path: Path) -> None:
     with furnished(tmp_path) as place:
         place.create()
         steady = Clock(1000)
-        place.files.house.writers.linger.clock = steady
+        place.files.context.writers.linger.clock = steady
         handle = busy_writer(place)
         handle.write(array(b"one\n"))
         place.clock.ms -= 3_600_000
         steady.ms += LINGER_MS
-        place.files.house.writers.linger.flush_due()
+        place.files.context.writers.linger.flush_due()
         assert values(place) == [b"first", b"one"]
 
 
 def test_a_writer_that_is_gone_is_forgotten(place: Furnished) -> None:
-    writers = place.files.house.writers
+    writers = place.files.context.writers
     handle = busy_writer(place)
     handle.write(array(b"one\ntail"))
     handle.release()
@@ -746,7 +746,7 @@ def test_the_end_of_the_mount_appends_everything(place: Furnished) -> None:
     one, other = writer(place), writer(place)
     one.write(array(b"one\nunfinished"))
     other.write(array(b"other\n"))
-    place.files.house.writers.flush_all()
+    place.files.context.writers.flush_all()
     assert sorted(filter(None, values(place))) == [b"one", b"other", b"unfinished"]
 
 
@@ -754,19 +754,19 @@ def test_the_end_of_the_mount_appends_everything(place: Furnished) -> None:
 
 
 def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Furnished) -> None:
-    shown: ShownPartition = place.shown()
-    with mock.patch.object(shown_module, "CLOSE_GRACE", 0.05):
+    views: PartitionViews = place.views()
+    with mock.patch.object(views_module, "CLOSE_GRACE", 0.05):
         handle = writer(place)
         handle.write(array(b"tail"))
         handle.flush()
-        assert shown._closing
-        shown.await_closing()
+        assert views._closing
+        views.await_closing()
         assert values(place) == []
         handle.write(array(b" goes on"))
-        assert not shown._closing
+        assert not views._closing
         handle.flush()
         handle.release()
-        assert not shown._closing
+        assert not views._closing
         assert values(place) == [b"tail goes on"]
 
 
@@ -777,7 +777,7 @@ def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Fur
     place.files.write(first, array(b"first"))
     place.files.flush(first)
     release = threading.Timer(0.1, place.files.release, (first,))
-    with mock.patch.object(shown_module, "CLOSE_GRACE", 60.0):
+    with mock.patch.object(views_module, "CLOSE_GRACE", 60.0):
         place.files.flush(first)
         release.start()
         second = place.files.open(path, APPEND).handle

@@ -69,7 +69,7 @@ def check_all(store: Furnished, found: Made, chance: random.Random) -> None:
     asked = [(offset, None) for offset in offsets] + [(None, time) for time in times]
     if chance.random() < 0.5:
         chance.shuffle(asked)
-    partition = store.shown().partition
+    partition = store.views().partition
     for offset, time in asked:
         if offset is not None:
             record = partition.record(offset)
@@ -104,8 +104,8 @@ def test_look_ups_by_damaged_indexes(suffix: str, kind: str, seed: int, number: 
         with furnished(place) as store:
             if chance.random() < 0.3:
                 # An append comes first: it goes by the active segment's indexes.
-                lines(store.shown().partition, b"late")
-                store.shown().partition.truncate_to(len(found.times))
+                lines(store.views().partition, b"late")
+                store.views().partition.truncate_to(len(found.times))
             check_all(store, found, chance)
         with furnished(place) as store:
             check_all(store, found, chance)

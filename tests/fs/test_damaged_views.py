@@ -25,8 +25,8 @@ from opening import NOW
 
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.record import Record
-from topicfs.fs import sizemap
-from topicfs.fs import text as texts_module
+from topicfs.fs.views import rendered_segment as texts_module
+from topicfs.fs.views import size_map as sizemap
 
 SETTINGS = {"internal_segment_bytes": 3000, "index_interval_bytes": 300, "file_delete_delay_ms": 0}
 FORMATS = ("txt", "tsv", "jsonl")
@@ -60,7 +60,7 @@ def made(seed: int) -> Made:
     place = Path(tempfile.mkdtemp()) / "whole"
     at, times = 0, []
     with small(), furnished(place) as store:
-        shown = store.create(**SETTINGS)
+        views = store.create(**SETTINGS)
         while at < RECORDS:
             records = []
             for number in range(at, at + chance.choice([1, 1, 2, 5, 9])):
@@ -70,17 +70,17 @@ def made(seed: int) -> Made:
                     Record(b"%d:" % number + b"x" * chance.randrange(60), b"k%d" % number, times[-1])
                 )
             at += len(records)
-            shown.partition.append(records)
+            views.partition.append(records)
         lines = {fmt: store.read(f"/t-0/log.{fmt}").splitlines(keepends=True) for fmt in FORMATS}
         batches = {}
-        for segment in shown.partition.log.chain.segments:
+        for segment in views.partition.log.chain.segments:
             table = [table for _, table in segment.batches()]
             batches[segment.base_offset] = [tuple(row) for part in table for row in part[:, :4].tolist()]
     return Made(place, batches, lines, times)
 
 
 @contextlib.contextmanager
-def copied(seed: int, shelf: bool) -> Iterator[tuple[Made, Path]]:
+def copied(seed: int, view_cache: bool) -> Iterator[tuple[Made, Path]]:
     found = made(seed)
     root = Path(tempfile.mkdtemp())
     try:
@@ -173,10 +173,10 @@ def check_views(store: Furnished, found: Made, gone: set[int], chance: random.Ra
                 assert gone & set(range(begin, end)), f"{path}: {got}"
     for offset in range(count):
         if strict and offset not in gone:
-            record = store.shown().record(offset)
+            record = store.views().record(offset)
         else:
             try:
-                record = store.shown().record(offset)
+                record = store.views().record(offset)
             except CorruptError:
                 continue
         assert record is not None, f"offset/{offset}"
@@ -185,7 +185,7 @@ def check_views(store: Furnished, found: Made, gone: set[int], chance: random.Ra
     for at in {NOW - 100, NOW + 10**6, *(time + more for time in found.times for more in (0, 1))}:
         first = next((offset for offset, time in enumerate(found.times) if time >= at), None)
         try:
-            record = store.shown().partition.offset_for_timestamp(at)
+            record = store.views().partition.offset_for_timestamp(at)
         except CorruptError:
             continue
         assert (None if record is None else record.offset) == first, f"time {at}"
@@ -233,7 +233,7 @@ def test_views_of_a_damaged_log(kind: str, when: str, seed: int, store: int) -> 
         gone = damage() if when == "stopped" else set()
         opened = stack.enter_context(furnished(place))
         if when != "stopped":
-            opened.shown()
+            opened.views()
             if when == "mapped":
                 for fmt in FORMATS:
                     opened.read(f"/t-0/log.{fmt}")

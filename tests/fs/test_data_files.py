@@ -13,10 +13,10 @@ from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
 from topicfs.engine.inbox.routing import NO_PARTITION
 from topicfs.engine.inbox.staging import BLOCK, Parts, Staging
 from topicfs.engine.settings.topic import resolve_topic
-from topicfs.fs.data_files import DataFile, Topic, chunks, data_files
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
-from topicfs.fs.incoming import Kind, kind_of
+from topicfs.fs.inbox.data_files import DataFile, Topic, chunks, data_files
+from topicfs.fs.inbox.paths import PathKind, kind_of
 
 JOB = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -24,26 +24,26 @@ JOB = "01234567-89ab-cdef-0123-456789abcdef"
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("x.txt", Kind.TOP),
-        ("q1-7", Kind.TOP),
-        ("q1-7/x.txt", Kind.DATA),
-        ("q1-7/partition=3/x.txt", Kind.DATA),
-        ("_SUCCESS", Kind.SUCCESS),
-        ("q1-7/_SUCCESS", Kind.SUCCESS),
-        ("q1-7/partition=3/_SUCCESS", Kind.SCRATCH),
-        ("_temporary", Kind.WORK),
-        ("_temporary/0/x.txt", Kind.WORK),
-        ("q1-7/_temporary/0/_temporary/attempt_1/.part.crc", Kind.WORK),
-        (".spark-staging-1/x.txt", Kind.SCRATCH),
-        (".x/_temporary/x.txt", Kind.SCRATCH),
-        (".x/_SUCCESS", Kind.SCRATCH),
-        ("q1-7/.x.crc", Kind.SCRATCH),
-        ("_spark_metadata/0", Kind.MANIFEST),
-        ("q1-7/_spark_metadata", Kind.MANIFEST),
-        (".checkpoint/_spark_metadata", Kind.SCRATCH),
+        ("x.txt", PathKind.TOP),
+        ("q1-7", PathKind.TOP),
+        ("q1-7/x.txt", PathKind.DATA),
+        ("q1-7/partition=3/x.txt", PathKind.DATA),
+        ("_SUCCESS", PathKind.SUCCESS),
+        ("q1-7/_SUCCESS", PathKind.SUCCESS),
+        ("q1-7/partition=3/_SUCCESS", PathKind.SCRATCH),
+        ("_temporary", PathKind.WORK),
+        ("_temporary/0/x.txt", PathKind.WORK),
+        ("q1-7/_temporary/0/_temporary/attempt_1/.part.crc", PathKind.WORK),
+        (".spark-staging-1/x.txt", PathKind.SCRATCH),
+        (".x/_temporary/x.txt", PathKind.SCRATCH),
+        (".x/_SUCCESS", PathKind.SCRATCH),
+        ("q1-7/.x.crc", PathKind.SCRATCH),
+        ("_spark_metadata/0", PathKind.MANIFEST),
+        ("q1-7/_spark_metadata", PathKind.MANIFEST),
+        (".checkpoint/_spark_metadata", PathKind.SCRATCH),
     ],
 )
-def test_what_a_name_is(path: str, kind: Kind) -> None:
+def test_what_a_name_is(path: str, kind: PathKind) -> None:
     assert kind_of(tuple(path.split("/"))) is kind
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from topicfs.engine.errors import CorruptBatchError
 from topicfs.fs import errors
-from topicfs.fs.failures import MOST_LINES, WHILE_S, Failures, Telling
+from topicfs.fs.fuse.error_budget import MOST_LINES, WHILE_S, ErrorBudget, Telling
 
 
 def test_each_failure_is_counted_by_its_errno() -> None:
-    failures = Failures()
+    failures = ErrorBudget()
     for name in ("EIO", "ENOENT", "EIO"):
         failures.note(name)
     assert failures.counts() == {"EIO": 2, "ENOENT": 1}
 
 
 def test_some_lines_of_a_kind_are_told_in_a_while_and_the_last_is_known() -> None:
-    failures = Failures()
+    failures = ErrorBudget()
     told = [failures.telling("damage", 5.0 + at / 100) for at in range(3 * MOST_LINES)]
     assert told[: MOST_LINES - 1] == [Telling.TOLD] * (MOST_LINES - 1)
     assert told[MOST_LINES - 1] is Telling.LAST
@@ -32,7 +32,7 @@ def test_some_lines_of_a_kind_are_told_in_a_while_and_the_last_is_known() -> Non
 def test_a_reader_of_damaged_bytes_does_not_fill_the_log(
     broken: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = Failures()
+    failures = ErrorBudget()
     monkeypatch.setattr(errors, "FAILURES", failures)
     for at in range(1000):
         errors.errno_of(broken, "read", f"handle {at}")

@@ -126,14 +126,14 @@ def test_offsets_with_holes_are_shown_as_they_are(fmt: Format) -> None:
     data = with_holes([1, 4, 8])
     expected = [Record(b"v%d" % place, b"k", NOW + place, (), 100 + place) for place in (1, 4, 8)]
     assert text_of(fmt, data) == lines_of(fmt, expected)
-    for first, end, shown in [
+    for first, end, views in [
         (104, 108, [1]),
         (102, 109, [1, 2]),
         (105, 108, []),
         (0, 101, []),
         (109, 200, []),
     ]:
-        assert text_of(fmt, data, first, end) == lines_of(fmt, [expected[i] for i in shown])
+        assert text_of(fmt, data, first, end) == lines_of(fmt, [expected[i] for i in views])
 
 
 @pytest.mark.parametrize("places", [[4, 1], [1, 1], [1, 10], [-1, 2]])

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_shelf import Shelf
+from memory_view_cache import MemoryViewCache
 from patience import PATIENCE_S
 
 from topicfs import Store
-from topicfs.fs.ahead import ReadAhead
 from topicfs.fs.operations import FileSystem
-from topicfs.fs.text import BLOCK
+from topicfs.fs.views.read_ahead import ReadAhead
+from topicfs.fs.views.rendered_segment import BLOCK
 
 REQUEST = 128 << 10
 LINES = b"".join(b"%099d\n" % number for number in range(40_000))
@@ -29,13 +29,13 @@ def files(tmp_path: Path) -> Iterator[FileSystem]:
         partition = store.create("t", 0)
         for start in range(0, len(LINES), 50_000):
             partition.append_lines(LINES[start : start + 50_000])
-        made = FileSystem(store, Shelf(), 1 << 17, 5)
-        thread = threading.Thread(target=made.house.ahead.run)
+        made = FileSystem(store, MemoryViewCache(), 1 << 17, 5)
+        thread = threading.Thread(target=made.context.read_ahead.run)
         thread.start()
         try:
             yield made
         finally:
-            made.house.ahead.stop()
+            made.context.read_ahead.stop()
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
@@ -46,8 +46,8 @@ def read(files: FileSystem, handle: int, position: int) -> bytes:
 
 
 def blocks(files: FileSystem) -> int:
-    (shown,) = files.house.looked_at()
-    (text,) = shown.texts._texts.values()
+    (views,) = files.context.looked_at()
+    (text,) = views.rendered._rendered.values()
     return max((block.end for block in text._blocks), default=0)
 
 
@@ -111,9 +111,9 @@ def test_readers_side_by_side_get_their_own_bytes(files: FileSystem) -> None:
 def test_a_mistake_in_one_block_does_not_hold_up_the_next(files: FileSystem) -> None:
     handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
     read(files, handle, 0)
-    (shown,) = files.house.looked_at()
-    (text,) = shown.texts._texts.values()
-    ahead = ReadAhead()
+    (views,) = files.context.looked_at()
+    (text,) = views.rendered._rendered.values()
+    read_ahead = ReadAhead()
     asked: list[int] = []
 
     class Broken:
@@ -124,17 +124,17 @@ def test_a_mistake_in_one_block_does_not_hold_up_the_next(files: FileSystem) -> 
     def run_again() -> None:
         for _ in range(2):
             with contextlib.suppress(ValueError):
-                ahead.run()
+                read_ahead.run()
 
     thread = threading.Thread(target=run_again)
     thread.start()
-    log = shown.partition.log
-    while not ahead._running:
+    log = views.partition.log
+    while not read_ahead._running:
         time.sleep(0.001)
-    ahead.ask(Broken(), 7, log.chain.segments, log.offsets)  # type: ignore[arg-type]
-    ahead.ask(text, 3 * BLOCK, log.chain.segments, log.offsets)
+    read_ahead.ask(Broken(), 7, log.chain.segments, log.offsets)  # type: ignore[arg-type]
+    read_ahead.ask(text, 3 * BLOCK, log.chain.segments, log.offsets)
     await_rendered(files, 3 * BLOCK)
-    ahead.stop()
+    read_ahead.stop()
     thread.join(PATIENCE_S)
     assert asked == [7]
     assert not thread.is_alive()

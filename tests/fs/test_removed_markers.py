@@ -24,15 +24,15 @@ def place(tmp_path: Path) -> Iterator[Furnished]:
 def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
     place: Furnished, name: str
 ) -> None:
-    shown = place.create()
-    partition = shown.partition
+    views = place.create()
+    partition = views.partition
     lines(partition, b"one")
     partition.append(Record(b"never"), Producer(8, 0, 0, True))
     handle = place.files.open(f"/t-0/{name}", os.O_RDONLY).handle
     partition.roll()
     partition.end_transaction(8, 0, commit=False)
     partition.roll()
-    shown.texts.keep_for_readers()
+    views.rendered.keep_for_readers()
     remove_below(partition, 3)
     partition.log.remove_due(MAX_INT64)
     found = whole(lambda position, into: place.files.read(handle, position, into))
@@ -43,12 +43,12 @@ def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
 def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
     place: Furnished, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = place.create()
-    partition = shown.partition
+    views = place.create()
+    partition = views.partition
     lines(partition, b"one")
     damaged = place.files.open("/t-0/offset/0-0.txt", os.O_RDONLY).handle
     good = place.files.open("/t-0/offset/0-1.txt", os.O_RDONLY).handle
-    (broken,) = [view for view in shown.texts.views if view.end_offset == 1]
+    (broken,) = [view for view in views.rendered.open_views if view.end_offset == 1]
 
     def fail() -> None:
         raise CorruptError("damaged")
@@ -57,7 +57,7 @@ def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
     partition.roll()
     lines(partition, b"two")
     partition.roll()
-    shown.before_removal(())
+    views.before_removal(())
     assert "t-0: an open view may lack what is removed now: damaged" in caplog.text
     remove_below(partition, 2)
     partition.log.remove_due(MAX_INT64)

@@ -22,17 +22,17 @@ KINDS = {"log": RawFile, "jsonl": SegmentFile}
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Furnished]:
     with furnished(tmp_path) as made:
-        shown = made.create(cleanup_policy="compact", file_delete_delay_ms=0)
+        views = made.create(cleanup_policy="compact", file_delete_delay_ms=0)
         for key in (b"a", b"b", b"a"):
-            shown.partition.append([Record(b"of " + key, key)])
-            shown.partition.roll()
+            views.partition.append([Record(b"of " + key, key)])
+            views.partition.roll()
         yield made
 
 
 @pytest.mark.parametrize("suffix", KINDS)
 def test_a_name_that_is_there_all_the_time_can_be_opened(place: Furnished, suffix: str) -> None:
     """regression: ENOENT from a file that was listed, and is there"""
-    log = place.shown().partition.log
+    log = place.views().partition.log
     plain, calls = KINDS[suffix].open, []
 
     def rewritten_before(entry: Entry, flags: int) -> Handle:
@@ -55,7 +55,7 @@ def test_a_name_that_is_gone_is_not_there(place: Furnished, suffix: str) -> None
     plain = KINDS[suffix].open
 
     def removed_before(entry: Entry, flags: int) -> Handle:
-        remove_below(place.shown().partition, 2)
+        remove_below(place.views().partition, 2)
         return plain(entry, flags)  # type: ignore[arg-type]
 
     with (

@@ -18,9 +18,9 @@ from opening import NOW
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment import segment as segments
+from topicfs.fs.appending.targets import PartitionTarget, TopicTarget
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
-from topicfs.fs.targets import PartitionTarget, TopicTarget
 
 # Kafka's own test vectors of murmur2, and what `toPositive(hash) % 5` makes of them.
 HASHES = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> Iterator[Furnished]:
 
 
 def values(place: Furnished, number: int, topic: str = "t") -> list[bytes | None]:
-    return [record.value for record in place.shown(topic, number).partition.records()]
+    return [record.value for record in place.views(topic, number).partition.records()]
 
 
 def all_values(place: Furnished, topic: str = "t") -> dict[int, list[bytes | None]]:
@@ -46,10 +46,10 @@ def all_values(place: Furnished, topic: str = "t") -> dict[int, list[bytes | Non
 
 def target(place: Furnished, fmt: Format = Format.JSONL, topic: str = "t", size: int = 0) -> TopicTarget:
     parts = {
-        number: PartitionTarget(place.shown(topic, number), fmt, size)
+        number: PartitionTarget(place.views(topic, number), fmt, size)
         for number in place.store.topics()[topic]
     }
-    return TopicTarget(parts, fmt, place.files.house.turns(topic))
+    return TopicTarget(parts, fmt, place.files.context.turns(topic))
 
 
 # -- by key -------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_the_order_of_a_keys_records_is_kept(
             found = [
                 record.value
                 for number in range(3)
-                for record in made.shown("t", number).partition.records()
+                for record in made.views("t", number).partition.records()
                 if record.key == key
             ]
             assert found == [b"%d" % at for at, each in enumerate(keys) if each == key]
@@ -238,7 +238,7 @@ def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: Furn
     """Lines are appended partition by partition: no short write could say which ones."""
     made = target(place)
     full = OSError(28, "full")
-    log = place.shown("t", 3).partition.log
+    log = place.views("t", 3).partition.log
     with mock.patch.object(log, "promise", side_effect=full), pytest.raises(OSError, match="full"):
         made.add(array(ONE_EACH))
     assert all_values(place) == {n: [] for n in range(5)}
@@ -253,16 +253,16 @@ def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: Furn
 def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(place: Furnished) -> None:
     handle = place.files.open("/topics/t/in.tsv", APPEND).handle
     place.files.write(handle, array(b"key\tval"))
-    promised = [place.shown("t", number).partition.log.promised for number in range(5)]
+    promised = [place.views("t", number).partition.log.promised for number in range(5)]
     assert sorted(promised)[:4] == [0] * 4
     assert max(promised) > 0
     place.files.write(handle, array(b"ue\n"))
-    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
+    assert not any(place.views("t", number).partition.log.promised for number in range(5))
     place.files.write(handle, array(b"key\tlast"))
     place.files.flush(handle)
     place.files.release(handle)
     assert sorted(itertools.chain(*all_values(place).values())) == [b"last", b"value"]
-    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
+    assert not any(place.views("t", number).partition.log.promised for number in range(5))
 
 
 @pytest.mark.parametrize("name", ["in.txt", "in.tsv", "in.jsonl"])
@@ -281,14 +281,14 @@ def test_the_last_line_of_a_topic_has_its_room_where_it_goes(
         handle = place.files.open(f"/topics/t/{name}", APPEND).handle
         place.files.write(handle, array(line))
         place.files.flush(handle)
-        before = [place.shown("t", number).partition.log.promised for number in range(5)]
+        before = [place.views("t", number).partition.log.promised for number in range(5)]
         assert sorted(before)[:4] == [0] * 4
         assert max(before) > len(value)
         with mock.patch.object(segments, "allocate", side_effect=OSError(errno.ENOSPC, "full")):
             place.files.release(handle)
         assert len(values(place, before.index(max(before)))) == (turn + 1 if key and name != "in.txt" else 1)
     assert sum(len(found) for found in all_values(place).values()) == 5
-    assert not any(place.shown("t", number).partition.log.promised for number in range(5))
+    assert not any(place.views("t", number).partition.log.promised for number in range(5))
 
 
 # -- one partition ------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_lines_go_into_as_many_batches_as_they_need(place: Furnished) -> None:
 
 
 def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
-    made = PartitionTarget(place.shown("t", 0), Format.TXT, 1 << 20)
+    made = PartitionTarget(place.views("t", 0), Format.TXT, 1 << 20)
     made.add(array(b"x" * 3000 + b"\n"))
     made.flush()
     place.store.configure("t", {"max.message.bytes": "1000"})
@@ -314,10 +314,10 @@ def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
 
 def test_log_append_time_is_the_time_of_the_append(place: Furnished) -> None:
     place.store.configure("t", {"message.timestamp.type": "LogAppendTime"})
-    made = PartitionTarget(place.shown("t", 0), Format.JSONL, 1 << 20)
+    made = PartitionTarget(place.views("t", 0), Format.JSONL, 1 << 20)
     for _ in range(2):
         made.add(array(b'{"value":"v","timestamp":5}\n'))
     place.clock.ms += 1000
     made.flush()
-    found = [record.timestamp for record in place.shown("t", 0).partition.records()]
+    found = [record.timestamp for record in place.views("t", 0).partition.records()]
     assert found == [NOW, NOW + 1000]

@@ -16,8 +16,8 @@ from topicfs.engine.errors import ClosedError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import Record
 from topicfs.fs.formats import Format
-from topicfs.fs.shown import ShownPartition
-from topicfs.fs.view import View
+from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.views.view import View
 
 TXT = Format.TXT
 
@@ -29,34 +29,34 @@ def place(tmp_path: Path) -> Iterator[Furnished]:
 
 
 @pytest.fixture
-def shown(place: Furnished) -> ShownPartition:
+def views(place: Furnished) -> PartitionViews:
     return place.create(file_delete_delay_ms=0)
 
 
-def numbered(shown: ShownPartition, first: int, end: int, each: int = 2) -> None:
+def numbered(views: PartitionViews, first: int, end: int, each: int = 2) -> None:
     """Records `r0`, `r1` …, a segment for so many."""
     for number in range(first, end):
-        lines(shown.partition, b"r%d" % number)
+        lines(views.partition, b"r%d" % number)
         if (number + 1) % each == 0:
-            shown.partition.roll()
+            views.partition.roll()
 
 
 def text(first: int, end: int) -> bytes:
     return b"".join(b"r%d\n" % number for number in range(first, end))
 
 
-def test_a_view_spans_segments(shown: ShownPartition) -> None:
-    numbered(shown, 0, 9)
+def test_a_view_spans_segments(views: PartitionViews) -> None:
+    numbered(views, 0, 9)
     for start in range(10):
         for end in (None, *range(12)):
-            with View.open(shown.texts, TXT, start, end) as view:
+            with View.open(views.rendered, TXT, start, end) as view:
                 assert view_of(view) == text(start, 9 if end is None else min(end, 9))
 
 
-def test_reads_of_any_size_at_any_place(shown: ShownPartition) -> None:
-    numbered(shown, 0, 9)
+def test_reads_of_any_size_at_any_place(views: PartitionViews) -> None:
+    numbered(views, 0, 9)
     whole = text(1, 8)
-    with View.open(shown.texts, TXT, 1, 8) as view:
+    with View.open(views.rendered, TXT, 1, 8) as view:
         for position in range(len(whole) + 3):
             for length in range(0, 12):
                 into = np.zeros(length, np.uint8)
@@ -65,12 +65,12 @@ def test_reads_of_any_size_at_any_place(shown: ShownPartition) -> None:
 
 
 @pytest.mark.parametrize("fmt", ALL)
-def test_an_open_end_grows_over_rolls_and_a_set_end_stops_there(shown: ShownPartition, fmt: Format) -> None:
-    numbered(shown, 0, 3)
-    with View.open(shown.texts, fmt, 1) as growing, View.open(shown.texts, fmt, 1, 5) as ending:
+def test_an_open_end_grows_over_rolls_and_a_set_end_stops_there(views: PartitionViews, fmt: Format) -> None:
+    numbered(views, 0, 3)
+    with View.open(views.rendered, fmt, 1) as growing, View.open(views.rendered, fmt, 1, 5) as ending:
         sizes = []
         for number in range(3, 9):
-            numbered(shown, number, number + 1)
+            numbered(views, number, number + 1)
             sizes.append((growing.size(), ending.size()))
             assert len(view_of(growing).splitlines()) == number
             assert len(view_of(ending).splitlines()) == min(number, 4)
@@ -80,84 +80,84 @@ def test_an_open_end_grows_over_rolls_and_a_set_end_stops_there(shown: ShownPart
 @pytest.mark.parametrize("rolled", [False, True])
 @pytest.mark.parametrize("end", [None, 8])
 def test_a_view_that_begins_behind_the_end_shows_only_what_comes_from_there_on(
-    shown: ShownPartition, end: int | None, rolled: bool
+    views: PartitionViews, end: int | None, rolled: bool
 ) -> None:
     """regression: what came next was shown, whatever its offset"""
-    numbered(shown, 0, 3, each=100)
-    with View.open(shown.texts, TXT, 6, end) as view:
+    numbered(views, 0, 3, each=100)
+    with View.open(views.rendered, TXT, 6, end) as view:
         assert view_of(view) == b""
         for number in range(3, 10):
-            numbered(shown, number, number + 1, each=2 if rolled else 100)
+            numbered(views, number, number + 1, each=2 if rolled else 100)
             assert view_of(view) == text(6, min(number + 1, end or 99))
 
 
-def test_a_segments_view_ends_with_the_segment(shown: ShownPartition) -> None:
+def test_a_segments_view_ends_with_the_segment(views: PartitionViews) -> None:
     """regression: opened on the active segment, it went on in the next one"""
-    numbered(shown, 0, 3, each=100)
-    segment = shown.partition.log.chain.active
-    with View.of_segment(shown.texts, TXT, segment) as view:
-        numbered(shown, 3, 4, each=100)
+    numbered(views, 0, 3, each=100)
+    segment = views.partition.log.chain.active
+    with View.of_segment(views.rendered, TXT, segment) as view:
+        numbered(views, 3, 4, each=100)
         assert view_of(view) == text(0, 4)
-        shown.partition.roll()
-        numbered(shown, 4, 6, each=100)
+        views.partition.roll()
+        numbered(views, 4, 6, each=100)
         assert view_of(view) == text(0, 4)
-        remove_below(shown.partition, 5)
+        remove_below(views.partition, 5)
         assert view_of(view) == text(0, 4)
 
 
-def test_a_segment_that_is_gone_cannot_be_opened(place: Furnished, shown: ShownPartition) -> None:
-    numbered(shown, 0, 4)
-    segment = shown.partition.log.chain.segments.first
-    remove_below(shown.partition, 3)
+def test_a_segment_that_is_gone_cannot_be_opened(place: Furnished, views: PartitionViews) -> None:
+    numbered(views, 0, 4)
+    segment = views.partition.log.chain.segments.first
+    remove_below(views.partition, 3)
     with pytest.raises(ClosedError):
-        View.of_segment(shown.texts, TXT, segment)
+        View.of_segment(views.rendered, TXT, segment)
 
 
-def test_what_is_removed_stays_for_who_has_it_open(shown: ShownPartition) -> None:
-    numbered(shown, 0, 8)
-    with View.open(shown.texts, TXT, 1) as view:
-        remove_below(shown.partition, 7)
-        shown.partition.log.remove_due(2**60)
+def test_what_is_removed_stays_for_who_has_it_open(views: PartitionViews) -> None:
+    numbered(views, 0, 8)
+    with View.open(views.rendered, TXT, 1) as view:
+        remove_below(views.partition, 7)
+        views.partition.log.remove_due(2**60)
         assert view_of(view) == text(1, 8)
-        numbered(shown, 8, 11)
+        numbered(views, 8, 11)
         assert view_of(view) == text(1, 11)
-    assert shown.partition.log.remove_due(2**60) > 0
-    assert not list(shown.partition.directory.glob("*.deleted"))
+    assert views.partition.log.remove_due(2**60) > 0
+    assert not list(views.partition.directory.glob("*.deleted"))
 
 
-def test_segments_that_come_while_it_is_open_are_kept_as_well(shown: ShownPartition) -> None:
-    with View.open(shown.texts, TXT, 0) as view:
+def test_segments_that_come_while_it_is_open_are_kept_as_well(views: PartitionViews) -> None:
+    with View.open(views.rendered, TXT, 0) as view:
         for number in range(8):
-            numbered(shown, number, number + 1)
+            numbered(views, number, number + 1)
             assert view.size() == len(text(0, number + 1))
-        remove_below(shown.partition, 8)
-        shown.partition.log.remove_due(2**60)
+        remove_below(views.partition, 8)
+        views.partition.log.remove_due(2**60)
         assert view_of(view) == text(0, 8)
 
 
-def test_what_was_read_past_can_be_let_go(shown: ShownPartition) -> None:
-    numbered(shown, 0, 8)
-    with View.open(shown.texts, TXT, 0) as view:
+def test_what_was_read_past_can_be_let_go(views: PartitionViews) -> None:
+    numbered(views, 0, 8)
+    with View.open(views.rendered, TXT, 0) as view:
         assert view.size() == len(text(0, 8))
         view.release_below(len(text(0, 5)))
-        remove_below(shown.partition, 8)
-        shown.partition.log.remove_due(2**60)
-        left = {int(path.name[:20]) for path in shown.partition.directory.glob("*.log.deleted")}
+        remove_below(views.partition, 8)
+        views.partition.log.remove_due(2**60)
+        left = {int(path.name[:20]) for path in views.partition.directory.glob("*.log.deleted")}
         assert left == {4, 6}
         into = np.zeros(100, np.uint8)
         done = view.read(len(text(0, 4)), into)
         assert into[:done].tobytes() == text(4, 8)
 
 
-def test_a_closed_view_holds_nothing(shown: ShownPartition) -> None:
-    numbered(shown, 0, 4)
-    View.open(shown.texts, TXT, 0).close()
-    assert [segment.pins for segment in shown.partition.log.chain.segments] == [0, 0, 0]
+def test_a_closed_view_holds_nothing(views: PartitionViews) -> None:
+    numbered(views, 0, 4)
+    View.open(views.rendered, TXT, 0).close()
+    assert [segment.pins for segment in views.partition.log.chain.segments] == [0, 0, 0]
 
 
-def test_the_place_of_an_offset(shown: ShownPartition) -> None:
-    numbered(shown, 0, 9)
-    with View.open(shown.texts, TXT, 2) as view:
+def test_the_place_of_an_offset(views: PartitionViews) -> None:
+    numbered(views, 0, 9)
+    with View.open(views.rendered, TXT, 2) as view:
         for offset in range(12):
             assert view.position_of(offset) == len(text(2, max(2, min(offset, 9))))
 
@@ -165,10 +165,10 @@ def test_the_place_of_an_offset(shown: ShownPartition) -> None:
 # -- transactions -------------------------------------------------------------------------------------------
 
 
-def test_an_open_transaction_stops_the_view_until_it_ends(shown: ShownPartition) -> None:
-    partition = shown.partition
+def test_an_open_transaction_stops_the_view_until_it_ends(views: PartitionViews) -> None:
+    partition = views.partition
     lines(partition, b"before")
-    with View.open(shown.texts, TXT, 0) as view:
+    with View.open(views.rendered, TXT, 0) as view:
         partition.append(Record(b"in one"), Producer(7, 0, 0, True))
         partition.roll()
         lines(partition, b"after")
@@ -177,9 +177,9 @@ def test_an_open_transaction_stops_the_view_until_it_ends(shown: ShownPartition)
         assert view_of(view) == b"before\nin one\nafter\n"
 
 
-def test_an_aborted_transaction_never_shows(shown: ShownPartition) -> None:
-    partition = shown.partition
-    with View.open(shown.texts, TXT, 0) as view:
+def test_an_aborted_transaction_never_shows(views: PartitionViews) -> None:
+    partition = views.partition
+    with View.open(views.rendered, TXT, 0) as view:
         partition.append(Record(b"one"), Producer(7, 0, 0, True))
         partition.roll()
         partition.append(Record(b"two"), Producer(7, 0, 1, True))
@@ -187,7 +187,7 @@ def test_an_aborted_transaction_never_shows(shown: ShownPartition) -> None:
         partition.roll()
         partition.end_transaction(7, 0, commit=False)
         assert view_of(view) == b"beside\n"
-    with View.open(shown.texts, TXT, 0) as view:
+    with View.open(views.rendered, TXT, 0) as view:
         assert view_of(view) == b"beside\n"
 
 
@@ -209,49 +209,49 @@ def test_any_span_is_its_records(
     fmt: Format,
 ) -> None:
     with furnished(tmp_path_factory.mktemp("span")) as made:
-        shown = made.create()
+        views = made.create()
         for number, count in enumerate(counts):
-            shown.partition.append([Record(b"v%d" % each, b"k") for each in range(count)])
+            views.partition.append([Record(b"v%d" % each, b"k") for each in range(count)])
             if number % 3 == 2:
-                shown.partition.roll()
+                views.partition.roll()
         total = sum(counts)
         each = []
         for offset in range(total):
-            with View.open(shown.texts, fmt, offset, offset + 1) as view:
+            with View.open(views.rendered, fmt, offset, offset + 1) as view:
                 each.append(view_of(view))
         end = None if length is None else start + length
-        with View.open(shown.texts, fmt, start, end) as view:
+        with View.open(views.rendered, fmt, start, end) as view:
             assert view_of(view) == b"".join(each[start : total if end is None else end])
 
 
 @pytest.fixture
-def compacting(place: Furnished) -> ShownPartition:
+def compacting(place: Furnished) -> PartitionViews:
     """A compacted partition."""
     return place.create(cleanup_policy="compact", file_delete_delay_ms=0)
 
 
-def keyed(shown: ShownPartition, keys: str) -> None:
+def keyed(views: PartitionViews, keys: str) -> None:
     """A record for each key, each in a segment of its own."""
     for key in keys:
-        shown.partition.append([Record(b"of %s" % key.encode(), key.encode())])
-        shown.partition.roll()
+        views.partition.append([Record(b"of %s" % key.encode(), key.encode())])
+        views.partition.roll()
 
 
-def compact(shown: ShownPartition) -> None:
+def compact(views: PartitionViews) -> None:
     """Make one segment of those that are sealed."""
-    log = shown.partition.log
+    log = views.partition.log
     cleaner().clean(log, 0, log.chain.active.base_offset, log.clock(), lambda *_: None)
 
 
 def test_a_rewritten_segment_keeps_its_records_while_what_took_its_place_is_rewritten(
-    compacting: ShownPartition,
+    compacting: PartitionViews,
 ) -> None:
     """regression: before the second clean, records of the segment in its place were counted to it"""
     keyed(compacting, "abc")
     first, second = compacting.partition.log.chain.segments.non_active[:2]
     with (
-        View.of_segment(compacting.texts, TXT, first) as one,
-        View.of_segment(compacting.texts, TXT, second) as two,
+        View.of_segment(compacting.rendered, TXT, first) as one,
+        View.of_segment(compacting.rendered, TXT, second) as two,
     ):
         assert one.size() == two.size() == 5
         for more in ("d", "ef"):
@@ -261,15 +261,15 @@ def test_a_rewritten_segment_keeps_its_records_while_what_took_its_place_is_rewr
 
 
 def test_a_list_that_a_rewritten_segment_has_left_adds_nothing_to_its_text(
-    compacting: ShownPartition,
+    compacting: PartitionViews,
 ) -> None:
     keyed(compacting, "abc")
     log = compacting.partition.log
     first = log.chain.segments.first
-    with View.of_segment(compacting.texts, TXT, first) as view:
+    with View.of_segment(compacting.rendered, TXT, first) as view:
         assert view.size() == 5
         compact(compacting)
         keyed(compacting, "d")
-        text_of = compacting.texts.of(first, TXT)
+        text_of = compacting.rendered.of(first, TXT)
         assert text_of.size(log.chain.segments, log.offsets) == 5
         assert view_of(view) == b"of a\n"

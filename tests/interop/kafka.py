@@ -120,7 +120,7 @@ def dump(files: Iterable[Path], *options: str) -> str:
     return done.stdout + done.stderr + failure
 
 
-def complaints(output: str) -> list[str]:
+def libfuse_stderr(output: str) -> list[str]:
     """The lines of a dump that find fault.
 
     Lines of records (`|`) are left out: they print keys and values, which may hold any word. The tool
@@ -236,7 +236,7 @@ class Broker:
         """What the broker has logged in this run."""
         return (self.home / "broker.log").read_text(errors="replace")
 
-    def complaints(self) -> list[str]:
+    def libfuse_stderr(self) -> list[str]:
         """What the broker warned of in its logs: a bad index, a stray directory, a cut tail."""
         found = re.compile(
             r" (WARN|ERROR|FATAL) (kafka\.log\.|kafka\.server\.Log|org\.apache\.kafka\.storage\.)"

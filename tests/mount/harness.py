@@ -130,7 +130,7 @@ def _serve(make: Callable[[], Any], path: Path, log: Path, options: dict[str, st
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with log.open("a") as stream:
         logging.basicConfig(stream=stream, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-        from topicfs.fs.adapter import serve  # noqa: PLC0415 - the parent needs no libfuse
+        from topicfs.fs.fuse.adapter import serve  # noqa: PLC0415 - the parent needs no libfuse
 
         serve(make(), path, options)
 
@@ -139,7 +139,7 @@ def _serve(make: Callable[[], Any], path: Path, log: Path, options: dict[str, st
 def _servers() -> Any:
     """Processes that begin with the imports done, which take seconds, and with nothing else of this one."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["topicfs.fs.adapter"])
+    context.set_forkserver_preload(["topicfs.fs.fuse.adapter"])
     return context
 
 

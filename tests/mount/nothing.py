@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterable
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.fs.adapter import Opened
 from topicfs.fs.entry import Attributes
 from topicfs.fs.errors import NotFoundError
+from topicfs.fs.fuse.adapter import Opened
 
 SIZE = 1 << 30
 

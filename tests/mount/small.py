@@ -22,7 +22,6 @@ from collections.abc import Iterable
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import CorruptBatchError
-from topicfs.fs.adapter import Opened
 from topicfs.fs.entry import Attributes
 from topicfs.fs.errors import (
     AppendOnlyError,
@@ -33,6 +32,7 @@ from topicfs.fs.errors import (
     NotFoundError,
     TryAgainError,
 )
+from topicfs.fs.fuse.adapter import Opened
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from topicfs.engine.inbox.staging import Staging
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.engine.store.store import Store
-from topicfs.fs import adapter
+from topicfs.fs.fuse import adapter
 from topicfs.mountd.assembly import CountedFileSystem
 from topicfs.mountd.cli import main
 from topicfs.mountd.daemon import Assembly
@@ -37,7 +37,7 @@ def roll(partition: Partition) -> None:
 
 def raise_start(partition: Partition, offset: int) -> None:
     """What retention does: records below the offset go, and segments that hold only such."""
-    FILES[0].house.shown(partition.topic, partition.number).texts.keep_for_readers()
+    FILES[0].context.views(partition.topic, partition.number).texts.keep_for_readers()
     log = partition.log
     log.raise_start_offset(offset)
     with log.lock:
@@ -116,28 +116,28 @@ Journal.write = gated(Journal.write)  # type: ignore[method-assign]
 
 def commits_under_way(partition: Partition) -> int:
     """How many have begun and not ended."""
-    return FILES[0].house.commits._active
+    return FILES[0].context.commits._active
 
 
 def commits_end(partition: Partition) -> bool:
     """Whether no more begin, as the mount goes away."""
-    return FILES[0].house.commits._ending
+    return FILES[0].context.commits._ending
 
 
 def sweep_inboxes(partition: Partition, later_ms: int) -> int:
     """What is done every minute, as if it were later."""
-    store = FILES[0].house.store
+    store = FILES[0].context.store
     return store.inboxes.sweep(store.clock() + later_ms)
 
 
 def delete(partition: Partition) -> None:
     """Delete the partition with its records."""
-    FILES[0].house.delete_partition(partition.topic, partition.number)
+    FILES[0].context.delete_partition(partition.topic, partition.number)
 
 
 def delete_topic(partition: Partition) -> None:
     """Delete its topic, with all records."""
-    FILES[0].house.delete_topic(partition.topic)
+    FILES[0].context.delete_topic(partition.topic)
 
 
 def files(partition: Partition) -> str:

@@ -533,7 +533,7 @@ def test_it_can_be_served_by_any_thread(tmp_path: Path) -> None:
     code = """
 import sys, threading
 from pathlib import Path
-from topicfs.fs.adapter import serve
+from topicfs.fs.fuse.adapter import serve
 from small import Small
 for _ in range(2):
     thread = threading.Thread(target=serve, args=(Small(), Path(sys.argv[1]), {}))
@@ -563,7 +563,7 @@ def test_what_libfuse_says_of_a_mount_that_fails_is_in_the_error(tmp_path: Path)
     code = """
 import sys
 from pathlib import Path
-from topicfs.fs.adapter import serve
+from topicfs.fs.fuse.adapter import serve
 from topicfs.fs.errors import MountError
 from small import Small
 try:

@@ -125,8 +125,8 @@ def test_formats_have_origins_of_their_own(mount: Served, partition: Path) -> No
 
 
 def test_tail_sees_no_truncation_and_every_line(mount: Served, partition: Path, tmp_path: Path) -> None:
-    log, out, complaints = partition / "log.txt", tmp_path / "out", tmp_path / "complaints"
-    with out.open("wb") as stream, complaints.open("wb") as errors:
+    log, out, libfuse_stderr = partition / "log.txt", tmp_path / "out", tmp_path / "complaints"
+    with out.open("wb") as stream, libfuse_stderr.open("wb") as errors:
         tail = subprocess.Popen(["tail", "-n", "+1", "-f", "-s", "0.02", log], stdout=stream, stderr=errors)
     try:
         eventually(lambda: out.stat().st_size == 500 * SIZE, "tail shows what there is")
@@ -140,7 +140,7 @@ def test_tail_sees_no_truncation_and_every_line(mount: Served, partition: Path, 
         tail.terminate()
         tail.wait()
     assert out.read_bytes() == lines(0, 1500)
-    assert complaints.read_bytes() == b""
+    assert libfuse_stderr.read_bytes() == b""
 
 
 def test_what_a_reader_of_the_log_has_read_past_is_let_go(mount: Served, partition: Path) -> None:
@@ -321,5 +321,5 @@ def test_readers_beside_a_writer_and_removals_get_whole_lines_in_order(mount: Se
         first += COUNT
         remove_below(mount, partition, first - 2 * COUNT)
     for reader in readers:
-        _, complaints = reader.communicate(timeout=60)
-        assert reader.returncode == 0, complaints.decode()
+        _, libfuse_stderr = reader.communicate(timeout=60)
+        assert reader.returncode == 0, libfuse_stderr.decode()

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from topicfs.engine.store.store import Store
 from topicfs.fs.errors import AppendOnlyError, errno_of
-from topicfs.fs.failures import FAILURES
+from topicfs.fs.fuse.error_budget import ERRORS
 from topicfs.mountd.metrics import Counts, Metrics
 from topicfs.mountd.scheduler import Job, Scheduler
 
@@ -84,7 +84,7 @@ def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> N
         metrics.counts.read(10)
         metrics.counts.read(20)
         metrics.counts.wrote(7)
-        before = FAILURES.counts().get("EPERM", 0)
+        before = ERRORS.counts().get("EPERM", 0)
         errno_of(AppendOnlyError("no"), "unlink", "/t-0/log.txt")
         found = values(metrics)
         assert found["topicfs_reads_total"] == 2

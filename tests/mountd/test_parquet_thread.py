@@ -14,7 +14,7 @@ from topicfs.engine.parquet.table import Tables
 from topicfs.engine.record import Record
 from topicfs.engine.store.store import Store
 from topicfs.mountd.parquet import ParquetUpkeep
-from topicfs.mountd.shelf import DirectoryShelf
+from topicfs.mountd.view_cache import DirectoryViewCache
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def test_the_sweep_leaves_tables_alone_until_their_partition_is_gone(store: Stor
     fill(store, "orders", True)
     upkeep_of(store).run()
     names = sorted(os.listdir(store.backing / "views/orders-0"))
-    shelf = DirectoryShelf(store.backing / "views")
+    view_cache = DirectoryViewCache(store.backing / "views")
     log = store.logs / "orders-0" / f"{0:020d}.log"
     log.rename(store.backing / "elsewhere")
-    assert shelf.sweep(store.logs) == 0
+    assert view_cache.sweep(store.logs) == 0
     assert sorted(os.listdir(store.backing / "views/orders-0")) == names
     (store.backing / "elsewhere").rename(log)
     store.delete_topic("orders")
-    assert shelf.sweep(store.logs) == len(names)
+    assert view_cache.sweep(store.logs) == len(names)
     assert os.listdir(store.backing / "views") == []

@@ -20,8 +20,8 @@ from topicfs.mountd import kernels, logs
 from topicfs.mountd.background import FAILED, READY, WAITS, Message
 from topicfs.mountd.cli import main
 from topicfs.mountd.events import Events
-from topicfs.mountd.shelf import DirectoryShelf
-from topicfs.mountd.shown import Shown
+from topicfs.mountd.progress import Progress
+from topicfs.mountd.view_cache import DirectoryViewCache
 
 SOON_S = 60.0
 
@@ -109,8 +109,8 @@ def test_work_that_goes_on_is_told_of_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("topicfs.mountd.shown.time.monotonic", lambda: now)
-    with Shown() as shown:
+    monkeypatch.setattr("topicfs.mountd.progress.time.monotonic", lambda: now)
+    with Progress() as shown:
         for _ in range(25):
             shown.progress(f"at {now}")
             now += 1
@@ -286,49 +286,49 @@ def test_warnings_and_errors_are_counted() -> None:
 
 
 def test_shelf_gives_back_what_was_saved_last(tmp_path: Path) -> None:
-    shelf = DirectoryShelf(tmp_path / "views")
-    assert shelf.load("t-0", "a.map") is None
-    shelf.save("t-0", "a.map", b"one")
-    shelf.save("t-0", "a.map", b"two")
-    assert shelf.load("t-0", "a.map") == b"two"
+    view_cache = DirectoryViewCache(tmp_path / "views")
+    assert view_cache.load("t-0", "a.map") is None
+    view_cache.save("t-0", "a.map", b"one")
+    view_cache.save("t-0", "a.map", b"two")
+    assert view_cache.load("t-0", "a.map") == b"two"
     assert [path.name for path in (tmp_path / "views" / "t-0").iterdir()] == ["a.map"]
 
 
 def test_shelf_forgets(tmp_path: Path) -> None:
-    shelf = DirectoryShelf(tmp_path)
-    shelf.save("t-0", "a.map", b"one")
-    shelf.remove("t-0", "a.map")
-    shelf.remove("t-0", "a.map")
-    assert shelf.load("t-0", "a.map") is None
+    view_cache = DirectoryViewCache(tmp_path)
+    view_cache.save("t-0", "a.map", b"one")
+    view_cache.remove("t-0", "a.map")
+    view_cache.remove("t-0", "a.map")
+    assert view_cache.load("t-0", "a.map") is None
 
 
 def test_file_too_large_for_the_shelf_is_none(tmp_path: Path) -> None:
-    shelf = DirectoryShelf(tmp_path)
-    shelf.save("t-0", "a.map", b"")
+    view_cache = DirectoryViewCache(tmp_path)
+    view_cache.save("t-0", "a.map", b"")
     os.truncate(tmp_path / "t-0" / "a.map", 1 << 40)
-    assert shelf.load("t-0", "a.map") is None
+    assert view_cache.load("t-0", "a.map") is None
 
 
 def test_sweep_of_the_shelf_leaves_what_is_of_segments_that_are_there(tmp_path: Path) -> None:
-    shelf = DirectoryShelf(tmp_path / "views")
-    assert shelf.sweep(tmp_path / "logs") == 0
+    view_cache = DirectoryViewCache(tmp_path / "views")
+    assert view_cache.sweep(tmp_path / "logs") == 0
     first, second = f"{0:020d}", f"{7:020d}"
     for partition in ("kept-0", "deleted-0"):
         for base in (first, second):
             for suffix in ("txt", "jsonl"):
-                shelf.save(partition, f"{base}.{suffix}.map", b"map")
+                view_cache.save(partition, f"{base}.{suffix}.map", b"map")
     (tmp_path / "views" / "kept-0" / f"{first}.txt.map.tmp").write_bytes(b"from a crash")
     (tmp_path / "logs" / "kept-0").mkdir(parents=True)
     (tmp_path / "logs" / "kept-0" / f"{first}.log.deleted").touch()
     (tmp_path / "logs" / "kept-0" / f"{second}.log").touch()
-    assert shelf.sweep(tmp_path / "logs") == 7
+    assert view_cache.sweep(tmp_path / "logs") == 7
     left = sorted(path.relative_to(tmp_path / "views") for path in (tmp_path / "views").rglob("*"))
     assert [str(path) for path in left] == [
         "kept-0",
         f"kept-0/{second}.jsonl.map",
         f"kept-0/{second}.txt.map",
     ]
-    assert shelf.sweep(tmp_path / "logs") == 0
+    assert view_cache.sweep(tmp_path / "logs") == 0
 
 
 # -- the command line ---------------------------------------------------------------------------------

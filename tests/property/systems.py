@@ -20,15 +20,19 @@ from unittest import mock
 
 import numpy as np
 from harness import Mount, mounted
-from memory_shelf import Shelf
+from memory_view_cache import MemoryViewCache
 from opening import NOW, Clock, without_fsync
 
 from topicfs import Record, Store
 from topicfs.engine.partition.partition import Partition, Producer
-from topicfs.fs import errors, shown, sizemap, text, texts
+from topicfs.fs import errors
 from topicfs.fs.formats import FORMATS
 from topicfs.fs.operations import FileSystem
-from topicfs.mountd.shelf import DirectoryShelf
+from topicfs.fs.views import partition_views as views
+from topicfs.fs.views import rendered_segment as text
+from topicfs.fs.views import rendered_segments as rendered
+from topicfs.fs.views import size_map as sizemap
+from topicfs.mountd.view_cache import DirectoryViewCache
 
 SETTINGS = {"list.all.views": "true"}
 """Called directly, no kernel follows links."""
@@ -37,10 +41,10 @@ FSYNC = os.fsync
 """The real one: the stores here do without, the mount is told."""
 
 SMALL = {
-    (shown, "CLOSE_GRACE"): 0.01,
+    (views, "CLOSE_GRACE"): 0.01,
     (sizemap, "GRAIN"): 150,
     (text, "BLOCK"): 400,
-    (texts, "_READ_AT_ONCE"): 1,
+    (rendered, "_READ_AT_ONCE"): 1,
 }
 """Readers wait briefly for closes, of which no step here leaves one unfinished; and a log of some hundred bytes has
 several marks and blocks. What was rendered is soon forgotten, else it would stand in for a segment that is gone."""
@@ -58,11 +62,11 @@ class Hand:
         self.clock.ms = NOW
         self.store.create_topic(topic, partitions, overrides)
         if self.files is not None:
-            self.files.house.batch_size = batch_size
+            self.files.context.batch_size = batch_size
 
     def delete(self, topic: str) -> None:
         """The topic with all its files."""
-        delete = self.store.delete_topic if self.files is None else self.files.house.delete_topic
+        delete = self.store.delete_topic if self.files is None else self.files.context.delete_topic
         delete(topic)
         self.store.remove_due(2**62)
 
@@ -85,7 +89,7 @@ class Hand:
     def raise_start(self, name: str, offset: int, remove: bool) -> None:
         if self.files is not None:
             topic, _, number = name.rpartition("-")
-            self.files.house.shown(topic, int(number)).texts.keep_for_readers()
+            self.files.context.views(topic, int(number)).rendered.keep_for_readers()
         log = self.partition(name).log
         log.raise_start_offset(offset)
         if remove:
@@ -114,10 +118,10 @@ class Hand:
         """Whether somebody has the whole log open."""
         assert self.files is not None
         topic, _, number = name.rpartition("-")
-        return self.files.house.shown(topic, int(number)).whole.is_held(FORMATS[suffix])
+        return self.files.context.views(topic, int(number)).shared_log.is_held(FORMATS[suffix])
 
     def writers(self) -> int:
-        return 0 if self.files is None else len(self.files.house.writers._open)
+        return 0 if self.files is None else len(self.files.context.writers._open)
 
 
 class Files(Protocol):
@@ -205,11 +209,11 @@ class Operations(Engine):
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
-        self.shelf = Shelf()
+        self.view_cache = MemoryViewCache()
         self._make()
 
     def _make(self) -> None:
-        made = FileSystem(self.hand.store, self.shelf, 1 << 20, 60_000)
+        made = FileSystem(self.hand.store, self.view_cache, 1 << 20, 60_000)
         self.hand.files = made
         self.files = Called(made)
 
@@ -218,7 +222,7 @@ class Operations(Engine):
         before.close_all()
         super().remount()
         self._make()
-        self.hand.files.house.batch_size = before.house.batch_size
+        self.hand.files.context.batch_size = before.context.batch_size
 
 
 # -- the mount ----------------------------------------------------------------------------------------------
@@ -229,8 +233,8 @@ class ServedFileSystem(FileSystem):
 
     def destroy(self) -> None:
         self.close_all()
-        self.house.writers.flush_all()
-        self.house.store.close()
+        self.context.writers.flush_all()
+        self.context.store.close()
 
 
 def serve(backing: Path, socket: Path, batch_size: int, ms: int) -> FileSystem:
@@ -240,7 +244,7 @@ def serve(backing: Path, socket: Path, batch_size: int, ms: int) -> FileSystem:
     mock.patch("os.fsync").start()
     clock = Clock(ms)
     store = Store.open(backing, clock=clock, create=True)
-    made = ServedFileSystem(store, DirectoryShelf(backing / "views"), batch_size, 60_000)
+    made = ServedFileSystem(store, DirectoryViewCache(backing / "views"), batch_size, 60_000)
     listener = Listener(str(socket))
     threading.Thread(
         target=_listen, args=(Hand(store, clock, made), listener), name="hand", daemon=True

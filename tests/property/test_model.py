@@ -40,13 +40,13 @@ from topicfs.engine.record import Record
 
 ROOM = 10485760
 
-texts = st.binary(max_size=12)
-fields = st.none() | texts | st.binary(min_size=100, max_size=180)
-headers = st.lists(st.tuples(st.text(max_size=4), st.none() | texts), max_size=2).map(tuple)
+rendered = st.binary(max_size=12)
+fields = st.none() | rendered | st.binary(min_size=100, max_size=180)
+headers = st.lists(st.tuples(st.text(max_size=4), st.none() | rendered), max_size=2).map(tuple)
 records = st.builds(
     Record,
     value=fields,
-    key=st.none() | texts,
+    key=st.none() | rendered,
     timestamp=st.integers(NOW - 500, NOW + 500),
     headers=headers,
 )

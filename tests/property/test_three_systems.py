@@ -534,7 +534,7 @@ class Agreement:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def _shown(self, partition: int, fmt: Format, start: int, end: int | None) -> bytes:
+    def _views(self, partition: int, fmt: Format, start: int, end: int | None) -> bytes:
         """The records in [start, end) as lines, of those that the start offset hides as well."""
         whole = replace(self.models[partition], start=0)
         found = whole.records(start, whole.end if end is None else end, committed=True)
@@ -560,7 +560,7 @@ class Agreement:
 
     def _held_size(self, system: Any, partition: int, fmt: Format) -> bytes:
         origin = self.origins.get((system.name, partition, fmt), self.models[partition].start)
-        return self._shown(partition, fmt, origin, None)
+        return self._views(partition, fmt, origin, None)
 
     def _read_all(self, system: Any, handle: int, position: int = 0) -> bytes:
         found = b""
@@ -630,7 +630,7 @@ class Agreement:
         for system in self.with_files:
             for path, start, end in self._chosen(system, partition, fmt, kind, a, b):
                 origin = self._held_size(system, partition, fmt) if kind == "log" else None
-                expected = self._shown(partition, fmt, start, end)
+                expected = self._views(partition, fmt, start, end)
                 self._check(system, self._path(partition, path), expected, place, origin)
 
     def _chosen(
@@ -646,7 +646,7 @@ class Agreement:
                 final = following is not None and model.stable() >= following
                 if kind == "segments":
                     yield f"segments/{base:020d}.{suffix}", base, following
-                elif final and self._shown(partition, fmt, base, following):
+                elif final and self._views(partition, fmt, base, following):
                     yield f"sealed/{suffix}/{base:020d}.{suffix}", base, following
         elif kind == "range":
             last = "" if b is None else a + b
@@ -772,9 +772,9 @@ class Agreement:
         bases = sorted(self.bases[system.name, partition])
         there = system.hand.bases(self._name(partition))
         for base, following in reversed([*itertools.pairwise(bases)]):
-            begins = len(self._shown(partition, fmt, start, max(start, base)))
+            begins = len(self._views(partition, fmt, start, max(start, base)))
             if begins <= position:
-                ends = len(self._shown(partition, fmt, start, max(start, following)))
+                ends = len(self._views(partition, fmt, start, max(start, following)))
                 return ends if base not in there and position < ends else None
         return None
 
@@ -783,7 +783,7 @@ class Agreement:
         if held.base is not None:
             later = [base for base in self.bases[held.system, held.partition] if base > held.base]
             end = min(later, default=None)
-        return self._shown(held.partition, held.fmt, held.start, end)
+        return self._views(held.partition, held.fmt, held.start, end)
 
     # -- what always holds ----------------------------------------------------------------------------
 
@@ -806,7 +806,7 @@ class Agreement:
         assert self.systems[0].hand.records(name) == model.records(0, model.end, committed=True)
         for system in self.with_files:
             for fmt in Format:
-                expected = self._shown(partition, fmt, model.start, None)
+                expected = self._views(partition, fmt, model.start, None)
                 by_origin = self._held_size(system, partition, fmt)
                 place = ((model.end * 7 % 11) / 10, 50)
                 self._check(system, self._path(partition, f"log.{fmt.suffix}"), expected, place, by_origin)

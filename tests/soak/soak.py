@@ -84,14 +84,14 @@ class Worker:
 
     name      for people
     process   gives a report on stdout
-    complaints  the file that its stderr goes to; anything in it is a fault
+    libfuse_stderr  the file that its stderr goes to; anything in it is a fault
     source    what it reads from, None where it reads by itself
     report    what it said at its end
     """
 
     name: str
     process: subprocess.Popen[bytes]
-    complaints: Path
+    libfuse_stderr: Path
     source: subprocess.Popen[bytes] | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -187,10 +187,10 @@ class Soak:
     # -- workers --------------------------------------------------------------------------------------
 
     def _begin(self, program: str, name: str, command: list[str | Path] | None = None, **role: Any) -> Worker:
-        complaints = self.place / f"{name}.err"
+        libfuse_stderr = self.place / f"{name}.err"
         role = {"role": role.pop("role"), "place": str(self.place), "mount": str(self.served.path), **role}
         began = None
-        with complaints.open("ab") as errors:
+        with libfuse_stderr.open("ab") as errors:
             if command is not None:
                 with (self.place / f"{name}.source.err").open("wb") as source_errors:
                     began = subprocess.Popen(
@@ -205,7 +205,7 @@ class Soak:
         if began is not None:
             assert began.stdout is not None
             began.stdout.close()
-        return Worker(name, process, complaints, began)
+        return Worker(name, process, libfuse_stderr, began)
 
     def _begin_streams(self) -> None:
         delete, compact = self.served / "delete-0", self.served / "compact-0"
@@ -277,12 +277,12 @@ class Soak:
             f'echo "sh $i ${{t:0:$((40 + i % 57))}}" >> {log} || exit 1; i=$((i + 1)); sleep 0.05; done; '
             'echo "{\\"writer\\": \\"sh\\", \\"acknowledged\\": $((i - 1))}"'
         )
-        complaints = self.place / "writer-shell.err"
-        with complaints.open("wb") as errors:
+        libfuse_stderr = self.place / "writer-shell.err"
+        with libfuse_stderr.open("wb") as errors:
             shell = subprocess.Popen(
                 ["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
-        self.writers.append(Worker("writer-shell", shell, complaints))
+        self.writers.append(Worker("writer-shell", shell, libfuse_stderr))
 
     def _begin_readers(self, seconds: float) -> None:
         delete = self.served / "delete-0"
@@ -326,7 +326,7 @@ class Soak:
                 worker.source.terminate()
                 worker.source.wait(20)
                 self._expect_silence(worker)
-            words = worker.complaints.read_text()
+            words = worker.libfuse_stderr.read_text()
             if worker.process.returncode or words:
                 self.faults.add(f"{worker.name}: exit {worker.process.returncode}: {words[-2000:]}")
             if out:

@@ -73,14 +73,14 @@ class Reader:
     def output(self, *command: str | Path, good: tuple[int, ...] = (0,)) -> bytes:
         """What a program prints. What it complains of is a fault, but for files that were removed."""
         done = subprocess.run(command, capture_output=True, check=False)
-        complaints = done.stderr.splitlines()
-        for complaint in complaints:
+        libfuse_stderr = done.stderr.splitlines()
+        for complaint in libfuse_stderr:
             match = REMOVED.match(complaint)
             if match is None or can_be_opened(match[1]):
                 self.faults.add(f"{' '.join(map(str, command))}: {complaint.decode(errors='replace')}")
             else:
                 self.count("removed meanwhile")
-        if done.returncode not in good and not complaints:
+        if done.returncode not in good and not libfuse_stderr:
             self.faults.add(f"{' '.join(map(str, command))}: exit {done.returncode}")
         return done.stdout
 
@@ -202,9 +202,9 @@ def whole_json(reader: Reader) -> None:
             elif offset != expected:
                 reader.faults.add(f"cat log.jsonl: expected offset {expected}, found {offset}")
             expected = offset + 1
-            shown = lines.add(record["value"].encode())
+            views = lines.add(record["value"].encode())
             if offset % 97 == turn % 97:
-                reader.sample(offset, shown)
+                reader.sample(offset, views)
             reader.count("lines")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from opening import NOW
 
 from topicfs.engine.errors import InvalidRecordError
-from topicfs.engine.spark.arriving import columns_of
+from topicfs.engine.spark.arrow_columns import columns_of
 from topicfs.engine.spark.lines import lines
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

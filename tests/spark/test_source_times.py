@@ -15,7 +15,7 @@ from sources import Logs, logs, numbered
 
 from topicfs import Record
 from topicfs.engine.cleaner.clean import Cleaner
-from topicfs.engine.earliest.upkeep import EarliestUpkeep
+from topicfs.engine.min_timestamps.upkeep import MinTimestampsUpkeep
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.spark import ranges
 from topicfs.engine.spark.files import Files
@@ -39,7 +39,7 @@ def between(first: int | None, end: int | None) -> tuple[Filter, ...]:
 
 def keep(log: Logs, *partitions: Partition) -> None:
     """Find out how early the records are, as the daemon does."""
-    upkeep = EarliestUpkeep(log.place / "views", lambda: 0, lambda: 0)
+    upkeep = MinTimestampsUpkeep(log.place / "views", lambda: 0, lambda: 0)
     for partition in partitions:
         upkeep.bring_up_to_date(partition, lambda: False)
 

@@ -24,7 +24,7 @@ from verify import verify_files
 
 from topicfs import Record, Store
 from topicfs.engine.cleaner.clean import Cleaned, Cleaner, Work
-from topicfs.engine.cleaner.portion import portions, stretches
+from topicfs.engine.cleaner.distributed import portions, stretches
 from topicfs.engine.errors import EngineError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.spark.jobs import compact as module

@@ -24,7 +24,7 @@ from topicfs.engine.partition.partition import Producer
 from topicfs.engine.spark.jobs.exporting import export
 from topicfs.engine.spark.jobs.importing import import_rows
 from topicfs.engine.spark.jobs.sources import rows_of
-from topicfs.engine.spark.jobs.verify import Piece, verify
+from topicfs.engine.spark.jobs.verify import VerifyPiece, verify
 from topicfs.engine.spark.jobs.verify import rows_of as report_of
 from topicfs.engine.spark.place import place_of
 from topicfs.mountd.cli import main
@@ -50,9 +50,9 @@ def test_a_segment_that_went_is_passed_over_and_a_log_that_a_machine_does_not_se
     tmp_path: Path,
 ) -> None:
     (tmp_path / "logs").mkdir()
-    assert list(report_of(Piece("t", 0, tmp_path / "logs" / "t-0", 0, None))) == []
+    assert list(report_of(VerifyPiece("t", 0, tmp_path / "logs" / "t-0", 0, None))) == []
     with pytest.raises(FileNotFoundError):
-        list(report_of(Piece("t", 0, tmp_path / "away" / "t-0", 0, None)))
+        list(report_of(VerifyPiece("t", 0, tmp_path / "away" / "t-0", 0, None)))
 
 
 def test_a_good_log_has_no_problems_also_while_it_is_open(log: Logs) -> None:

@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from topicfs.engine.batch.table import Longs
 from topicfs.engine.cleaner.clean import Cleaned, Work
-from topicfs.engine.cleaner.portion import (
+from topicfs.engine.cleaner.distributed import (
     Portion,
     Rewritten,
     Stretch,
@@ -42,7 +42,7 @@ from topicfs.engine.cleaner.portion import (
     stretches,
     take,
 )
-from topicfs.engine.cleaner.rewrite import Counts
+from topicfs.engine.cleaner.rewrite import RewriteCounts
 from topicfs.engine.cleaner.transactions import Passage
 from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
 from topicfs.engine.record import Clock, now_ms
@@ -127,7 +127,7 @@ def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
         made = _rewritten(spark, offsets, shares, place)
         after = sum(take(work, group, each) for group, each in zip(groups, made, strict=True))
         store.cleaning.offsets.put(key, end)
-    return Cleaned.of(sum((each.counts for each in made), Counts()), end, len(work.sources), after)
+    return Cleaned.of(sum((each.counts for each in made), RewriteCounts()), end, len(work.sources), after)
 
 
 @contextlib.contextmanager
@@ -235,7 +235,7 @@ def _rewritten(
     parts = offsets.union(told).repartitionById(len(shares), "group")
     rows = map_in_arrow(parts, Rewriting(place), _REWRITTEN).collect()
     return [
-        Rewritten(Path(row["directory"]), tuple(row["bases"]), Counts(*row["counts"]))
+        Rewritten(Path(row["directory"]), tuple(row["bases"]), RewriteCounts(*row["counts"]))
         for row in sorted(rows, key=lambda row: row["group"])
     ]
 

@@ -46,7 +46,7 @@ from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
 from topicfs.engine.segment.descriptors import Descriptors, sync_file
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.topic import TopicSettings
-from topicfs.engine.spark.arriving import columns_of, partitions_of
+from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
 from topicfs.engine.spark.writer import check_columns
 from topicfs.engine.store.configuration import TOPICS, Configuration
@@ -84,7 +84,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ImportPiece:
     """A file of record batches, made by one task; they have no offsets yet."""
 
     partition: int
@@ -106,7 +106,7 @@ class Output:
     directory: Path
     partition: int
     base: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ImportPiece, ...]
 
 
 def import_rows(
@@ -178,7 +178,7 @@ def _import(
 # -- rows into batches --------------------------------------------------------------------------------
 
 
-def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSettings) -> list[Piece]:
+def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSettings) -> list[ImportPiece]:
     """The first round: in order of tasks within each partition."""
     numbers = tuple(range(partitions))
 
@@ -195,7 +195,7 @@ def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSetting
     frame = map_in_arrow(rows.drop("topic"), each, _PIECES)
     # A task that is tried again writes files of its own: only those count that it told.
     return sorted(
-        (Piece(*row) for row in frame.collect()),
+        (ImportPiece(*row) for row in frame.collect()),
         key=lambda piece: (piece.partition, piece.task, piece.number),
     )
 
@@ -295,12 +295,12 @@ class _PieceWriter:
 
 
 def _outputs(
-    logs: Path, topic: str, partitions: int, pieces: Sequence[Piece], settings: TopicSettings
+    logs: Path, topic: str, partitions: int, pieces: Sequence[ImportPiece], settings: TopicSettings
 ) -> Iterator[Output]:
     """The segments of each partition: neighbours together as far as they fit. One at least: a partition has one."""
     for number in range(partitions):
         base = size = records = 0
-        group: list[Piece] = []
+        group: list[ImportPiece] = []
         directory = logs / partition_directory(topic, number)
         for piece in pieces:
             if piece.partition != number:

@@ -43,7 +43,7 @@ _MOST_TOLD: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VerifyPiece:
     """One segment.
 
     topic, number, directory  of its partition
@@ -66,20 +66,20 @@ def verify(spark: SparkSession, place: Place, topics: Collection[str] | None = N
             directory = place.logs / f"{topic}-{number}"
             bases = listed(directory).bases
             pieces += [
-                Piece(topic, number, directory, base, end)
+                VerifyPiece(topic, number, directory, base, end)
                 for base, end in zip(bases, (*bases[1:], None), strict=True)
             ]
     return spread(spark, pieces, rows_of, REPORT)
 
 
-def rows_of(piece: Piece) -> Iterator[dict[str, Any]]:
+def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
     """The report's row of a segment; none where it was removed, or replaced, since it was listed."""
     from topicfs.engine.errors import EngineError  # noqa: PLC0415 - the kernels, in tasks only
     from topicfs.engine.record import now_ms  # noqa: PLC0415
     from topicfs.engine.segment.descriptors import Descriptors  # noqa: PLC0415
     from topicfs.engine.segment.stored import SegmentSettings, StoredSegment  # noqa: PLC0415
 
-    check = _Check(piece)
+    check = _PieceCheck(piece)
     segment = StoredSegment.load(piece.directory, piece.base, SegmentSettings(), now_ms, Descriptors())
     try:
         opened = segment.log.descriptor()
@@ -106,7 +106,7 @@ def rows_of(piece: Piece) -> Iterator[dict[str, Any]]:
     }
 
 
-class _Check:
+class _PieceCheck:
     """One segment's check, and what it found.
 
     next_offset  behind the last batch
@@ -114,7 +114,7 @@ class _Check:
     more         how many were left out
     """
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: VerifyPiece) -> None:
         self.piece = piece
         self.next_offset = piece.base
         self.batches = 0

@@ -1,0 +1,117 @@
+"""A partition's segments by what lies in its directory: names, sizes, the ends of time indexes.
+
+Nothing is opened for writing, nothing is kept open, and nothing is recovered. What a running daemon has in memory
+only is not seen: the active segment's latest timestamps, and a start offset above the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
+from topicfs.engine.files.names import LOG_SUFFIX, log_file, offset_of_file, time_index_file
+from topicfs.engine.files.regular import open_regular, read_regular
+from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.kernels.search import TIME_ENTRY_SIZE
+from topicfs.engine.partition.loading import Known
+from topicfs.engine.partition.offsets import LogOffsets
+from topicfs.engine.record import NO_TIMESTAMP
+
+_MAX_TIMESTAMP: Final = slice(35, 43)
+"""Where a batch's header has it."""
+
+
+class SegmentOnDisk:
+    """One segment, as it was listed.
+
+    base_offset   by its name
+    size          bytes of the `.log`
+    modified_ms   when the `.log` was last written
+    _directory    the partition's
+    _largest      largest timestamp by the time index, None until asked for
+    """
+
+    __slots__ = ("_directory", "_largest", "base_offset", "modified_ms", "size")
+
+    def __init__(self, directory: Path, base_offset: int, size: int, modified_ms: int) -> None:
+        self._directory = directory
+        self.base_offset = base_offset
+        self.size = size
+        self.modified_ms = modified_ms
+        self._largest: int | None = None
+
+    @property
+    def largest_timestamp(self) -> int:
+        """By the time index; when the `.log` was last written where that has no entry."""
+        if self._largest is None:
+            found = _last_time(self._directory / time_index_file(self.base_offset))
+            self._largest = found if found >= 0 else self.modified_ms
+        return self._largest
+
+    def first_batch_timestamp(self) -> int | None:
+        """Max timestamp of the first batch; None while there is no batch."""
+        path = self._directory / log_file(self.base_offset)
+        with read_regular(path) as file:
+            header = file.read(HEADER_SIZE)
+        if not self.size:
+            return None
+        if len(header) < HEADER_SIZE:
+            raise CorruptSegmentError(
+                f"{path}: expected a header of {HEADER_SIZE} bytes, found {len(header)}"
+            )
+        return int.from_bytes(header[_MAX_TIMESTAMP], "big", signed=True)
+
+
+def listed(directory: Path) -> list[SegmentOnDisk]:
+    """The segments, by rising base offset. FileNotFoundError where one goes while it is listed."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(LOG_SUFFIX):
+                try:
+                    base = offset_of_file(entry.name)
+                except InvalidNameError:
+                    continue
+                status = entry.stat()
+                found.append(SegmentOnDisk(directory, base, status.st_size, status.st_mtime_ns // 1_000_000))
+    return sorted(found, key=lambda segment: segment.base_offset)
+
+
+def offsets_of(segments: Sequence[SegmentOnDisk], known: Known) -> LogOffsets:
+    """The offsets by checkpoints and names: a log that nobody else replicates, without open transactions.
+
+    The end is at least what it says: behind the last checkpoint only the log itself knows."""
+    first, active = segments[0].base_offset, segments[-1]
+    start = max(known.start, first)
+    end = max(start, active.base_offset, known.recovery_point, known.high_watermark or 0)
+    return LogOffsets(start, end, end, end, active.base_offset, active.size)
+
+
+def _last_time(path: Path) -> int:
+    """The last timestamp of a time index, -1 without one. A broker gives an active index its full size at once:
+    behind its entries are zeros then."""
+    try:
+        descriptor = open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return NO_TIMESTAMP
+    try:
+
+        def entry(number: int) -> int:
+            data = os.pread(descriptor, TIME_ENTRY_SIZE, number * TIME_ENTRY_SIZE)
+            return int.from_bytes(data[:8], "big", signed=True) if any(data) else NO_TIMESTAMP
+
+        low, high = 0, os.fstat(descriptor).st_size // TIME_ENTRY_SIZE
+        if high and (last := entry(high - 1)) >= 0:
+            return last
+        while low < high:
+            middle = (low + high) // 2
+            if entry(middle) >= 0:
+                low = middle + 1
+            else:
+                high = middle
+        return entry(low - 1) if low else NO_TIMESTAMP
+    finally:
+        os.close(descriptor)

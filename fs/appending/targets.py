@@ -1,0 +1,267 @@
+"""Where lines go: into one partition, or into a topic's partitions by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Bytes, Ints
+from topicfs.engine.errors import EngineError, InvalidRecordError
+from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.validate import batch_limit, check_records
+from topicfs.fs.appending.handle import NOTHING
+from topicfs.fs.formats import Format
+from topicfs.fs.views.partition_views import PartitionViews
+
+LINE_GROWTH: Final = 6
+"""No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""
+
+LINE_FRAME: Final = 1024
+
+_NEWLINE: Final = np.frombuffer(b"\n", np.uint8)
+
+
+class PartitionTarget:
+    """Lines on their way into one partition's queue.
+
+    format     in which they are written
+    refusal    why the last `add` did not take everything
+    """
+
+    def __init__(self, views: PartitionViews, fmt: Format, batch_size: int) -> None:
+        self.format = fmt
+        self.refusal: EngineError | None = None
+        self._views = views
+        self._partition: Partition = views.partition
+        self._batch_size = batch_size
+        self._queue = views.queue
+        self._sender = self._queue.join()
+
+    @property
+    def number(self) -> int:
+        return self._partition.number
+
+    def views(self) -> tuple[PartitionViews, ...]:
+        return (self._views,)
+
+    def line_limit(self) -> int:
+        return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
+
+    def waits(self) -> bool:
+        """Whether lines that were taken are not appended yet."""
+        return self._queue.waits_for(self._sender)
+
+    def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
+        now = self._partition.log.clock()
+        if self.format != Format.TXT:
+            lines = joined(head, lines)
+            parsed = self.format.parse(lines, now)
+            taken = self.add_columns(parsed.columns, now)
+            if taken < len(parsed.columns):
+                return line_start(lines, taken)
+            self.refusal = parsed.error
+            return parsed.used
+        self.refusal = None
+        try:
+            if self._partition.settings.compact:
+                check_records(np.array([now]), np.ones(1, np.bool_), self._partition.settings, now)
+        except EngineError as error:
+            self.refusal = error
+            return 0
+        taken, self.refusal = self._queue.put_lines(self._sender, head, lines, now, self._batch_size)
+        return taken
+
+    def add_columns(self, columns: Columns, now: int) -> int:
+        """Take records. Gives how many were taken: up to the first that is refused."""
+        wanted, self.refusal = first_refused(columns, self._partition.settings, now)
+        if not wanted:
+            return 0
+        return self._queue.put_columns(self._sender, columns.rows(0, wanted), now, self._batch_size)
+
+    def find_room(self, columns: Columns) -> None:
+        """OSError where there is no room for records, as far as can be known."""
+        self._queue.find_room(self._sender, columns, self._batch_size)
+
+    def keep_columns(self, columns: Columns, now: int) -> None:
+        """Take records that were checked, and of whose write others are appended: they wait where they must."""
+        self._queue.keep_columns(self._sender, columns, now, self._batch_size)
+
+    def hold_room(self, size: int) -> None:
+        self._queue.hold(self._sender, size)
+
+    def hold_line(self, line: Bytes) -> None:
+        self.hold_room(line.size)
+
+    def give_room_back(self) -> None:
+        """An unfinished line has ended, and goes to another partition."""
+        self._queue.give_room_back(self._sender)
+
+    def flush(self) -> None:
+        self._queue.flush(self._sender)
+
+    def persist(self) -> None:
+        self._queue.flush(self._sender)
+        self._partition.flush()
+
+    def leave(self) -> None:
+        self._queue.leave(self._sender)
+
+
+class TopicTarget:
+    """Lines on their way into a topic: by the key's hash, as Kafka's producers do, else to one partition after
+    the other, or to the one that a jsonl line names.
+
+    refusal  why the last `add` did not take everything
+    _parts   a target for each partition, by its number
+    _turns   counts for all who append to the topic: whose turn it is to get records without a key
+    _held    has room for an unfinished line: where it goes, as far as that is known yet; else the first partition, as
+             all of them are on one disk
+    _chosen  the partition of that line, if it has no key and is about to be the last: its turn is taken
+    """
+
+    def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
+        self.format = fmt
+        self.refusal: EngineError | None = None
+        self._parts = parts
+        self._numbers = sorted(parts)
+        self._turns = turns
+        self._held: PartitionTarget | None = None
+        self._chosen: PartitionTarget | None = None
+
+    def views(self) -> tuple[PartitionViews, ...]:
+        return tuple(views for part in self._parts.values() for views in part.views())
+
+    def line_limit(self) -> int:
+        return max(part.line_limit() for part in self._parts.values())
+
+    def waits(self) -> bool:
+        """Whether lines that were taken are not appended yet."""
+        return any(part.waits() for part in self._parts.values())
+
+    def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
+        self.refusal = None
+        if self.format == Format.TXT:
+            part = self._held or self._next_part()
+            taken = part.add(lines, head)
+            self.refusal = part.refusal
+            return taken
+        lines = joined(head, lines)
+        now = self.views()[0].partition.log.clock()
+        parsed = self.format.parse(lines, now)
+        # What is refused is found before anything is taken: what went to one partition cannot be called back
+        # for a line before it that another refuses.
+        taken, refusal = first_refused(parsed.columns, self.views()[0].partition.settings, now)
+        chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
+        if known < taken:
+            taken, refusal = known, unknown
+        numbers = np.unique(chosen[:taken]).tolist()
+        if self._held is not None and numbers not in ([], [self._held.number]):
+            self._held.give_room_back()
+            self._held = None
+        if len(numbers) == 1:
+            part = self._parts[numbers[0]]
+            done = part.add_columns(parsed.columns.rows(0, taken), now)
+            if done < taken:
+                taken, refusal = done, part.refusal
+        elif numbers:
+            self._spread(parsed.columns, chosen[:taken], numbers, now)
+        if taken < len(parsed.columns):
+            self.refusal = refusal
+            return line_start(lines, taken)
+        self.refusal = parsed.error
+        return parsed.used
+
+    def _spread(self, columns: Columns, chosen: Ints, numbers: list[int], now: int) -> None:
+        """Take records for several partitions: all, or, with an error, none. Each has room before any is appended."""
+        shares = {number: columns.take(np.flatnonzero(chosen == number)) for number in numbers}
+        for number, share in shares.items():
+            self._parts[number].find_room(share)
+        for number, share in shares.items():
+            self._parts[number].keep_columns(share, now)
+
+    def _next_part(self) -> PartitionTarget:
+        return self._parts[self._numbers[next(self._turns) % len(self._numbers)]]
+
+    def _choose(self, columns: Columns, named: Ints) -> tuple[Ints, int, EngineError | None]:
+        """The partition of each record; how many there are before the first that names one that is not there,
+        and why that is refused."""
+        keyless = (columns.key_length < 0) & (named == NO_PARTITION)
+        turn = self._numbers[0]
+        if keyless.any():
+            turn = (self._chosen or self._next_part()).number
+        chosen, known, unknown = choose(columns, named, self._numbers, turn)
+        if unknown is not None:
+            unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
+        return chosen, known, unknown
+
+    def hold_room(self, size: int) -> None:
+        if not size:
+            if self._held is not None:
+                self._held.hold_room(0)
+            self._held = self._chosen = None
+        elif self._held is not None:
+            self._held.hold_room(size)
+        else:
+            part = self._next_part() if self.format == Format.TXT else self._parts[self._numbers[0]]
+            part.hold_room(size)
+            self._held = part
+
+    def hold_line(self, line: Bytes) -> None:
+        part = self._part_of(line)
+        if part is None or part is self._held:
+            self.hold_room(line.size)
+            return
+        part.hold_room(line.size)
+        if self._held is not None:
+            self._held.give_room_back()
+        self._held = part
+
+    def _part_of(self, line: Bytes) -> PartitionTarget | None:
+        """Where an unfinished line goes if nothing of it is to come any more; None where nobody can know, as it is
+        refused then."""
+        if self.format == Format.TXT:
+            return self._held
+        parsed = self.format.parse(joined(line, _NEWLINE), self.views()[0].partition.log.clock())
+        if not len(parsed.columns):
+            return None
+        chosen, known, _ = self._choose(parsed.columns, parsed.partitions)
+        if not known:
+            return None
+        part = self._parts[int(chosen[0])]
+        if parsed.columns.key_length[0] < 0 and parsed.partitions[0] == NO_PARTITION:
+            self._chosen = part
+        return part
+
+    def flush(self) -> None:
+        self._each(PartitionTarget.flush)
+
+    def persist(self) -> None:
+        self._each(PartitionTarget.persist)
+
+    def leave(self) -> None:
+        self._each(PartitionTarget.leave)
+
+    def _each(self, call: Callable[[PartitionTarget], None]) -> None:
+        """Do it for every partition, then raise the first error: one that fails does not hold up the others."""
+        failures: list[EngineError | OSError] = []
+        for part in self._parts.values():
+            try:
+                call(part)
+            except (EngineError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def joined(head: Bytes, lines: Bytes) -> Bytes:
+    """A first line and those behind it."""
+    return np.concatenate((head, lines)) if head.size else lines
+
+
+def line_start(lines: Bytes, line: int) -> int:
+    """Where the line with a number, counted from 0, begins."""
+    return 0 if line == 0 else int(np.flatnonzero(lines == ord("\n"))[line - 1]) + 1

@@ -1,0 +1,520 @@
+"""The edge to libfuse 2: C callbacks on one side, the operations object on the other. It only translates.
+
+fusepy knows libfuse's structures and prototypes; its own callbacks are not used, since they copy what is read and
+written and make Python objects for each pointer. Here pointers come as plain addresses, and what a callback needs
+is read from them: read and write hand on arrays over libfuse's own buffers.
+
+libfuse runs a pool of threads that grows while calls wait for each other, so operations may block. Paths are given
+only where there is no handle (`nopath`): libfuse otherwise locks the whole path while a call runs, and a read that
+waits for records would hold up every rename and rmdir above it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import fuse
+
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs.entry import Attributes
+from topicfs.fs.errors import MountRefusedError, errno_of
+from topicfs.fs.fuse import interrupts
+from topicfs.fs.fuse.libfuse import (
+    ENCODING,
+    File,
+    OperationsTable,
+    Stat,
+    StatVfs,
+    Times,
+    asked,
+    bytes_at,
+    copy_out,
+    drop_pages,
+    fill,
+    is_callback,
+    path_of,
+    run,
+    this_handle,
+    time_of,
+)
+from topicfs.fs.fuse.libfuse_stderr import LibfuseStderr
+from topicfs.fs.fuse.thread_states import ThreadStates
+from topicfs.fs.kernels.requests import FOR_PAGES
+
+log = logging.getLogger(__name__)
+
+OPTIONS: Final[Mapping[str, str | bool]] = {
+    "fsname": "topicfs",
+    "subtype": "topicfs",
+    # st_ino of getattr is what programs see, else libfuse's own numbers.
+    "use_ino": True,
+    # Requests of 128 KiB instead of 4 KiB: writes are 15 times as fast. It is also the most that libfuse 2 can take;
+    # reads have 128 KiB by themselves.
+    "big_writes": True,
+    # What is removed is gone at once; libfuse would rename it to .fuse_hidden… while it is open. Who has it open
+    # goes on reading; only fstat finds it no more, since libfuse 2 asks for attributes by path.
+    "hard_remove": True,
+    # Files grow without the kernel's knowledge, and no size may be stale, not for a moment. It costs a question for
+    # each stat and for each directory on the way to it: 12 us each, where a remembered answer costs 1 us.
+    "attr_timeout": "0",
+    # That a name was there a second ago may be remembered: open and stat ask for the file itself again. With 0, a
+    # stat costs 1.5 times as much.
+    "entry_timeout": "1",
+    # That a name was not there may not: it can appear at any moment, by an append or a rename.
+    "negative_timeout": "0",
+    # A read that waits for records learns of its reader's signals.
+    **interrupts.OPTIONS,
+}
+"""What every mount is mounted with."""
+
+
+_LIFE: Final = frozenset({"init", "destroy"})
+"""Callbacks that are no calls of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open file.
+
+    handle      the number by which the operations know it
+    direct_io   reads and writes go past the kernel's page cache, in the sizes that the program asks for
+    keep_cache  pages of earlier opens are still right
+    """
+
+    handle: int
+    direct_io: bool = False
+    keep_cache: bool = False
+
+
+VERSION_SHIFT: Final = 32
+"""The version of an inode is in the bits of its number from this one on: see `Attributes.version`."""
+
+
+class FileOperations(Protocol):
+    """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
+    null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
+
+    Seven more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
+    call which waits whether to go on; `forget_pages_by(drop)` then, with a function that takes the kernel's number of
+    an inode, and has it drop the pages of that; `init()` before the first other call, where threads may start and an
+    error ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
+    (else 0), and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or
+    with the handle of one that has none.
+
+    Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
+    """
+
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
+        """What stat tells. With a handle, the path is empty. `node` is the kernel's number of the inode for which it
+        asks, with its version; 0 where it asks by name. `StaleError` where the path has come to stand for another.
+        `caller` is the thread for which it asks."""
+
+    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
+        """Names in a directory, without `.` and `..`; of the attributes, the inode and the kind are used."""
+
+    def access(self, path: str, mask: int) -> None:
+        """access(2) and chdir(2), where the kernel does not check permissions itself."""
+
+    def readlink(self, path: str) -> str: ...
+
+    def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
+        """`node` as in `getattr`: that version is opened, or it is a `StaleError`, and the kernel looks again."""
+
+    def create(self, path: str, mode: int, flags: int) -> Opened: ...
+
+    def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
+        """Fill `into` from a position on; gives the bytes filled, fewer only at the end. `into` is libfuse's memory:
+        gone when the call returns. `for_pages`: the kernel keeps the bytes, and shows them to all who have this version
+        of the file open: for a mapping, for sendfile(2), or as it reads through its cache."""
+
+    def write(self, handle: int, data: Bytes, position: int) -> int:
+        """Gives the bytes taken. `data` is libfuse's memory: gone when the call returns. The position is the kernel's:
+        of a file that grows without its knowledge it is out of date."""
+
+    def flush(self, handle: int) -> None:
+        """At each close of a descriptor, duplicates and forked ones too. Its error is what close(2) gives."""
+
+    def release(self, handle: int) -> None:
+        """After the last close. Nobody sees an error."""
+
+    def fsync(self, handle: int, datasync: bool) -> None: ...
+
+    def truncate(self, path: str, length: int, handle: int | None) -> None:
+        """With a handle, the path is empty."""
+
+    def mkdir(self, path: str, mode: int) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def symlink(self, target: str, path: str) -> None:
+        """Make a link at `path` that leads to `target`."""
+
+    def link(self, existing: str, path: str) -> None: ...
+
+    def mknod(self, path: str, mode: int, device: int) -> None: ...
+
+    def chmod(self, path: str, mode: int) -> None: ...
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """-1 for what stays."""
+
+    def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
+        """None for what stays."""
+
+    def getxattr(self, path: str, name: str) -> bytes:
+        """Asked for names in `user.` only."""
+
+    def listxattr(self, path: str) -> list[str]: ...
+
+    def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None: ...
+
+    def removexattr(self, path: str, name: str) -> None: ...
+
+    def statfs(self, path: str) -> os.statvfs_result: ...
+
+
+def serve(operations: FileOperations, mountpoint: Path, options: Mapping[str, str | bool]) -> None:
+    """Mount, answer until the mount is gone, and give back control. Options are added to `OPTIONS`, or outrank them.
+
+    With `allow_other` the kernel checks permissions by what getattr says. Without it nobody but the daemon's own user
+    comes in, who may do here what the daemon may do; then the kernel does not ask for the attributes of a file and
+    of each directory above it at every open, which is a third of what an `echo >>` costs.
+
+    Signals are the caller's. libfuse sets handlers of its own, which unmount, for those of SIGINT, SIGTERM and SIGHUP
+    that nobody has set.
+    """
+    states = _thread_states()
+    states.leave_alone()
+    checks = {"default_permissions": options.get("allow_other", False)}
+    words = ["topicfs", "-f", "-o", ",".join(_words({**OPTIONS, **checks, **options})), str(mountpoint)]
+    libfuse_stderr = LibfuseStderr.begin()
+    try:
+        adapter = Adapter(operations, states, libfuse_stderr)
+        table = adapter.table()
+        went_well = run(words, table)
+    finally:
+        said = libfuse_stderr.end()
+    if adapter.failure is not None:
+        raise adapter.failure
+    if not went_well and not adapter.answered:
+        raise MountRefusedError(said or "libfuse ended with an error, and did not say why")
+    if not went_well:
+        # After a lazy unmount with a file open the kernel may break the connection off, instead of ending it.
+        log.info("the mount was broken off: libfuse ended with an error")
+
+
+@cache
+def _thread_states() -> ThreadStates:
+    return ThreadStates.create()
+
+
+def _words(options: Mapping[str, str | bool]) -> Iterable[str]:
+    for name, value in options.items():
+        if value is True:
+            yield name
+        elif value is not False:
+            yield f"{name}={value}"
+
+
+class Adapter:
+    """libfuse's callbacks. A method named as a member of struct fuse_operations is called for it, with the
+    arguments that fuse.h states.
+
+    operations    what answers
+    failure       why `init` failed; None if it did not
+    _states       keeps libfuse's threads known to Python
+    answered      the mount was there
+    _libfuse_stderr  what libfuse prints, until the mount answers
+    _directories  open directories by number: the path, and the operations' handle
+    """
+
+    __slots__ = (
+        "_directories",
+        "_libfuse_stderr",
+        "_numbers",
+        "_states",
+        "answered",
+        "failure",
+        "operations",
+    )
+
+    def __init__(
+        self, operations: FileOperations, states: ThreadStates, libfuse_stderr: LibfuseStderr
+    ) -> None:
+        self.operations: Any = operations
+        self.failure: BaseException | None = None
+        self._states = states
+        self._libfuse_stderr = libfuse_stderr
+        self.answered = False
+        self._directories: dict[int, tuple[str, int]] = {}
+        self._numbers = itertools.count(1)
+
+    def table(self) -> OperationsTable:
+        """struct fuse_operations; it must live as long as libfuse runs."""
+        table = OperationsTable(flag_nullpath_ok=1, flag_nopath=1, flag_utime_omit_ok=1)
+        for name, kind in [(field[0], field[1]) for field in OperationsTable._fields_]:
+            if is_callback(kind) and self._is_offered(name):
+                setattr(table, name, kind(self._guarded(name, getattr(self, name))))
+        return table
+
+    def _is_offered(self, name: str) -> bool:
+        if name in _LIFE:
+            return True
+        if not hasattr(self, name):
+            return False
+        needed = {
+            "fgetattr": "getattr",
+            "ftruncate": "truncate",
+            "opendir": "readdir",
+            "releasedir": "readdir",
+        }
+        return getattr(self.operations, needed.get(name, name), None) is not None
+
+    def _guarded(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
+        """A callback that keeps its thread's state, and turns every error into an errno."""
+        keep = self._states.keep
+
+        def callback(*arguments: Any) -> int:
+            keep()
+            try:
+                return function(*arguments)
+            except BaseException as error:  # noqa: BLE001 - behind this line is C, where an error would be lost
+                number = errno_of(error, name, _place(name, arguments))
+                self._tell(error, name, arguments)
+                return -number
+
+        return callback
+
+    def _tell(self, error: BaseException, name: str, arguments: tuple[Any, ...]) -> None:
+        """Tell the operations what they have refused, where they want to know."""
+        if not hasattr(self.operations, "refused") or not isinstance(error, Exception) or name in _LIFE:
+            return
+        paths = [path_of(argument) for argument in arguments if isinstance(argument, bytes)]
+        try:
+            self.operations.refused(error, paths, None if paths else File.from_address(arguments[-1]).fh)
+        except Exception:
+            log.exception(f"{name}: what was refused could not be told")
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def init(self, connection: int) -> int:
+        self.answered = True
+        said = self._libfuse_stderr.end()
+        if said:
+            log.warning(f"libfuse: {said}")
+        try:
+            if hasattr(self.operations, "wait_until"):
+                self.operations.wait_until(interrupts.given_up)
+            if hasattr(self.operations, "forget_pages_by"):
+                self.operations.forget_pages_by(partial(drop_pages, this_handle()))
+            if hasattr(self.operations, "init"):
+                self.operations.init()
+        except BaseException as error:  # noqa: BLE001 - `serve` raises it
+            self.failure = error
+            fuse.fuse_exit()
+        return 0
+
+    def destroy(self, private: int) -> int:
+        if hasattr(self.operations, "destroy"):
+            self.operations.destroy()
+        return 0
+
+    # -- attributes -------------------------------------------------------------------------------------
+
+    def getattr(self, path: bytes, stat: int) -> int:
+        fill(stat, self.operations.getattr(path_of(path), None, *asked()))
+        return 0
+
+    def fgetattr(self, path: bytes | None, stat: int, file: int) -> int:
+        fill(stat, self.operations.getattr(path_of(path), File.from_address(file).fh, *asked()))
+        return 0
+
+    def access(self, path: bytes, mask: int) -> int:
+        self.operations.access(path_of(path), mask)
+        return 0
+
+    def chmod(self, path: bytes, mode: int) -> int:
+        self.operations.chmod(path_of(path), mode)
+        return 0
+
+    def chown(self, path: bytes, uid: int, gid: int) -> int:
+        self.operations.chown(path_of(path), ctypes.c_int(uid).value, ctypes.c_int(gid).value)
+        return 0
+
+    def utimens(self, path: bytes, times: int) -> int:
+        both = Times.from_address(times)
+        self.operations.utimens(path_of(path), time_of(both.actime), time_of(both.modtime))
+        return 0
+
+    def statfs(self, path: bytes, buffer: int) -> int:
+        found = self.operations.statfs(path_of(path))
+        filled = StatVfs.from_address(buffer)
+        for name in ("bsize", "frsize", "blocks", "bfree", "bavail", "files", "ffree", "favail", "namemax"):
+            setattr(filled, f"f_{name}", getattr(found, f"f_{name}"))
+        return 0
+
+    # -- extended attributes ----------------------------------------------------------------------------
+
+    def getxattr(self, path: bytes, name: bytes, buffer: int, size: int) -> int:
+        # The kernel asks for security.capability before each write that goes through the page cache, and `ls -l` asks
+        # for ACLs: answered here, without a look at the path.
+        if not name.startswith(b"user."):
+            return -errno.ENOTSUP
+        return copy_out(self.operations.getxattr(path_of(path), path_of(name)), buffer, size)
+
+    def listxattr(self, path: bytes, buffer: int, size: int) -> int:
+        names = self.operations.listxattr(path_of(path))
+        return copy_out(b"".join(name.encode(*ENCODING) + b"\0" for name in names), buffer, size)
+
+    def setxattr(self, path: bytes, name: bytes, value: int | None, size: int, flags: int) -> int:
+        given = b"" if value is None else ctypes.string_at(value, size)
+        if name.startswith(b"user.topicfs."):
+            # What is asked for in this way deletes records: who asked can be found out later.
+            user, _, process = fuse.fuse_get_context()
+            log.info(
+                f"{path_of(path)}: {path_of(name)} is set to {given[:256]!r} by process {process} of user {user}"
+            )
+        self.operations.setxattr(path_of(path), path_of(name), given, flags)
+        return 0
+
+    def removexattr(self, path: bytes, name: bytes) -> int:
+        self.operations.removexattr(path_of(path), path_of(name))
+        return 0
+
+    # -- names ------------------------------------------------------------------------------------------
+
+    def opendir(self, path: bytes, file: int) -> int:
+        offered = getattr(self.operations, "opendir", None)
+        directory = path_of(path)
+        handle = 0 if offered is None else offered(directory)
+        number = next(self._numbers)
+        self._directories[number] = (directory, handle)
+        File.from_address(file).fh = number
+        return 0
+
+    def readdir(self, path: bytes | None, buffer: int, filler: Any, offset: int, file: int) -> int:
+        directory, handle = self._directories[File.from_address(file).fh]
+        stat = Stat()
+        address = ctypes.addressof(stat)
+        filler(buffer, b".", None, 0)
+        filler(buffer, b"..", None, 0)
+        for name, attributes in self.operations.readdir(directory, handle):
+            if attributes is None:
+                filler(buffer, name.encode(*ENCODING), None, 0)
+            else:
+                stat.st_ino, stat.st_mode = attributes.ino, attributes.mode
+                filler(buffer, name.encode(*ENCODING), address, 0)
+        return 0
+
+    def releasedir(self, path: bytes | None, file: int) -> int:
+        _, handle = self._directories.pop(File.from_address(file).fh)
+        offered = getattr(self.operations, "releasedir", None)
+        if offered is not None:
+            offered(handle)
+        return 0
+
+    def readlink(self, path: bytes, buffer: int, size: int) -> int:
+        target = self.operations.readlink(path_of(path)).encode(*ENCODING)[: size - 1] + b"\0"
+        ctypes.memmove(buffer, target, len(target))
+        return 0
+
+    def mkdir(self, path: bytes, mode: int) -> int:
+        self.operations.mkdir(path_of(path), mode)
+        return 0
+
+    def rmdir(self, path: bytes) -> int:
+        self.operations.rmdir(path_of(path))
+        return 0
+
+    def unlink(self, path: bytes) -> int:
+        self.operations.unlink(path_of(path))
+        return 0
+
+    def rename(self, old: bytes, new: bytes) -> int:
+        self.operations.rename(path_of(old), path_of(new))
+        return 0
+
+    def symlink(self, target: bytes, path: bytes) -> int:
+        self.operations.symlink(path_of(target), path_of(path))
+        return 0
+
+    def link(self, existing: bytes, path: bytes) -> int:
+        self.operations.link(path_of(existing), path_of(path))
+        return 0
+
+    def mknod(self, path: bytes, mode: int, device: int) -> int:
+        self.operations.mknod(path_of(path), mode, device)
+        return 0
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def open(self, path: bytes, file: int) -> int:
+        info = File.from_address(file)
+        _answer_open(info, self.operations.open(path_of(path), info.flags, *asked()))
+        return 0
+
+    def create(self, path: bytes, mode: int, file: int) -> int:
+        info = File.from_address(file)
+        _answer_open(info, self.operations.create(path_of(path), mode, info.flags))
+        return 0
+
+    def read(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:
+        filled: int = self.operations.read(
+            File.from_address(file).fh,
+            position & ~FOR_PAGES,
+            bytes_at(buffer, size),
+            bool(position & FOR_PAGES),
+        )
+        return filled
+
+    def write(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:
+        taken: int = self.operations.write(File.from_address(file).fh, bytes_at(buffer, size), position)
+        return taken
+
+    def truncate(self, path: bytes, length: int) -> int:
+        self.operations.truncate(path_of(path), length, None)
+        return 0
+
+    def ftruncate(self, path: bytes | None, length: int, file: int) -> int:
+        self.operations.truncate(path_of(path), length, File.from_address(file).fh)
+        return 0
+
+    def flush(self, path: bytes | None, file: int) -> int:
+        self.operations.flush(File.from_address(file).fh)
+        return 0
+
+    def release(self, path: bytes | None, file: int) -> int:
+        self.operations.release(File.from_address(file).fh)
+        return 0
+
+    def fsync(self, path: bytes | None, datasync: int, file: int) -> int:
+        self.operations.fsync(File.from_address(file).fh, bool(datasync))
+        return 0
+
+
+def _answer_open(info: Any, opened: Opened) -> None:
+    info.fh = opened.handle
+    info.direct_io = opened.direct_io
+    info.keep_cache = opened.keep_cache
+
+
+def _place(name: str, arguments: tuple[Any, ...]) -> str:
+    """Where an operation went wrong, in words: the path, or the handle where there is none."""
+    if isinstance(arguments[0], bytes):
+        return path_of(arguments[0])
+    if name in {"init", "destroy"}:
+        return "the mount"
+    return f"handle {File.from_address(arguments[-1]).fh}"

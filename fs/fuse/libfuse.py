@@ -1,0 +1,208 @@
+"""libfuse's structures: fusepy's, with addresses for pointers, and what is read from and written to them. And libfuse's
+life: mounting, answering, unmounting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from _ctypes import CFuncPtr, _Pointer
+from typing import Any, Final
+
+import fuse
+import numpy as np
+
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs.entry import Attributes
+from topicfs.fs.kernels import requests
+
+BLOCK_SIZE: Final = 128 << 10
+"""st_blksize: programs with buffers of that size (stdio, Python) then ask for as much as a request can carry."""
+
+ENCODING: Final = ("utf-8", "surrogateescape")
+"""Of names: any bytes come and go unchanged."""
+
+_NOW, _OMIT = (1 << 30) - 1, (1 << 30) - 2
+"""UTIME_NOW and UTIME_OMIT, in the place of nanoseconds."""
+
+
+def is_callback(kind: Any) -> bool:
+    """Whether a C type is a function."""
+    return issubclass(kind, CFuncPtr)
+
+
+def _plain(kind: Any) -> Any:
+    """A C type, but an address for a pointer: no object is made for it at each call."""
+    if is_callback(kind):
+        return ctypes.CFUNCTYPE(kind._restype_, *(_plain(argument) for argument in kind._argtypes_))
+    return ctypes.c_void_p if issubclass(kind, _Pointer) else kind
+
+
+class OperationsTable(ctypes.Structure):
+    """struct fuse_operations."""
+
+    _fields_ = [(name, _plain(kind), *bits) for name, kind, *bits in fuse.fuse_operations._fields_]
+
+
+class _Arguments(ctypes.Structure):
+    """struct fuse_args."""
+
+    _fields_ = [("count", ctypes.c_int), ("words", ctypes.POINTER(ctypes.c_char_p)), ("owned", ctypes.c_int)]
+
+
+class _Channel(ctypes.Structure):
+    """struct fuse_chan_ops: three functions."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("receive", "send", "destroy")]
+
+
+# A handle of our own: types are set on its functions, and fusepy's is everybody's.
+_libfuse: Final = ctypes.CDLL(fuse._libfuse._name)
+
+
+_system: Final = ctypes.CDLL(None)
+_system.free.argtypes = [ctypes.c_void_p]
+_system.free.restype = None
+_system.dlvsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
+_system.dlvsym.restype = ctypes.c_void_p
+
+
+def _declare(result: Any, name: str, *arguments: Any) -> None:
+    # libfuse still has a function of 2001 under the name `fuse_new`, which is found where no version is named.
+    address = _system.dlvsym(_libfuse._handle, name.encode(), b"FUSE_2.6")
+    kind = ctypes.CFUNCTYPE(result, *arguments)
+    setattr(_libfuse, name, kind((name, _libfuse) if address is None else address))
+
+
+_at, _int = ctypes.c_void_p, ctypes.c_int
+_declare(ctypes.POINTER(fuse.fuse_context), "fuse_get_context")
+_declare(_int, "fuse_parse_cmdline", _at, ctypes.POINTER(_at), _at, _at)
+_declare(None, "fuse_opt_free_args", _at)
+_declare(_at, "fuse_mount", _at, _at)
+_declare(None, "fuse_unmount", _at, _at)
+_declare(_int, "fuse_chan_fd", _at)
+_declare(ctypes.c_size_t, "fuse_chan_bufsize", _at)
+_declare(_at, "fuse_chan_new", _at, _int, ctypes.c_size_t, _at)
+_declare(None, "fuse_chan_destroy", _at)
+_declare(_at, "fuse_new", _at, _at, _at, ctypes.c_size_t, _at)
+_declare(None, "fuse_destroy", _at)
+_declare(_at, "fuse_get_session", _at)
+_declare(_at, "fuse_session_next_chan", _at, _at)
+_declare(_int, "fuse_set_signal_handlers", _at)
+_declare(None, "fuse_remove_signal_handlers", _at)
+_declare(_int, "fuse_loop_mt", _at)
+_declare(_int, "fuse_lowlevel_notify_inval_inode", _at, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64)
+
+Stat: Final = fuse.c_stat
+File: Final = fuse.fuse_file_info
+StatVfs: Final = fuse.c_statvfs
+Times: Final = fuse.c_utimbuf
+
+
+# Larger than any request, so that one type does for all of them: ctypes makes a class for each size.
+_Memory: Final = ctypes.c_uint8 * (1 << 30)
+
+
+def bytes_at(address: int, size: int) -> Bytes:
+    """Memory as an array, without a copy."""
+    return np.frombuffer(_Memory.from_address(address), np.uint8, size)
+
+
+def asked() -> tuple[int, int]:
+    """In a callback: the kernel's number of the inode for which it calls getattr or open, with the version in its upper
+    half, 0 where it asks by name; and the thread for which it asks."""
+    context = _libfuse.fuse_get_context().contents
+    return context.uid << 32 | context.gid, context.pid
+
+
+def path_of(raw: bytes | None) -> str:
+    return "" if raw is None else raw.decode(*ENCODING)
+
+
+def fill(address: int, attributes: Attributes) -> None:
+    """Write attributes into a struct stat."""
+    ctypes.memset(address, 0, ctypes.sizeof(Stat))
+    stat = Stat.from_address(address)
+    stat.st_mode = attributes.mode
+    stat.st_ino = attributes.ino
+    stat.st_nlink = attributes.nlink
+    stat.st_size = attributes.size
+    stat.st_blocks = attributes.blocks
+    stat.st_blksize = BLOCK_SIZE
+    # What `topicfs.fs.kernels.requests` looks for.
+    stat.st_rdev = attributes.version | (requests.FLEETING if attributes.fleeting else 0)
+    stat.st_uid = attributes.uid
+    stat.st_gid = attributes.gid
+    seconds, rest = divmod(attributes.mtime_ns, 1_000_000_000)
+    for time_spec in (stat.st_mtimespec, stat.st_ctimespec, stat.st_atimespec):
+        time_spec.tv_sec = seconds
+        time_spec.tv_nsec = rest
+
+
+def copy_out(value: bytes, address: int, size: int) -> int:
+    """Answer getxattr and listxattr: a size of 0 asks how long the value is."""
+    if size == 0:
+        return len(value)
+    if len(value) > size:
+        return -errno.ERANGE
+    ctypes.memmove(address, value, len(value))
+    return len(value)
+
+
+def time_of(spec: Any) -> int | None:
+    if spec.tv_nsec == _OMIT:
+        return None
+    return time.time_ns() if spec.tv_nsec == _NOW else spec.tv_sec * 1_000_000_000 + spec.tv_nsec
+
+
+def run(words: list[str], table: OperationsTable) -> bool:
+    """Mount as the words of a command line say, answer until the mount is gone, and tidy up. False after an error.
+
+    It is what `fuse_main` does, but requests and answers pass through `topicfs.fs.kernels.requests`.
+    """
+    arguments = _Arguments(len(words), (ctypes.c_char_p * len(words))(*map(os.fsencode, words)), 0)
+    place, threads, foreground = _at(), _int(), _int()
+    given = ctypes.byref(arguments)
+    if _libfuse.fuse_parse_cmdline(
+        given, ctypes.byref(place), ctypes.byref(threads), ctypes.byref(foreground)
+    ):
+        return False
+    try:
+        kernel = _libfuse.fuse_mount(place, given)
+        if kernel is None:
+            return False
+        ways = _Channel(requests.receive.address, requests.send.address, None)
+        file, size = _libfuse.fuse_chan_fd(kernel), _libfuse.fuse_chan_bufsize(kernel)
+        channel = _libfuse.fuse_chan_new(ctypes.byref(ways), file, size, None)
+        handle = _libfuse.fuse_new(channel, given, ctypes.byref(table), ctypes.sizeof(table), None)
+        if handle is None:
+            _libfuse.fuse_unmount(place, kernel)
+            return False
+        session = _libfuse.fuse_get_session(handle)
+        _libfuse.fuse_set_signal_handlers(session)
+        failed = _libfuse.fuse_loop_mt(handle)
+        _libfuse.fuse_remove_signal_handlers(session)
+        # It closes the descriptor that both channels share; ours goes with the session.
+        _libfuse.fuse_unmount(place, kernel)
+        _libfuse.fuse_destroy(handle)
+        return not failed
+    finally:
+        _libfuse.fuse_opt_free_args(given)
+        _system.free(place)
+
+
+def drop_pages(handle: int, node: int) -> bool:
+    """Have the kernel drop the pages of an inode: whoever reads or maps it asks anew. `handle` is libfuse's. False
+    where the kernel knows no such inode any more."""
+    channel = _libfuse.fuse_session_next_chan(_libfuse.fuse_get_session(handle), None)
+    error: int = _libfuse.fuse_lowlevel_notify_inval_inode(channel, node, 0, 0)
+    return error == 0
+
+
+def this_handle() -> int:
+    """In a callback: libfuse's handle."""
+    found = _libfuse.fuse_get_context().contents.fuse
+    assert isinstance(found, int)
+    return found

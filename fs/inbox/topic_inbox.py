@@ -1,0 +1,192 @@
+"""What the entries of one topic's inbox share: who writes into it, and how what lies there is committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from topicfs.engine.errors import EngineError
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.inbox import Inbox, batch_name
+from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.store.store import Store
+from topicfs.fs import errors
+from topicfs.fs.inbox.claims import Claims, Writing
+from topicfs.fs.inbox.commits import Commits
+from topicfs.fs.inbox.data_files import DataFile, Topic, chunks, content_of, data_files
+from topicfs.fs.inbox.paths import TEMPORARY, batch_of, job_of
+from topicfs.fs.views.partition_views import PartitionViews
+
+
+class Arrival(Protocol):
+    """A file that is copied to a name that is not hidden; `is_whole` when its writer has said that all is there."""
+
+    is_whole: bool
+
+
+class TopicInbox:
+    """One topic's inbox.
+
+    inbox     where it is committed
+    claims    who changes what
+    commits   those that are under way, of all topics
+    arriving  open files that are copied to a name that is not hidden, by it
+    _views    gives a partition of the topic
+    _turns    whose turn it is to get records without a key
+    _jobs     which job writes into a batch's directory, or into the inbox itself, by that directory
+    _mixed    jobs that met another one in their directory: one may have removed what the other had made, so
+              neither can be committed
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        inbox: Inbox,
+        views: Callable[[int], PartitionViews],
+        turns: Iterator[int],
+        commits: Commits,
+    ) -> None:
+        self.inbox = inbox
+        self.claims = Claims()
+        self.commits = commits
+        self._store = store
+        self._views = views
+        self._turns = turns
+        self.arriving: dict[str, Arrival] = {}
+        self._jobs: dict[Parts, str] = {}
+        self._mixed: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def staging(self) -> Staging:
+        return self.inbox.staging
+
+    def mtime_ns(self) -> int:
+        """When something last came into the inbox or went; before that, when the topic did."""
+        try:
+            return self.staging.status(()).st_mtime_ns
+        except FileNotFoundError:
+            return os.stat(self._store.logs).st_mtime_ns
+
+    # -- jobs -----------------------------------------------------------------------------------------
+
+    def admit(self, parts: Parts) -> None:
+        """A Spark job makes a file: BusyError where another job has made some in the same directory."""
+        job = job_of(parts[-1])
+        batch = batch_of(parts)
+        with self._lock:
+            if job is None or self._jobs.get(batch) == job:
+                return
+            others = {found for file in self._of_jobs(batch) if (found := job_of(file[-1])) is not None} - {
+                job
+            }
+            if others or job in self._mixed:
+                self._mixed |= {job, *others}
+                raise errors.BusyError(
+                    f"{'/'.join(parts)}: job {job} and {', '.join(sorted(others - {job})) or 'another'} write into one "
+                    "directory, and neither can be committed: give each a directory of its own, and remove what is "
+                    "left in this one"
+                )
+            self._jobs[batch] = job
+
+    def _of_jobs(self, batch: Parts) -> Iterable[Parts]:
+        if batch:
+            yield from self.staging.files(batch)
+            return
+        for name in self.staging.names(()):
+            if name == TEMPORARY:
+                yield from self.staging.files((name,))
+            else:
+                yield (name,)
+
+    # -- commits --------------------------------------------------------------------------------------
+
+    def commit_batch(self, batch: Parts) -> None:
+        """Append all files of a batch's directory, or those that a job has put into the inbox itself."""
+        with self.commits.one(), self._taking(batch):
+            with self._noting_refusals():
+                name, sources, files = self._batch(batch)
+            if name is not None:
+                self._commit(name, files, sources)
+            with self._lock:
+                self._jobs.pop(batch, None)
+
+    @contextlib.contextmanager
+    def _taking(self, batch: Parts) -> Iterator[None]:
+        """Nobody changes what is committed: a file that came meanwhile would be removed with those that were."""
+        if batch:
+            with self.claims.taken(batch):
+                yield
+            return
+        # Of the inbox itself only jobs' files are taken; those that come meanwhile stay for the next `_SUCCESS`.
+        with self.claims.taken(*(file.parts for file in data_files(self.staging, batch))):
+            yield
+
+    def _batch(self, batch: Parts) -> tuple[str | None, list[Parts], list[DataFile]]:
+        files = data_files(self.staging, batch)
+        jobs = {job for file in files if (job := job_of(file.parts[-1])) is not None}
+        if jobs & self._mixed or (not batch and len(jobs) > 1):
+            raise errors.BusyError(
+                f"{'/'.join(batch) or 'inbox'}: jobs {', '.join(sorted(jobs | self._mixed))} wrote into one directory: "
+                "nothing is appended"
+            )
+        if batch:
+            return batch_name(batch[0]), [batch], files
+        sources = [file.parts for file in files] + [(f".{file.parts[0]}.crc",) for file in files]
+        return (f"job:{jobs.pop()}" if jobs else None), sources, files
+
+    def commit_file(self, source: Parts, name: Parts, own: Writing | None = None) -> None:
+        """Append a file that is to be called so, and remove it. `own` is who has it open for writing, and is done."""
+        with self.commits.one(), self.claims.taken(source, name):
+            with self._noting_refusals():
+                file = DataFile.of(source, name)
+                self._check_files([file], own)
+                identity = self.staging.identity(source)
+            self._commit(f"file:{name[-1]}:{identity}", [file], [source], own)
+
+    def _commit(
+        self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
+    ) -> None:
+        with self._noting_refusals():
+            self._check_files(files, own)
+            topic = self._topic()
+            if self.inbox.knows(name):
+                content = content_of(self.staging, files, topic)
+            else:
+                # What is bad is found before anything is appended: for it no transaction holds readers up.
+                content = Content()
+                for _ in chunks(self.staging, files, topic, content):
+                    pass
+            self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
+
+    def _check_files(self, files: Iterable[DataFile], own: Writing | None) -> None:
+        """Refuse what is no file, and what is still being written."""
+        for file in files:
+            status = self.staging.status(file.parts)
+            if not stat.S_ISREG(status.st_mode):
+                raise errors.NotSupportedError(f"{file.name}: expected a regular file; nothing is appended")
+            self.claims.await_closed((status.st_dev, status.st_ino), own, file.name)
+
+    def _topic(self) -> Topic:
+        settings = self._store.topic_settings(self.inbox.topic)
+        return Topic(settings, self._numbers, self._turns, self._store.clock)
+
+    @property
+    def _numbers(self) -> list[int]:
+        return self._store.topics().get(self.inbox.topic, [])
+
+    @contextlib.contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        """Have every partition's status tell why files were refused: an errno is all that their writer is told."""
+        try:
+            yield
+        except (EngineError, OSError) as error:
+            for number in self._numbers:
+                # One that is offline, or deleted just now, has nobody to tell.
+                with contextlib.suppress(EngineError):
+                    self._views(number).note_refusal(error)
+            raise

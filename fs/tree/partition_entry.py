@@ -1,0 +1,56 @@
+"""What all entries of a partition have in common: they are as old as its data, and stand as long as it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+
+from topicfs.engine.segment.segment import Segment
+from topicfs.fs import errors
+from topicfs.fs.entry import Entry
+from topicfs.fs.views.partition_views import PartitionViews
+
+
+class PartitionEntry(Entry):
+    """An entry that shows something of a partition."""
+
+    def __init__(self, path: str, views: PartitionViews) -> None:
+        super().__init__(path)
+        self.views = views
+
+    @property
+    def is_current(self) -> bool:
+        return self.views.partition.is_open
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.views.partition.log.is_closed
+
+    @property
+    def generation(self) -> Hashable:
+        try:
+            return self.views.incarnation
+        except FileNotFoundError:
+            raise errors.NotFoundError(f"{self.path} was deleted") from None
+
+    def mtime_ns(self) -> int:
+        return partition_mtime(self.views)
+
+
+def partition_mtime(views: PartitionViews) -> int:
+    """When a partition last changed: when its active segment was written. Each command asks for several entries'
+    times: what the file system said is right until the segment has grown."""
+    active = views.partition.log.chain.active
+    size = active.size
+    known = views.written
+    if known is None or known[0] is not active or known[1] != size:
+        known = views.written = active, size, status_of(active).st_mtime_ns
+    return known[2]
+
+
+def status_of(segment: Segment) -> os.stat_result:
+    """What stat tells of a segment's `.log`; NotFoundError where it was removed."""
+    try:
+        return os.stat(segment.log.path)
+    except FileNotFoundError:
+        raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None

@@ -1,0 +1,62 @@
+"""What upkeep will do next with a partition, as JSON tells it: in `status.json`, and by `topicfs plan --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topicfs.engine.cleaner.candidates import Candidate, look
+from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.retention.removal import next_due
+from topicfs.engine.retention.rules import Forecast
+from topicfs.engine.store.store import Store
+from topicfs.fs.views.partition_views import PartitionViews
+
+
+def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
+    """What is due next of a partition that is in use, and why."""
+    partition, log = views.partition, views.partition.log
+    key = partition.topic, partition.number
+    now = log.clock()
+    try:
+        removal = next_removal(next_due(log, now))
+        found = cleaning(look(log, store.cleaning.offsets.get(key), now)) if log.settings.compact else None
+    except ClosedError:
+        removal = found = None  # offline, which is said elsewhere
+    except (EngineError, OSError) as error:
+        return {"cleanup_policy": log.settings.cleanup_policy_text, "upkeep_error": str(error)}
+    if found is not None:
+        found["state"] = store.cleaning.states.of(key).value
+        found["set_aside"] = store.cleaning.uncleanable.get(key)
+    return {
+        "cleanup_policy": log.settings.cleanup_policy_text,
+        "kept": store.why_kept(partition.topic),
+        "next_removal": removal,
+        "retention_error": store.retention.failing.get(f"{partition.topic}-{partition.number}"),
+        "cleaning": found,
+    }
+
+
+def next_removal(next_one: Forecast[Any] | None) -> dict[str, Any] | None:
+    """The segment that retention removes next: at once for a reason, else at a time or after some bytes more."""
+    if next_one is None:
+        return None
+    return {
+        "segment": next_one.segment.base_offset,
+        "reason": None if next_one.reason is None else next_one.reason.value,
+        "at_ms": next_one.at_ms,
+        "more_bytes": next_one.more_bytes,
+    }
+
+
+def cleaning(candidate: Candidate) -> dict[str, Any]:
+    """What compaction would do now, or why it does nothing."""
+    return {
+        "eligible": candidate.eligible,
+        "why_not": candidate.why_not or None,
+        "dirty_ratio": round(candidate.ratio, 4),
+        "from_offset": candidate.first_dirty,
+        "to_offset": candidate.first_uncleanable,
+        "bytes": candidate.cleanable_bytes,
+        "must_compact": candidate.must_compact,
+        "next_eligible_ms": candidate.next_eligible_ms,
+    }

@@ -1,0 +1,74 @@
+"""Finding out how early the records of sealed segments are: see `topicfs.engine.min_timestamps`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from topicfs.engine.errors import EngineError
+from topicfs.engine.min_timestamps.upkeep import MinTimestampsUpkeep
+from topicfs.engine.store.store import Store
+from topicfs.mountd.cleaners import give_way
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE_S: Final = 5.0
+"""One run takes so long, and then until it is through with a segment. The next one goes on."""
+
+_REST_S: Final = 0.002
+"""Between two chunks of a segment, of 1 MiB: at full speed it took a sixth of the rate of a reader beside it."""
+
+
+class MinTimestampsJob:
+    """What is known of a store's partitions. One thread calls `run`, again and again.
+
+    _stop      whether the work is to be broken off
+    _last      name of the partition that was seen to last
+    _upkeep    does it
+    _failures  what went wrong, by partition
+    _nice      whether the thread gives way to others by now
+    """
+
+    def __init__(self, store: Store, views: Path, stop: Callable[[], bool]) -> None:
+        self._store = store
+        self._stop = stop
+        self._upkeep = MinTimestampsUpkeep(views, store.clock, store.steady)
+        self._last = ""
+        self._failures: dict[str, str] = {}
+        self._nice = False
+
+    def run(self) -> None:
+        """See to the partitions that are in use, one after the other for a while: the thread has other work. The others
+        are not loaded for this."""
+        if not self._nice:
+            give_way()
+            self._nice = True
+        slots = sorted(self._store.slots(), key=lambda slot: (slot.name <= self._last, slot.name))
+        end = time.monotonic() + _AT_ONCE_S
+
+        def enough() -> bool:
+            return time.monotonic() > end
+
+        self._upkeep.forget_others({slot.name for slot in slots})
+        for slot in slots:
+            partition = slot.partition
+            if self._stop() or enough():
+                return
+            self._last = slot.name
+            if partition is None or slot.gone or partition.log.failure is not None:
+                continue
+            try:
+                self._upkeep.bring_up_to_date(partition, self._rest, enough)
+                self._failures.pop(slot.name, None)
+            except (EngineError, OSError) as error:
+                if self._failures.get(slot.name) != str(error):
+                    log.error(f"{slot.name}: filters on time skip less: {error}")
+                self._failures[slot.name] = str(error)
+
+    def _rest(self) -> bool:
+        """Let others go first; then whether to stop."""
+        time.sleep(_REST_S)
+        return self._stop()
