@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -94,6 +94,12 @@ class Deletion:
     due: int
     partitions: tuple[DeletedPartition, ...]
     restoring: bool = False
+
+    @property
+    def delay(self) -> int:
+        """Milliseconds for which it can be taken back: the topic's `file.delete.delay.ms` when it was deleted. What the
+        topic's name has now says nothing of it, as its settings went with it."""
+        return max(0, self.due - self.at)
 
     def told(self) -> dict[str, object]:
         """What people and programs are told of it."""
@@ -179,11 +185,9 @@ class Deletions:
         self._due: dict[str, int] = {}
         self._lock = threading.RLock()
 
-    def load(self, now: int, steady_now: int, delay_of: Callable[[str], int]) -> None:
+    def load(self, now: int, steady_now: int) -> None:
         """Read what an earlier run has left. What cannot be read is no deletion that can be taken back: its
-        directories are removed like any others that wait for it.
-
-        delay_of  a topic's `file.delete.delay.ms`: a clock that was set back makes no wait longer"""
+        directories are removed like any others that wait for it. A clock that was set back makes no wait longer."""
         if not self.directory.is_dir():
             return
         found = []
@@ -197,8 +201,7 @@ class Deletions:
             except (CorruptCheckpointError, OSError) as error:
                 log.warning(f"{place}: this deletion cannot be taken back: {error}")
                 continue
-            longest = now + delay_of(deletion.topic)
-            found.append(replace(deletion, due=min(deletion.due, longest)))
+            found.append(replace(deletion, due=min(deletion.due, now + deletion.delay)))
         self._known = {each.id: each for each in sorted(found, key=lambda each: (each.at, each.id))}
         self._due = {each.id: steady_now + max(0, each.due - now) for each in found}
 

@@ -245,9 +245,7 @@ class Store(KeptStore):
         )
         store = cls(backing, clock, steady, lock, configuration, meta, tuple(listing.strays), partitions)
         store.cleaning.load(partitions.slots.keys())
-        store._deletions.load(
-            clock(), steady(), lambda topic: configuration.topic(topic).file_delete_delay_ms
-        )
+        store._deletions.load(clock(), steady())
         answered_for = store._deletions.waiting()
         for directory in listing.condemned:
             if directory.name not in answered_for:

@@ -228,6 +228,20 @@ def test_a_clock_that_was_set_back_keeps_deletions_for_one_delay_at_most(store_b
     assert store_bench.names() == []
 
 
+@pytest.mark.parametrize("between", ["stop", "crash"])
+def test_the_delay_of_the_topic_itself_holds_over_a_restart(store_bench: StoreBench, between: str) -> None:
+    day = 86_400_000
+    store_bench.store.create_topic("orders", 1, {"file.delete.delay.ms": str(day)})
+    some(store_bench.store.partition("orders-0"))
+    store_bench.store.delete_topic("orders")
+    for _ in range(2):
+        store_bench.reopen() if between == "stop" else store_bench.crash()
+        store_bench.now += day // 2 - 1
+        store_bench.store.upkeep()
+    store_bench.store.undelete("orders")
+    assert len(values(store_bench.store.partition("orders-0"))) == 10
+
+
 def test_one_partition_of_a_deleted_topic_comes_back_and_then_the_others(store_bench: StoreBench) -> None:
     store_bench.store.create_topic("orders", 3, {"retention.ms": "-1"})
     for number in range(3):
