@@ -648,20 +648,43 @@ class Store(KeptStore):
             for part in found.partitions:
                 self._check_free(topic, part.number)
             self._check_same_topic(found)
+            places = self._kept_in(found)
             with self._deletions.restoring(found):
-                self._configuration.restore_topic(topic, self._deletions.place(found) / KEPT_SETTINGS)
+                for place in places:
+                    self._configuration.restore_topic(topic, place / KEPT_SETTINGS)
                 for part in found.partitions:
                     self._restore(topic, part)
-                self.inboxes.restore(topic, self._deletions.place(found) / KEPT_INBOX)
+                for place in places:
+                    self.inboxes.restore(topic, place / KEPT_INBOX)
                 self._checkpoints.write_all()
             return found
 
+    def _kept_in(self, deletion: Deletion) -> list[Path]:
+        """Where the settings and the inbox of what comes back may lie, the most likely first: with this deletion, or
+        with another one of the same topic, which has taken its last partition or all that was left."""
+        found = [deletion]
+        # Whose id cannot be read is not taken for the same topic.
+        with contextlib.suppress(EngineError, OSError):
+            ids = self._ids_of_deleted(deletion) | self._ids_of_present(deletion.topic)
+            for each in self._deletions.all():
+                is_other = each.topic == deletion.topic and each.id != deletion.id
+                if is_other and self._ids_of_deleted(each) <= ids:
+                    found.append(each)
+        return [self._deletions.place(each) for each in found]
+
+    def _ids_of_deleted(self, deletion: Deletion) -> set[str | None]:
+        """The topic's id, as the partitions that wait for their removal have it."""
+        directories = [self.logs / part.directory for part in deletion.partitions]
+        return {PartitionMetadata.load(each).topic_id for each in directories if each.exists()}
+
+    def _ids_of_present(self, topic: str) -> set[str | None]:
+        """The same of the partitions that are there."""
+        return {PartitionMetadata.load(slot.directory).topic_id for slot in self._partitions.of_topic(topic)}
+
     def _check_same_topic(self, deletion: Deletion) -> None:
         """A broker does not take partitions of two topics for those of one."""
-        present = self._partitions.of_topic(deletion.topic)
-        ids = {PartitionMetadata.load(slot.directory).topic_id for slot in present}
-        ids |= {PartitionMetadata.load(self.logs / part.directory).topic_id for part in deletion.partitions}
-        if present and len(ids) > 1:
+        present = self._ids_of_present(deletion.topic)
+        if present and len(present | self._ids_of_deleted(deletion)) > 1:
             raise PartitionExistsError(
                 f"topic {deletion.topic} was made again, with partitions {self._numbers(deletion.topic)}: delete it "
                 f"before what it was is taken back"
@@ -701,11 +724,13 @@ class Store(KeptStore):
 
     def _finish_deletions(self) -> None:
         """What a crash has left to do of deletions, and of those that were being taken back."""
-        for deletion in self._deletions.every():
+        # The newest first: what still has its place is of that one.
+        for deletion in reversed(self._deletions.every()):
             place = self._deletions.place(deletion)
             present = self._partitions.of_topic(deletion.topic)
             if deletion.restoring and present:
-                self.inboxes.restore(deletion.topic, place / KEPT_INBOX)
+                for each in self._kept_in(deletion):
+                    self.inboxes.restore(deletion.topic, each / KEPT_INBOX)
             elif not present and not (place / KEPT_INBOX).exists():
                 self.inboxes.forget(deletion.topic, place / KEPT_INBOX)
             if deletion.restoring:

@@ -255,6 +255,41 @@ def test_one_partition_of_a_deleted_topic_comes_back_and_then_the_others(store_b
     assert [len(values(store_bench.store.partition("orders", number))) for number in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("between", ["nothing", "stop", "crash"])
+def test_settings_and_inbox_come_back_with_the_first_partition_whichever_deletion_took_them(
+    store_bench: StoreBench, between: str
+) -> None:
+    store_bench.store.create_topic("orders", 3, {"retention.ms": "-1"})
+    store_bench.store.inboxes.of("orders").commit(batch_name("b"), ())
+    store_bench.store.delete("orders-0")
+    store_bench.store.delete("orders-1")
+    store_bench.store.delete_topic("orders")
+    if between == "stop":
+        store_bench.reopen()
+    elif between == "crash":
+        store_bench.crash()
+    store_bench.store.undelete("orders", 1)
+    for number in (0, 2):
+        assert store_bench.store.topic_settings("orders").retention_ms == -1
+        assert store_bench.store.inboxes.of("orders").knows(batch_name("b"))
+        store_bench.reopen().undelete("orders", number)
+    assert store_bench.store.topics() == {"orders": [0, 1, 2]}
+    assert kept(store_bench) == []
+
+
+def test_settings_and_inbox_do_not_come_back_to_another_topic_of_that_name(store_bench: StoreBench) -> None:
+    store_bench.store.create_topic("orders", 2)
+    store_bench.store.delete("orders-0")
+    store_bench.store.delete_topic("orders")
+    store_bench.store.create_topic("orders", 2, {"retention.ms": "-1"})
+    store_bench.store.inboxes.of("orders").commit(batch_name("b"), ())
+    store_bench.store.delete_topic("orders")
+    oldest = store_bench.store.deletions()[-1]
+    store_bench.store.undelete("orders", deletion=oldest.id)
+    assert store_bench.store.topic_settings("orders").retention_ms != -1
+    assert not store_bench.store.inboxes.of("orders").knows(batch_name("b"))
+
+
 def test_a_topic_made_again_does_not_collide_and_is_not_mixed_with_the_deleted_one(
     store_bench: StoreBench,
 ) -> None:
