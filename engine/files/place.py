@@ -1,19 +1,20 @@
 """What a directory is to topicfs: a store, a log directory, or something else. Nothing is opened or changed.
 
-a store           has logs/ in it: BACKING
+a store           has logs/ in it, which is a log directory or empty: BACKING
 a log directory   is what logs/ is, and what a broker has under log.dirs: partitions, checkpoints, meta.properties
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import InvalidNameError, NoStoreError
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.names import LOG_SUFFIX, parse_partition_directory
+from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file, parse_partition_directory
 
 LOGS: Final = "logs"
 
@@ -36,8 +37,14 @@ _FILES_OF_LOGS: Final = frozenset(
 )
 
 
-# What may be made before the store is: settings. And what a file system of its own has from the beginning.
-_BEFORE: Final = frozenset({"server.properties", "topics", "lost+found"})
+# What a file system of its own has from the beginning.
+_OF_A_DISK: Final = "lost+found"
+
+# What may be made before the store is: settings.
+_BEFORE: Final = frozenset({"server.properties", "topics", _OF_A_DISK})
+
+# What may be in logs/ of a store that was not opened yet, or not for long.
+_BEGUN: Final = frozenset({".lock", _OF_A_DISK})
 
 
 class DirectoryKind(Enum):
@@ -48,6 +55,7 @@ class DirectoryKind(Enum):
     MISSING = "no such directory"
     EMPTY = "an empty directory"
     FILE = "a file"
+    FOREIGN_LOGS = "one with something else than partitions in its logs/"
     FOREIGN = "a directory with something else in it"
 
 
@@ -60,20 +68,41 @@ def kind_of(path: Path) -> DirectoryKind:
     except NotADirectoryError:
         return DirectoryKind.FILE
     if (path / LOGS).is_dir():
-        return DirectoryKind.STORE
+        # Programs of every kind keep their own logs under this name, Kafka among them.
+        return Kind.STORE if _may_be_logs(path / LOGS) else Kind.FOREIGN_LOGS
     if _BEFORE.issuperset(names):
-        return DirectoryKind.EMPTY
-    if not _FILES_OF_LOGS.isdisjoint(names) or any(_is_partition(path, name) for name in names):
-        return DirectoryKind.LOGS
-    return DirectoryKind.FOREIGN
+        return Kind.EMPTY
+    return Kind.LOGS if _has_logs(path, names) else Kind.FOREIGN
+
+
+def _may_be_logs(directory: Path) -> bool:
+    """Whether this is a log directory, or may become one."""
+    try:
+        names = os.listdir(directory)
+    except PermissionError:
+        # Who opens it is told what is not allowed.
+        return True
+    return _BEGUN.issuperset(names) or _has_logs(directory, names)
+
+
+def _has_logs(directory: Path, names: Collection[str]) -> bool:
+    return not _FILES_OF_LOGS.isdisjoint(names) or any(_is_partition(directory, name) for name in names)
 
 
 def _is_partition(directory: Path, name: str) -> bool:
     try:
         parse_partition_directory(name)
-        return any(each.endswith(LOG_SUFFIX) for each in os.listdir(directory / name))
+        return any(map(_is_segment, os.listdir(directory / name)))
     except (InvalidNameError, NotADirectoryError):
         return False
+
+
+def _is_segment(name: str) -> bool:
+    try:
+        offset_of_file(name)
+    except InvalidNameError:
+        return False
+    return name.endswith(LOG_SUFFIX)
 
 
 def refuse_unless_store(path: Path) -> None:

@@ -116,7 +116,8 @@ def read_only(place: Path, backing: Path, *options: str) -> Iterator[Served]:
 
 def test_a_store_is_made_where_that_is_asked_for(tmp_path: Path) -> None:
     """K1. `topicfs init BACKING` and `topicfs mount --create` make a store in a directory that is empty or not
-    there; `topicfs mount` of what is no store is refused in words that name both, and makes nothing.
+    there; `topicfs mount` of what is no store, such as a directory with a `logs` that holds something else, is refused
+    in words that name both, and makes nothing.
     """
     for name in ("missing", "empty"):
         place = tmp_path / name
@@ -135,11 +136,17 @@ def test_a_store_is_made_where_that_is_asked_for(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "letter.txt").write_text("Dear")
+    (tmp_path / "program" / "logs").mkdir(parents=True)
+    (tmp_path / "program" / "logs" / "server.log").write_text("started")
     before = held(tmp_path)
-    for arguments in (("init", foreign), ("mount", foreign, tmp_path / "mnt")):
-        code, said = topicfs(*arguments)
-        assert code == 1
-        assert "a directory with something else in it" in said
+    for place, words in (
+        (foreign, "a directory with something else in it"),
+        (tmp_path / "program", "one with something else than partitions in its logs/"),
+    ):
+        for arguments in (("init", place), ("mount", place, tmp_path / "mnt")):
+            code, said = topicfs(*arguments)
+            assert code == 1
+            assert words in said
     assert topicfs("mount", "--create", foreign, tmp_path / "mnt")[0] == 1
     assert topicfs("mount", "--read-only", foreign, tmp_path / "mnt")[0] == 1
     assert topicfs("mount", "--read-only", "--create", tmp_path / "new", tmp_path / "mnt")[0] == 2

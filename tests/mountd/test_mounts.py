@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from topicfs import Store
 from topicfs.engine.errors import NoStoreError
 from topicfs.engine.files import place
 from topicfs.mountd import mounts
@@ -111,6 +113,23 @@ def test_missing_mount_point_is_made(tmp_path: Path) -> None:
     assert point.is_dir()
 
 
+@pytest.mark.parametrize("point", ["file/mnt", "a/b/" + "x" * 256, "/proc/mnt"])
+def test_a_mount_point_that_cannot_be_made_leaves_no_store_and_no_directory(
+    tmp_path: Path, point: str
+) -> None:
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match=re.escape(Path(point).name)):
+        mounts.prepare(tmp_path / "new", tmp_path / point, create=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_store_that_cannot_be_made_leaves_no_mount_point(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        mounts.prepare(tmp_path / ("x" * 256), tmp_path / "a" / "b", create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_empty_mount_point_is_taken(tmp_path: Path) -> None:
     (tmp_path / "point").mkdir()
     place.make(tmp_path / "backing")
@@ -135,6 +154,33 @@ def test_unfit_directories_are_refused_in_words(tmp_path: Path, backing: str, po
     place.make(tmp_path / "data")
     with pytest.raises((MountError, NoStoreError), match=words):
         mounts.prepare(tmp_path / backing, tmp_path / point)
+
+
+@pytest.mark.parametrize("name", ["server.log", "2024/x", "app-0/server.log", "clicks-0/1.log"])
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_directory_with_logs_of_something_else_is_no_store(
+    tmp_path: Path, name: str, create: bool, read_only: bool
+) -> None:
+    foreign = tmp_path / "kafka" / "logs" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(NoStoreError, match=r"kafka: expected .*, found one with something else"):
+        mounts.prepare(tmp_path / "kafka", tmp_path / "point", {}, read_only, create)
+    with pytest.raises(NoStoreError, match="kafka: expected a store"):
+        Store.open(tmp_path / "kafka")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["", "lost+found/", ".lock", "meta.properties", "clicks-0/00000000000000000000.log"]
+)
+def test_logs_that_are_new_or_of_a_broker_make_a_store(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "store" / "logs" / name
+    path.parent.mkdir(parents=True)
+    path.mkdir() if path.suffix == "" and name != ".lock" else path.touch()
+    assert place.kind_of(tmp_path / "store") is place.Kind.STORE
 
 
 def test_mount_of_something_else_is_left_alone(tmp_path: Path, table: Path) -> None:
