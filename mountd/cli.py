@@ -125,15 +125,14 @@ def mount_command(
         with Progress() as progress:
             aloud = _Aloud(progress)
             code = _guarded(run, aloud)
-        if made and not aloud.was_ready:
-            _remove(mount)
+        if not aloud.was_ready:
+            mounts.remove_made(made)
         # A start that was broken off may still have threads at work, which an ordinary end would wait for.
         os._exit(code)
     try:
         _follow(background.start(lambda teller: _guarded(run, teller)))
     except (_FailedError, KeyboardInterrupt) as error:
-        if made:
-            _remove(mount)
+        mounts.remove_made(made)
         _fail(str(error) or "broken off")
 
 
@@ -309,12 +308,6 @@ def _or_fail(task: Callable[[], T]) -> T:
 def _fail(text: str) -> NoReturn:
     say(text)
     sys.exit(1)
-
-
-def _remove(made: Path) -> None:
-    """Take back the directory that was made for a mount that failed."""
-    with contextlib.suppress(OSError):
-        made.rmdir()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,10 +203,11 @@ def prepare(
     settings: Mapping[str, str] | None = None,
     read_only: bool = False,
     create: bool = False,
-) -> bool:
+) -> list[Path]:
     """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of ours
     there is removed; then, when all else is found to be right, a missing mount point is made, and with `create` a
-    missing store. Gives whether the mount point was made; MountError or EngineError says what is in the way."""
+    missing store. Gives the directories that were made for the mount point; MountError, EngineError or OSError says
+    what is in the way, and then nothing was made."""
     if backing == point:
         raise MountError(f"{point}: the backing directory and the mount point are one directory")
     if backing in point.parents:
@@ -229,14 +230,37 @@ def prepare(
             f"{backing}: expected no owner, found process {owner}, which has the directory open "
             "(another topicfs or a Kafka broker)"
         )
-    is_new = not point.exists()
-    if not is_new:
+    if point.exists():
         _refuse_unless_empty(point)
+    made = _make_directories(point)
     if makes:
-        place.make(backing)
-    if is_new:
-        point.mkdir(parents=True)
-    return is_new
+        try:
+            place.make(backing)
+        except BaseException:
+            remove_made(made)
+            raise
+    return made
+
+
+def _make_directories(path: Path) -> list[Path]:
+    """Make a directory with what is missing above it, all or nothing; give what was made, the uppermost first."""
+    made: list[Path] = []
+    missing = [each for each in (*reversed(path.parents), path) if not each.exists()]
+    try:
+        for each in missing:
+            each.mkdir()
+            made.append(each)
+    except BaseException:
+        remove_made(made)
+        raise
+    return made
+
+
+def remove_made(made: Sequence[Path]) -> None:
+    """Take directories back that were made for a mount that failed, as far as nobody has put something into them."""
+    with contextlib.suppress(OSError):
+        for each in reversed(made):
+            each.rmdir()
 
 
 def _refuse_unless_empty(point: Path) -> None:

@@ -184,7 +184,9 @@ def test_a_log_directory_is_not_made_a_store_of(tmp_path: Path) -> None:
 
 
 def test_settings_are_looked_at_first(tmp_path: Path) -> None:
-    """K3. Options and settings are looked at before anything is made: one that is refused leaves no trace."""
+    """K3. Options, settings and the mount point are looked at before anything is made: one that is refused leaves no
+    trace.
+    """
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / "server.properties").write_text("linger.ms=soon\n")
     before = held(tmp_path)
@@ -202,8 +204,10 @@ def test_settings_are_looked_at_first(tmp_path: Path) -> None:
         assert held(tmp_path) == before, options
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    assert topicfs("mount", "--create", new, tmp_path / "full")[0] == 1
-    assert not new.exists()
+    for point in (tmp_path / "full", tmp_path / "full" / "x" / "y", tmp_path / "a" / ("b" * 256)):
+        assert topicfs("mount", "--create", new, point)[0] == 1
+        assert not new.exists()
+    assert sorted(os.listdir(tmp_path)) == ["full", "prepared"]
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])
