@@ -80,14 +80,13 @@ class Inbox:
         directory: Path,
         numbers: Callable[[], Sequence[int]],
         partition: Callable[[int], Partition],
-        read_only: bool = False,
     ) -> None:
         self.topic = topic
         self.staging = Staging(directory / INBOX)
         self._numbers = numbers
         self._partition = partition
         self._journal = Journal(directory / "journal")
-        self._names = CommittedNames(directory / "committed", read_only)
+        self._names = CommittedNames(directory / "committed")
         self._unsettled = True
         self._gone = False
         self._lock = threading.Lock()

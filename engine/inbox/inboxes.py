@@ -38,7 +38,6 @@ class Inboxes:
     _numbers    gives a topic's partitions; none where there is no such topic
     _partition  gives a partition by topic and number
     _open       the inboxes that somebody asked for, by topic
-    _read_only  no file is changed, and nothing is committed
     """
 
     def __init__(
@@ -46,9 +45,7 @@ class Inboxes:
         directory: Path,
         numbers: Callable[[str], Sequence[int]],
         partition: Callable[[str, int], Partition],
-        read_only: bool = False,
     ) -> None:
-        self._read_only = read_only
         self.directory = directory
         self._numbers = numbers
         self._partition = partition
@@ -69,7 +66,6 @@ class Inboxes:
                     self.directory / topic,
                     lambda: self._numbers(topic),
                     lambda number: self._partition(topic, number),
-                    self._read_only,
                 )
             return found
 

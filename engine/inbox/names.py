@@ -28,15 +28,15 @@ class CommittedNames:
     _names   those that are remembered, the oldest first, with the content of each where it is known; None until they
              were read
     _lines   lines in the file
+    _is_torn  behind the last line is half of one, which goes before another is written
     _lock    held while the file is read or written
-    _read_only  the file is not changed
     """
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._read_only = read_only
         self._names: dict[str, str | None] | None = None
         self._lines = 0
+        self._is_torn = False
         self._lock = threading.RLock()
 
     def _loaded(self) -> dict[str, str | None]:
@@ -46,13 +46,13 @@ class CommittedNames:
                     lines = file.read().split(b"\n")
             except FileNotFoundError:
                 lines = [b""]
-            # Behind the last newline is what a crash left half-written: its journal brings it again.
+            # Behind the last newline is what a crash left half-written: its journal brings it again. Who only asks
+            # for a name writes nothing: there may be no room.
             names = dict(found for line in lines[:-1] if (found := _read(line)) is not None)
-            if lines[-1]:
-                self._rewrite(names)
+            self._is_torn = bool(lines[-1])
             self._lines = len(lines) - 1
             self._names = names
-            self._forget_oldest(names)
+            _forget_oldest(names)
         return self._names
 
     def __contains__(self, name: str) -> bool:
@@ -72,6 +72,9 @@ class CommittedNames:
                 self._append(name, content, self._loaded())
 
     def _append(self, name: str, content: str | None, names: dict[str, str | None]) -> None:
+        if self._is_torn or self._lines > 2 * KEPT:
+            write_atomically(self.path, b"".join(_written(*each) for each in names.items()))
+            self._is_torn, self._lines = False, len(names)
         new = self._lines == 0
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -87,19 +90,12 @@ class CommittedNames:
             sync_directory(self.path.parent)
         names[name] = content
         self._lines += 1
-        self._forget_oldest(names)
+        _forget_oldest(names)
 
-    def _forget_oldest(self, names: dict[str, str | None]) -> None:
-        while len(names) > KEPT:
-            del names[next(iter(names))]
-        if self._lines > 2 * KEPT:
-            self._rewrite(names)
-            self._lines = len(names)
 
-    def _rewrite(self, names: dict[str, str | None]) -> None:
-        if self._read_only:
-            return
-        write_atomically(self.path, b"".join(_written(*each) for each in names.items()))
+def _forget_oldest(names: dict[str, str | None]) -> None:
+    while len(names) > KEPT:
+        del names[next(iter(names))]
 
 
 def _written(name: str, content: str | None) -> bytes:

@@ -134,7 +134,7 @@ class Store(KeptStore):
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention, steady
         )
-        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, read_only)
+        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition)
         self._schedule = Schedule(steady(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False

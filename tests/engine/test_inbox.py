@@ -289,6 +289,27 @@ def test_a_name_that_is_half_written_is_not_known_and_harms_no_other(store_bench
     assert "three" in remembered.CommittedNames(path)
 
 
+def test_whether_a_name_is_known_is_told_where_there_is_no_room(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store_bench.root / "names"
+    path.write_bytes(b'"one"\n"tw')
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    names = remembered.CommittedNames(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(remembered, "write_atomically", full)
+        assert "one" in names
+        assert "tw" not in names
+        with pytest.raises(OSError, match="No space left"):
+            names.add("three")
+        assert "three" not in names
+    names.add("three")
+    assert path.read_bytes() == b'"one"\n"three"\n'
+
+
 def test_a_topics_files_and_names_go_with_it(store_bench: StoreBench) -> None:
     box = inbox(store_bench)
     box.commit("b", chunks(p0=(b"a",)))
