@@ -91,10 +91,11 @@ class Checkpoints:
         )
 
     def adopt(self, key: PartitionKey, known: Known) -> None:
-        """A partition comes back with what was known of it: that holds until it is loaded, and is written next."""
+        """A partition comes back with what was known of it: that holds until it is loaded, and is written next. Where
+        a larger start offset is known, it was set when the partition was back already."""
         with self._lock:
             self._known[RECOVERY_POINTS][key] = known.recovery_point
-            self._known[LOG_STARTS][key] = known.start
+            self._known[LOG_STARTS][key] = max(known.start, self._known[LOG_STARTS].get(key, 0))
             if known.high_watermark is not None:
                 self._known[HIGH_WATERMARKS][key] = known.high_watermark
 

@@ -185,9 +185,11 @@ class Deletions:
         self._due: dict[str, int] = {}
         self._lock = threading.RLock()
 
-    def load(self, now: int, steady_now: int) -> None:
+    def load(self, now: int, steady_now: int, read_only: bool = False) -> None:
         """Read what an earlier run has left. What cannot be read is no deletion that can be taken back: its
-        directories are removed like any others that wait for it. A clock that was set back makes no wait longer."""
+        directories are removed like any others that wait for it. A clock that was set back makes no wait longer.
+
+        read_only  nothing is removed here"""
         if not self.directory.is_dir():
             return
         found = []
@@ -196,7 +198,8 @@ class Deletions:
                 deletion = Deletion.from_json(place.name, read_bounded(place / _RECORD, _LONGEST_RECORD))
             except (FileNotFoundError, NotADirectoryError):
                 # Its removal, or its making, was under way.
-                shutil.rmtree(place, ignore_errors=True)
+                if not read_only:
+                    shutil.rmtree(place, ignore_errors=True)
                 continue
             except (CorruptCheckpointError, OSError) as error:
                 log.warning(f"{place}: this deletion cannot be taken back: {error}")

@@ -211,6 +211,7 @@ class Store(KeptStore):
             backing, clock, steady, None, configuration, meta, tuple(listing.strays), partitions, True
         )
         store.cleaning.load(partitions.slots.keys(), read_only=True)
+        store._show_restored()
         if not held:
             # Of a running owner's commit it is not decided what becomes of it.
             partitions.looked_at = store.inboxes.show_settled
@@ -721,6 +722,17 @@ class Store(KeptStore):
             if slot is not None:
                 log.info(f"{slot.name}: its deletion is taken back, which a crash had stopped")
                 self._adopt(slot, part)
+
+    def _show_restored(self) -> None:
+        """Show in a read-only store what `_finish_restoring` would make of it."""
+        known = Deletions(self.backing, self.logs)
+        try:
+            known.load(self.clock(), self.steady(), read_only=True)
+        except OSError as error:
+            log.warning(f"{known.directory}: whether a deletion was being taken back is not known: {error}")
+        for deletion, part in known.restored():
+            if (deletion.topic, part.number) in self._partitions.slots:
+                self._checkpoints.adopt((deletion.topic, part.number), part.known)
 
     def _finish_deletions(self) -> None:
         """What a crash has left to do of deletions, and of those that were being taken back."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from store_bench import SMALL, StoreBench, checked_store_bench, some, values
 
-from topicfs import Record
+from topicfs import Record, Store
 from topicfs.engine.errors import (
     ClosedError,
     NothingDeletedError,
@@ -391,6 +391,51 @@ def test_the_inbox_comes_back_with_the_next_start_where_it_could_not_be_moved(
 
 def full_restore(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_start_offset_that_is_set_after_an_unfinished_undelete_holds(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some(store_bench.store.create("orders"))
+    store_bench.store.delete_records("orders", 0, 3)
+    store_bench.store.delete_topic("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr(store_bench.store._checkpoints, "write_all", full_restore)
+        with pytest.raises(OSError, match="No space"):
+            store_bench.store.undelete("orders")
+    store_bench.store.delete_records("orders", 0, 8)
+    assert store_bench.crash().partition("orders-0").start_offset == 8
+    assert store_bench.reopen().partition("orders-0").start_offset == 8
+
+
+@pytest.mark.parametrize("step", ["checkpoints", "inbox", "settle"])
+def test_a_read_only_store_shows_what_was_taken_back_as_the_next_start_would(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    some(store_bench.store.create("orders"))
+    store_bench.store.delete_records("orders", 0, 8)
+    store_bench.store.delete_topic("orders")
+    (store_bench.root / "deleted" / "unfinished").mkdir()
+    places = {
+        "checkpoints": (store_bench.store._checkpoints, "write_all"),
+        "inbox": (store_bench.store.inboxes, "restore"),
+        "settle": (store_bench.store._deletions, "settle"),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(*places[step], killed)
+        with pytest.raises(KilledError):
+            store_bench.store.undelete("orders")
+    store_bench.store.abandon()
+    before = sorted(store_bench.root.rglob("*"))
+    with Store.open(store_bench.root, read_only=True) as shown:
+        assert shown.partition("orders-0").start_offset == 8
+        assert len(values(shown.partition("orders-0"))) == 2
+    assert sorted(store_bench.root.rglob("*")) == before
+    assert store_bench.open().partition("orders-0").start_offset == 8
+
+
+def killed(*_: object) -> None:
+    raise KilledError
 
 
 class KilledError(BaseException):
