@@ -1,7 +1,9 @@
 """The thread in which libfuse runs, and the way to end it.
 
 libfuse has signal handlers of its own, which leave the process no say in how it stops, and it replaces only handlers
-that nobody else has set. So signals belong to the main thread, and libfuse runs in another one.
+that nobody else has set. So signals belong to the main thread, and libfuse runs in another one. When it ends it has
+SIGPIPE, which Python ignores, end the process: unless a handler of ours is in its place. What is appended and written
+down after that would be lost as soon as a line goes to a terminal that is closed, or a pipe that nobody reads.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Session:
         """Mount. Called in the main thread, which keeps its own handlers for SIGINT, SIGTERM and SIGHUP."""
         # A handler that does nothing, and interrupts: an ignored signal would not.
         signal.signal(_NUDGE, lambda *_: None)
+        signal.signal(signal.SIGPIPE, lambda *_: None)
         self._thread.start()
 
     def _run(self) -> None:

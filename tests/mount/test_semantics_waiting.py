@@ -265,8 +265,9 @@ def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
     its output ends nothing. However it ends in order, no mount and no process is left.
     """
     command = f'PYTHONPATH={ROOT} "$@" {sys.executable} -m topicfs.mountd.cli mount --create --foreground'
-    for before, outlives in (("env", False), ("nohup", True)):
-        served = Served(tmp_path / before)
+    for before, end in (("env", "parent"), ("nohup", "SIGTERM"), ("nohup", "unmounting")):
+        outlives = end != "parent"
+        served = Served(tmp_path / end)
         script = f"{command} {served.backing} {served.path} 2>&1 | true"
         with subprocess.Popen(["sh", "-c", script, "sh", before], stdin=subprocess.DEVNULL) as shell:
             eventually(lambda served=served: "by process " in served.said(), "the mount")
@@ -279,7 +280,11 @@ def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
                     time.sleep(0.5)
                     os.kill(daemon, signal.SIGHUP)
                     assert (served / "plain-0/log.txt").read_bytes() == b"here\n"
-                    os.kill(daemon, signal.SIGTERM)
+                    if end == "SIGTERM":
+                        os.kill(daemon, signal.SIGTERM)
+                    else:
+                        # regression: libfuse, when it ends, has SIGPIPE end the process
+                        subprocess.run(["fusermount", "-u", served.path], check=True)
                 eventually(lambda daemon=daemon: not Path(f"/proc/{daemon}/cwd").exists(), "its end")
                 assert not served.is_mounted
                 assert "stopped cleanly" in served.said()
