@@ -15,7 +15,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -208,13 +208,7 @@ class Configuration:
         return known if all(each in (None, known.topic_id) for each in ids) else None
 
     def _ids(self, topic: str) -> set[str | None]:
-        ids = set()
-        for directory in self._found.get(topic, ()):
-            try:
-                ids.add(PartitionMetadata.load(directory).topic_id)
-            except (CorruptCheckpointError, OSError):
-                ids.add(None)
-        return ids
+        return _ids_in(self._found.get(topic, ()))
 
     def _origin(self, topic: str) -> TopicOrigin:
         found = self._first_origins.get(topic)
@@ -256,10 +250,13 @@ class Configuration:
         sync_directory(path.parent)
         self._created.add(topic_id)
 
-    def tidy_created(self) -> None:
-        """Forget ids of topics that are gone, where they have become many. The caller holds the store."""
-        if len(self._created) > _MOST_IDLE + 2 * len(self._found):
-            self._created &= {topic_id for topic in self._found for topic_id in self._ids(topic) if topic_id}
+    def tidy_created(self, deleted: Collection[Path]) -> None:
+        """Forget ids of topics that are gone, where they have become many. The caller holds the store.
+
+        deleted  directories of partitions whose deletion can be taken back perhaps: their topics are not gone"""
+        if len(self._created) > _MOST_IDLE + 2 * (len(self._found) + len(deleted)):
+            found = _ids_in(deleted).union(*map(self._ids, self._found))
+            self._created &= {topic_id for topic_id in found if topic_id is not None}
             lines = "".join(f"{topic_id}\n" for topic_id in sorted(self._created))
             write_atomically(self._backing / CREATED, lines.encode())
 
@@ -366,6 +363,17 @@ class Configuration:
 
     def _path(self, topic: str) -> Path:
         return _topic_file(self._backing, topic)
+
+
+def _ids_in(directories: Iterable[Path]) -> set[str | None]:
+    """The topics' ids in partitions' directories; None among them where one has none that can be read."""
+    ids = set()
+    for directory in directories:
+        try:
+            ids.add(PartitionMetadata.load(directory).topic_id)
+        except (CorruptCheckpointError, OSError):
+            ids.add(None)
+    return ids
 
 
 def _read_created(path: Path) -> set[str]:

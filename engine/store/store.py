@@ -233,7 +233,7 @@ class Store(KeptStore):
         node_id = MetaProperties.load_or_create(logs, clock, read_only=True).node_id
         configuration = configured(backing, settings, clock, listing.partitions, node_id)
         meta = MetaProperties.load_or_create(logs, clock)
-        configuration.tidy_created()
+        configuration.tidy_created(listing.condemned)
         tell_of_others(configuration, backing)
         marker = CleanShutdown.of(logs)
         # Without partitions there is nothing that could be unclean.

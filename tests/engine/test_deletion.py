@@ -24,6 +24,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.inbox.inbox import batch_name
 from topicfs.engine.partition.partition import Producer
+from topicfs.engine.store import configuration
 from topicfs.engine.store import partitions as loading
 from topicfs.engine.store import store as storing
 
@@ -193,6 +194,26 @@ def test_the_inbox_comes_back_with_the_names_of_what_was_committed(store_bench: 
     again = store_bench.store.inboxes.of("t")
     assert again.knows(batch_name("b"))
     assert again.staging.names(("pending",)) == ["x.txt"]
+
+
+def test_a_topic_that_comes_back_is_one_that_was_made_here(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: where many topics had gone, its id was forgotten, and its records were kept for ever"""
+    monkeypatch.setattr(configuration, "_MOST_IDLE", 0)
+    for topic in ("a", "b", "c"):
+        store_bench.store.create(topic)
+        store_bench.store.delete_topic(topic)
+    store_bench.now += DELAY
+    store_bench.store.upkeep()
+    some(store_bench.store.create("orders"))
+    store_bench.store.delete_topic("orders")
+    assert len((store_bench.root / "created-topics").read_bytes().splitlines()) == 4
+    store_bench.reopen()
+    assert len((store_bench.root / "created-topics").read_bytes().splitlines()) == 1
+    store_bench.store.undelete("orders")
+    assert store_bench.store.why_kept("orders") is None
+    assert store_bench.reopen().why_kept("orders") is None
 
 
 def test_after_the_delay_nothing_comes_back(store_bench: StoreBench) -> None:
