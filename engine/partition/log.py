@@ -553,11 +553,17 @@ class Log(LogState):
             yield
 
     def rename(self, directory: Path) -> None:
-        """Move the directory, for its deletion. Nothing can be read or appended any more."""
+        """Move the directory, for its deletion. Nothing can be read or appended any more. What cannot be written, as on
+        a full disk, keeps nothing from being deleted: if it is taken back, it is recovered."""
         with self._flushing, self.lock:
-            self.metadata.maybe_flush()
-            self._shut()
-            self.chain.close()
+            try:
+                self.metadata.maybe_flush()
+                self._shut()
+                self.chain.close()
+            except OSError as error:
+                logger.warning(f"{self.name}: deleted as it is on disk: {error}")
+                self._shut()
+                self.chain.abandon()
             self.chain.directory.rename(directory)
             sync_directory(directory.parent)
 

@@ -596,6 +596,29 @@ def test_a_deletion_on_a_full_disk_is_done_and_says_that_it_cannot_be_taken_back
     assert (store_bench.names(), kept(store_bench)) == ([], [])
 
 
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_deletion_is_done_where_there_is_no_room_to_close_the_files(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    """regression: the partition went offline, and was not deleted"""
+    store_bench.warnings = True
+    for number in (0, 1):
+        some(store_bench.store.create("orders", number, SMALL if number == 0 else None))
+    with monkeypatch.context() as patch:
+        patch.setattr("topicfs.engine.segment.segment.Segment.close", full_restore)
+        if not noted:
+            patch.setattr("topicfs.engine.store.deletion.write_atomically", full_restore)
+        store_bench.store.delete_topic("orders")
+    assert store_bench.store.topics() == {}
+    if noted:
+        store_bench.store.undelete("orders")
+        assert [len(values(store_bench.store.partition("orders", number))) for number in (0, 1)] == [10, 10]
+        return
+    store_bench.now += DELAY
+    store_bench.store.upkeep()
+    assert (store_bench.names(), kept(store_bench)) == ([], [])
+
+
 def test_nothing_is_removed_while_delete_topic_enable_is_false(store_bench: StoreBench) -> None:
     store_bench.store.create("orders")
     store_bench.reopen({"delete.topic.enable": "false"})
