@@ -69,10 +69,10 @@ def kind_of(path: Path) -> DirectoryKind:
         return DirectoryKind.FILE
     if (path / LOGS).is_dir():
         # Programs of every kind keep their own logs under this name, Kafka among them.
-        return Kind.STORE if _may_be_logs(path / LOGS) else Kind.FOREIGN_LOGS
+        return DirectoryKind.STORE if _may_be_logs(path / LOGS) else DirectoryKind.FOREIGN_LOGS
     if _BEFORE.issuperset(names):
-        return Kind.EMPTY
-    return Kind.LOGS if _has_logs(path, names) else Kind.FOREIGN
+        return DirectoryKind.EMPTY
+    return DirectoryKind.LOGS if _has_logs(path, names) else DirectoryKind.FOREIGN
 
 
 def _may_be_logs(directory: Path) -> bool:
