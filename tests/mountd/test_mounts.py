@@ -180,7 +180,7 @@ def test_logs_that_are_new_or_of_a_broker_make_a_store(tmp_path: Path, name: str
     path = tmp_path / "store" / "logs" / name
     path.parent.mkdir(parents=True)
     path.mkdir() if path.suffix == "" and name != ".lock" else path.touch()
-    assert place.kind_of(tmp_path / "store") is place.Kind.STORE
+    assert place.kind_of(tmp_path / "store") is place.DirectoryKind.STORE
 
 
 def test_mount_of_something_else_is_left_alone(tmp_path: Path, table: Path) -> None:
