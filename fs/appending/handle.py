@@ -203,6 +203,9 @@ class AppendHandle:
 
     def release(self) -> None:
         """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
+        if self._tail:
+            for shown in self.target.shown():
+                views.note_last_close(self)
         with self._lock:
             try:
                 if self._tail:

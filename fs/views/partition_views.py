@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ SERIALS: Final = itertools.count(1)
 """Of what the kernel is to tell apart, in the life of the daemon."""
 
 CLOSE_GRACE: Final = 0.1
-"""Seconds that a reader waits for a close to finish: the kernel sends the last one after close(2) returned."""
+"""Seconds that a reader waits for a last close to come: the kernel tells of it after close(2) returned. It may not
+come, where a forked child has the file open too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,10 @@ class PartitionViews:
         """A descriptor of a writer was closed in the middle of a line: perhaps its last."""
         self._closing[writer] = time.monotonic() + CLOSE_GRACE
 
+    def note_last_close(self, writer: object) -> None:
+        """The last close has come: its line is there soon, however long the disk takes."""
+        self._closing[writer] = math.inf
+
     def end_close(self, writer: object) -> None:
         """The writer is gone, or goes on writing."""
         if self._closing.pop(writer, None) is not None:
@@ -204,11 +210,12 @@ class PartitionViews:
                 self._closed.notify_all()
 
     def await_closing(self) -> None:
-        """Wait briefly for closes that are under way, so that what a command wrote shows in the next one."""
+        """Wait for closes that are under way, so that what a command wrote shows in the next one: briefly for those
+        that may not be the last, to the end for those that are."""
         while self._closing:
             with self._closed:
                 latest = max(self._closing.values(), default=0.0)
                 left = latest - time.monotonic()
                 if left <= 0:
                     return
-                self._closed.wait(left)
+                self._closed.wait(min(left, CLOSE_GRACE))

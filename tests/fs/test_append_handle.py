@@ -8,13 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from furnished import APPEND, LINGER_MS, Furnished, array, furnished
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opening import Clock
+from patience import PATIENCE_S
 
 from topicfs.engine.batch import from_records
 from topicfs.engine.errors import ClosedError, RecordTooLargeError
@@ -768,6 +771,38 @@ def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Fu
         handle.release()
         assert not views._closing
         assert values(place) == [b"tail goes on"]
+
+
+@pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/views/log.tsv", "/t-0/views/offset/0-.txt"])
+def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, path: str) -> None:
+    """regression: readers waited for a tenth of a second, also where the disk was at work on the line"""
+    views: PartitionViews = place.shown()
+    append = views.partition.append_waiting
+    begun, may_go = threading.Event(), threading.Event()
+
+    def append_slowly(*arguments: Any) -> Any:
+        begun.set()
+        may_go.wait(PATIENCE_S)
+        return append(*arguments)
+
+    handle = writer(place)
+    handle.write(array(b"tail"))
+    with (
+        mock.patch.object(views.partition, "append_waiting", append_slowly),
+        mock.patch.object(shown_module, "CLOSE_GRACE", 0.01),
+    ):
+        handle.flush()
+        release = threading.Thread(target=handle.release)
+        release.start()
+        assert begun.wait(PATIENCE_S)
+        timer = threading.Timer(0.3, may_go.set)
+        timer.start()
+        opened = place.files.open(path, os.O_RDONLY).handle
+        assert may_go.is_set(), "opened before the line was there"
+        into = np.zeros(100, np.uint8)
+        assert b"tail\n" in into[: place.files.read(opened, 0, into)].tobytes()
+        release.join()
+    place.files.release(opened)
 
 
 @pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/log.tsv", "/topics/t/in.txt"])
