@@ -6,6 +6,12 @@ as OSError: `fs` and `mountd` turn both kinds into errno values, in one place.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
 
 class EngineError(Exception):
     """Base of all errors that the engine raises on purpose."""
@@ -174,3 +180,17 @@ class InvalidSettingError(EngineError):
 
 class PolicyViolationError(EngineError):
     """The topic's cleanup policy does not allow the operation."""
+
+
+# -- errors of the operating system -----------------------------------------------------------------
+
+
+def lacks_room(error: BaseException | None) -> bool:
+    """Whether there was no room in the file system."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether an error says nothing of the files: there was no room, or no descriptor was free. What met it is tried
+    again."""
+    return lacks_room(error) or (isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR)

@@ -22,6 +22,9 @@ that of `load`. States that a crash leaves, and what becomes of them:
     damaged .snapshot                    the one before it is used, and batches are replayed
     damaged leader-epoch-checkpoint      rebuilt from the batches
     *.tmp                                removed: the file it was to replace is complete
+
+Where there is no room: indexes that are rebuilt stay in memory until a clean stop, and snapshots and epochs that only
+spare work are left out. What cannot be loaded even so is tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topicfs.engine.errors import CorruptCheckpointError, CorruptError
+from topicfs.engine.errors import CorruptCheckpointError, CorruptError, lacks_room
 from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.files.names import (
@@ -103,7 +106,7 @@ def load(
         rebuild_epochs(chain, epochs)
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(known.start)
-    epochs.flush()
+    _flush_where_there_is_room(epochs)
     start = max(known.start, chain.segments.first.base_offset)
     producers = ProducerStates.open(directory, producer_expiration_ms)
     producers.remove_stray_snapshots([segment.base_offset for segment in chain.segments])
@@ -134,6 +137,16 @@ def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
         logger.warning(f"leader epochs are forgotten: {error}")
         write_atomically(path, b"")
         return LeaderEpochs.open(path), False
+
+
+def _flush_where_there_is_room(epochs: LeaderEpochs) -> None:
+    """Write epochs that were cut. For want of room that waits: the next load would cut them in the same way."""
+    try:
+        epochs.flush()
+    except OSError as error:
+        if not lacks_room(error):
+            raise
+        logger.warning(f"{epochs.path}: no room to write it: {error}")
 
 
 def _open_segments(chain: Chain, names: set[str]) -> bool:

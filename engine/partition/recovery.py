@@ -15,7 +15,7 @@ from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
-from topicfs.engine.partition.replay import rebuild, replay
+from topicfs.engine.partition.replay import rebuild, replay, take_snapshot_where_there_is_room
 from topicfs.engine.partition.split import split
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.segment.segment import Segment
@@ -121,7 +121,7 @@ class Recovery:
 
         segment.recover(visit, lambda _: before_cut(segment))
         aborted.flush()
-        producers.take_snapshot(fsync=False)
+        take_snapshot_where_there_is_room(producers)
 
 
 def epoch_changes(table: Longs) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import lacks_room
 from topicfs.engine.kernels.decode import CONTROL
 from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
@@ -56,7 +57,7 @@ def rebuild(
         # A clean stop leaves a snapshot where there are producers: without one, there were none.
         for offset in wanted:
             producers.advance(offset)
-            producers.take_snapshot(fsync=False)
+            take_snapshot_where_there_is_room(producers)
         return
     nothing_to_replay = not len(producers) and producers.map_end_offset >= end
     producers.truncate_and_reload(start, end, now)
@@ -67,7 +68,17 @@ def rebuild(
             producers.on_high_watermark(high_watermark)
             _replay_segment(chain, producers, segment, max(segment.base_offset, reached, start), end, wanted)
     producers.advance(end)
-    producers.take_snapshot(fsync=False)
+    take_snapshot_where_there_is_room(producers)
+
+
+def take_snapshot_where_there_is_room(producers: ProducerStates) -> None:
+    """Take a snapshot that only spares a replay: for want of room it is left out, and the one before it is used."""
+    try:
+        producers.take_snapshot(fsync=False)
+    except OSError as error:
+        if not lacks_room(error):
+            raise
+        log.warning(f"{producers.directory.name}: no room for a snapshot of producer state: {error}")
 
 
 def _replay_segment(
@@ -75,7 +86,7 @@ def _replay_segment(
 ) -> None:
     producers.advance(start)
     if segment.base_offset in wanted:
-        producers.take_snapshot(fsync=False)
+        take_snapshot_where_there_is_room(producers)
     found = segment.position_of(start)
     if found is None:
         return

@@ -20,6 +20,7 @@ from topicfs.engine.errors import (
     OffsetOverflowError,
     ReadOnlyError,
     RecordBatchTooLargeError,
+    lacks_room,
 )
 from topicfs.engine.kernels.scan import (
     BASE_OFFSET,
@@ -332,7 +333,7 @@ class Segment(StoredSegment):
                 f"{self.log.path}: {found - valid} of {found} bytes cut off at position {valid}: {problem}"
             )
         self._size = valid
-        self.seal()
+        self._seal_recovered()
         return found - valid
 
     def recover_in_memory(self, visit: Callable[[Bytes, Longs], None]) -> int:
@@ -361,6 +362,33 @@ class Segment(StoredSegment):
         self._first = None
         self._size = 0
 
+    def _index_where_there_is_room(self, entries: _Entries) -> None:
+        """Add to indexes that are rebuilt; where there is no room for them, they are made in memory at the end."""
+        if not self.doubted:
+            try:
+                self._index(entries)
+            except OSError as error:
+                if not lacks_room(error):
+                    raise
+                self.doubted = True
+
+    def _seal_recovered(self) -> None:
+        """Seal it. Where there is no room for its indexes they are in memory until there is: a full disk hides no
+        record."""
+        try:
+            self.seal()
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            log.warning(f"{self.log.path}: no room for its indexes, they are in memory: {error}")
+            cut_file(self.log.written().fd, self.size)
+            self._stop_writing()
+            self.offset_index.abandon()
+            self.time_index.abandon()
+            self.doubted = False
+            self.mended = True
+            self._remake_indexes()
+
     def _rebuild(self, end: int, visit: Callable[[Bytes, Longs], None]) -> tuple[int, str]:
         valid = 0
         before = self.base_offset - 1
@@ -372,7 +400,7 @@ class Segment(StoredSegment):
                 size = int(table[:good, SIZE].sum())
                 visit(buffer[:size], table[:good])
                 entries = self._entries_for(table[:good], valid, size)
-                self._index(entries)
+                self._index_where_there_is_room(entries)
                 self._since, self._largest = entries.since, entries.largest
                 valid += size
                 before = int(table[good - 1, LAST_OFFSET])

@@ -146,8 +146,9 @@ class Partitions:
         return partition
 
     def known(self, slot: Slot) -> Known:
-        """What checkpoints say of a slot that is not loaded."""
-        return self.checkpoints.known(slot.key, self.stopped_clean)
+        """What checkpoints say of a slot that is not loaded. Where that was tried, its files are not as a clean stop
+        left them."""
+        return self.checkpoints.known(slot.key, self.stopped_clean and slot.error is None)
 
     def load(self, slot: Slot, known: Known) -> Partition:
         """Load what lies in the slot's directory."""

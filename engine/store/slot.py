@@ -6,12 +6,17 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
+from typing import Final
 
-from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError, passes
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.store.listing import PartitionKey
 
 log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+"""A partition that could not be loaded for want of room is not tried more often: each time reads what a crash left."""
 
 
 class Slot:
@@ -21,11 +26,12 @@ class Slot:
     directory      where its files are
     partition      None until it is loaded; assigned once, so that a look needs no lock
     error          why it could not be loaded, or went offline while it was being deleted
+    tried_at       when it was last loaded in vain, in seconds of a clock that nobody can set
     gone           deleted, or the store was closed: it is not loaded any more
     lock           held while it is loaded, reconfigured, deleted or closed
     """
 
-    __slots__ = ("directory", "error", "gone", "lock", "number", "partition", "topic")
+    __slots__ = ("directory", "error", "gone", "lock", "number", "partition", "topic", "tried_at")
 
     def __init__(self, topic: str, number: int, directory: Path) -> None:
         self.topic = topic
@@ -33,6 +39,7 @@ class Slot:
         self.directory = directory
         self.partition: Partition | None = None
         self.error: Exception | None = None
+        self.tried_at = 0.0
         self.gone = False
         self.lock = threading.Lock()
 
@@ -47,8 +54,9 @@ class Slot:
     def use(self, load: Callable[[Slot], Partition]) -> Partition:
         """The partition, loaded now if it was not. Two callers get the same object.
 
-        What could not be loaded stays offline until the store is opened anew: a load that failed half way
-        has left files that only a recovery can vouch for."""
+        What could not be loaded stays offline until the store is opened anew, but for an error that passes, as on a
+        full disk: then it is tried again. A load that failed half way has left files that only a recovery can vouch
+        for: where `error` is set, `load` begins with one."""
         partition = self.partition
         if partition is not None:
             return partition
@@ -57,12 +65,22 @@ class Slot:
                 return self.partition
             if self.gone:
                 raise UnknownPartitionError(f"{self.name}: deleted meanwhile, or the store was closed")
-            if self.error is None:
+            if self.error is None or self._may_try_again():
                 try:
                     self.partition = load(self)
                 except (EngineError, OSError) as error:
                     log.error(f"{self.name}: offline, {self.directory} cannot be loaded: {error!r}")
                     self.error = error
+                    self.tried_at = monotonic()
                 else:
+                    self._note_loaded()
                     return self.partition
             raise ClosedError(f"{self.name} is offline: {self.error}") from self.error
+
+    def _may_try_again(self) -> bool:
+        return passes(self.error) and monotonic() - self.tried_at >= RETRY_S
+
+    def _note_loaded(self) -> None:
+        if self.error is not None:
+            log.warning(f"{self.name}: is there again")
+            self.error = None

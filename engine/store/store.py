@@ -23,7 +23,6 @@ partition that is loaded takes none.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import shutil
 import threading
@@ -45,6 +44,7 @@ from topicfs.engine.errors import (
     PolicyViolationError,
     ReadOnlyError,
     UnknownPartitionError,
+    passes,
 )
 from topicfs.engine.files import place
 from topicfs.engine.files.atomic import sync_directory
@@ -77,9 +77,6 @@ from topicfs.engine.store.slot import Slot
 from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
-
-_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
-"""Errors that say nothing of the files: what met one is tried again."""
 
 STAGING: Final = "staging"
 COMPACTING: Final = "compact"
@@ -701,7 +698,7 @@ class Store(KeptStore):
         with contextlib.suppress(ClosedError):
             # What was offline when it was deleted, is offline again: the slot says why.
             slot.use(lambda empty: self._partitions.load(empty, part.known))
-        if isinstance(slot.error, OSError) and slot.error.errno in _PASSING:
+        if slot.error is not None and passes(slot.error):
             # It is whole, and is loaded from where it was when that is tried again.
             self._forget(slot)
             slot.directory.rename(self.logs / part.directory)

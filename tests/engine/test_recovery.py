@@ -5,6 +5,7 @@ The random search for crashes that end otherwise is in tests/property and tests/
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -420,3 +421,36 @@ def test_recovery_of_many_batches_warns_of_nothing(tmp_path: Path, caplog: pytes
     values = crashed(tmp_path / "t-0", 100)
     assert expect_prefix(tmp_path / "t-0", values, Known()) == 100
     assert not caplog.records
+
+
+def test_a_full_disk_keeps_no_record_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = open_partition(tmp_path, index_interval_bytes=10)
+    fill(partition, 60)
+    written = values_of(partition)
+    partition.delete_records(5)
+    partition.log.abandon()
+    real = os.pwrite, os.write
+
+    def pwrite(fd: int, data: bytes, position: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("index"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real[0](fd, data, position)
+
+    def write(fd: int, data: bytes) -> int:
+        if "/proc" not in (path := os.readlink(f"/proc/self/fd/{fd}")) and str(tmp_path) in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real[1](fd, data)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", pwrite)
+        full.setattr(os, "write", write)
+        again = open_partition(tmp_path, Known(start=5), index_interval_bytes=10)
+        assert values_of(again) == written[5:]
+        for segment in again.log.chain.segments:
+            assert segment.offset_index.entries or segment.size < 100
+            assert not (tmp_path / f"{segment.base_offset:020d}.index").stat().st_size
+    fill(again, 1)
+    assert values_of(again)[:-1] == written[5:]
+    again.log.close()
+    check_directory(tmp_path)
+    assert values_of(open_partition(tmp_path, Known(clean=True, start=5)))[:-1] == written[5:]

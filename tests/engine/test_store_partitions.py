@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.files.properties import read_properties
 from topicfs.engine.store import partitions as loading
+from topicfs.engine.store import slot
 
 ID, OTHER_ID = "Q1Rz8vWkS3yTb0nNfXk4Ag", "R1Rz8vWkS3yTb0nNfXk4Ag"
 DELAY = 60_000
@@ -336,6 +339,48 @@ def test_what_is_not_there_cannot_be_deleted(store_bench: StoreBench) -> None:
         store_bench.store.delete("orders-0")
     with pytest.raises(UnknownPartitionError):
         store_bench.store.delete_topic("orders")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+def test_a_partition_that_could_not_be_loaded_for_want_of_room_is_there_when_there_is_some(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store_bench.warnings = True
+    some(store_bench.store.create("orders"))
+    store_bench.reopen()
+    monkeypatch.setattr(slot, "RETRY_S", 0)
+    asked: list[bool] = []
+
+    def fail(*arguments: Any) -> Partition:
+        asked.append(arguments[5].clean)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(loading, "load", fail)
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="offline"):
+                store_bench.store.partition("orders-0")
+    assert asked == [True, False], "what a load has left half done is recovered"
+    assert values(store_bench.store.partition("orders-0"))
+
+
+def test_a_partition_that_could_not_be_loaded_for_another_reason_stays_offline(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_bench.warnings = True
+    store_bench.store.create("orders")
+    store_bench.reopen()
+    monkeypatch.setattr(slot, "RETRY_S", 0)
+
+    def fail(*_: Any) -> Partition:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(loading, "load", fail)
+        with pytest.raises(ClosedError, match="offline"):
+            store_bench.store.partition("orders-0")
+    with pytest.raises(ClosedError, match="offline"):
+        store_bench.store.partition("orders-0")
 
 
 def test_a_partition_that_is_offline_can_be_deleted(

@@ -591,3 +591,40 @@ def test_more_partitions_than_open_files(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert b"the limit of open files is 200, expected at least 256" in done.stderr
+
+
+def test_a_full_disk_hides_nothing_after_a_crash(tmp_path: Path) -> None:
+    """E19. A daemon that was killed on a full disk and is started again there shows every record that was
+    acknowledged, and appends when there is room.
+    """
+    with full_disk(tmp_path) as (served, filler):
+        served.expect("o space left on device")
+        served.expect("made anew")
+        served.expect("unclean stop")
+        partition = served.new()
+        lines = [b"%d " % number + b"x" * 2000 + b"\n" for number in range(2000)]
+        append(partition / "log.txt", b"".join(lines[:-1]))
+        served.kill()
+        # No index is on disk, and no room for one.
+        for index in (served.backing / "logs" / partition.name).glob("*index"):
+            index.write_bytes(b"")
+        # The daemon's log alone has room: the test goes by what it says.
+        log = served.backing / "topicfs.log"
+        subprocess.run(["fallocate", "--keep-size", "--length", "1MiB", log], check=True)
+        fill(filler)
+        served.start()
+        assert read(partition) == b"".join(lines[:-1])
+        assert (partition / "offset/1000").read_bytes() == lines[1000][:-1]
+        assert served.status(partition)["offline"] is None
+        with refused(errno.ENOSPC):
+            append(partition / "log.txt", bytes(100_000) + b"\n")
+        served.kill()
+        fill(filler)
+        served.start()
+        assert read(partition) == b"".join(lines[:-1])
+        filler.unlink()
+        append(partition / "log.txt", lines[-1])
+        assert read(partition) == b"".join(lines)
+        assert served.stop() == 0
+        served.start()
+        assert read(partition) == b"".join(lines)
