@@ -15,6 +15,8 @@ from store_bench import SMALL, START, StoreBench, checked_store_bench, some
 
 from topicfs import Producer, Record, Store
 from topicfs.engine.cleaner.manager import RETRY_MS
+from topicfs.engine.partition.chain import Chain
+from topicfs.engine.segment.segment import Segment
 from topicfs.engine.store.upkeep import Due
 
 
@@ -188,10 +190,14 @@ def test_a_partition_that_cannot_be_flushed_goes_offline_and_the_others_are_flus
     some(bad)
     some(good)
 
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+    sync = Chain.sync
 
-    monkeypatch.setattr(bad.log, "_sync", fail)
+    def fail(chain: Chain, segment: Segment) -> None:
+        if chain is bad.log.chain:
+            raise OSError(5, "Input/output error")
+        sync(chain, segment)
+
+    monkeypatch.setattr(Chain, "sync", fail)
     after(store_bench, 1000)
     assert (bad.recovery_point, good.recovery_point) == (0, 10)
     assert bad.log.failure is not None
