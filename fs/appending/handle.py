@@ -204,7 +204,7 @@ class AppendHandle:
     def release(self) -> None:
         """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
         if self._tail:
-            for shown in self.target.shown():
+            for views in self.target.views():
                 views.note_last_close(self)
         with self._lock:
             try:

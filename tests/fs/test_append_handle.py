@@ -789,7 +789,7 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, p
     handle.write(array(b"tail"))
     with (
         mock.patch.object(views.partition, "append_waiting", append_slowly),
-        mock.patch.object(shown_module, "CLOSE_GRACE", 0.01),
+        mock.patch.object(views_module, "CLOSE_GRACE", 0.01),
     ):
         handle.flush()
         release = threading.Thread(target=handle.release)
