@@ -776,7 +776,7 @@ def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Fu
 @pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/views/log.tsv", "/t-0/views/offset/0-.txt"])
 def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, path: str) -> None:
     """regression: readers waited for a tenth of a second, also where the disk was at work on the line"""
-    views: PartitionViews = place.shown()
+    views: PartitionViews = place.views()
     append = views.partition.append_waiting
     begun, may_go = threading.Event(), threading.Event()
 
