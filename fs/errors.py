@@ -8,7 +8,7 @@ The words go to the daemon's log, as loudly as a row says:
     WRONG     something is broken, and known: one line at level error
     UNKNOWN   something is broken, and not foreseen: level error with the traceback. The daemon goes on
 
-Of what is broken some lines of a kind are told in a while, and no more (`fs/fuse/error_budget.py`).
+Of what is broken some lines of a kind are told in a while, and no more (`fs/error_budget.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 from topicfs.engine import errors as engine
 from topicfs.engine.errors import EngineError
 from topicfs.engine.files.regular import NotRegularError
-from topicfs.fs.fuse.error_budget import ERRORS, WHILE_S, Telling
+from topicfs.fs.error_budget import ERRORS, WHILE_S, Telling
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 The log of a read-only mount is outside of the backing directory: see `file_of`.
 
-A line: 2026-03-01 12:00:00,123 WARNING [scheduler] engine.store.slot: orders-0: offline, …
+A line: 2026-03-01 12:00:00,123 WARNING [scheduler] topicfs.engine.partition.slot: orders-0: offline, …
 """
 
 from __future__ import annotations

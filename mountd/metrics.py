@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.slot import Slot
 from topicfs.engine.retention.rules import Reason
-from topicfs.engine.store.slot import Slot
 from topicfs.engine.store.store import Store
-from topicfs.fs.fuse.error_budget import ERRORS
+from topicfs.fs.error_budget import ERRORS
 from topicfs.mountd.cleaners import Cleaners, CleanerState
 from topicfs.mountd.scheduler import Scheduler
 

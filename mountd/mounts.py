@@ -38,7 +38,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from topicfs.engine.files import place
 from topicfs.engine.record import now_ms
-from topicfs.engine.store.configuration import Configuration
+from topicfs.engine.settings.configuration import Configuration
 from topicfs.mountd.users import User, in_words, users_of
 
 SUBTYPE: Final = "topicfs"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.checkpoint import CLEANER_OFFSETS, OffsetCheckpoint
-from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.files.listing import PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from topicfs.engine.cleaner.candidates import Candidate, assess, look
 from topicfs.engine.cleaner.checkpoint import CleanerOffsets
 from topicfs.engine.cleaner.states import CleaningStates, Phase
 from topicfs.engine.errors import CleaningAbortedError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock
+from topicfs.engine.retention.partitions import Retention
 from topicfs.engine.retention.removal import NOTHING, Removed
 from topicfs.engine.settings.topic import TopicSettings
-from topicfs.engine.store.listing import PartitionKey
-from topicfs.engine.store.retention import Retention
-from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

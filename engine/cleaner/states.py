@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from topicfs.engine.errors import CleaningAbortedError
-from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.files.listing import PartitionKey
 
 
 class Phase(Enum):

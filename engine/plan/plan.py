@@ -21,16 +21,16 @@ from topicfs.engine.files.checkpoint import (
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
+from topicfs.engine.files.listing import Listing, PartitionKey
 from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
 from topicfs.engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
 from topicfs.engine.files.place import logs_in
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
-from topicfs.engine.plan.on_disk import SegmentOnDisk, listed, offsets_of
+from topicfs.engine.partition.on_disk import SegmentOnDisk, listed, offsets_of
 from topicfs.engine.retention.rules import Due, Forecast, due, forecast
+from topicfs.engine.settings.configured import configured
 from topicfs.engine.settings.topic import TopicSettings
-from topicfs.engine.store.configured import configured
-from topicfs.engine.store.listing import Listing, PartitionKey
 
 log = logging.getLogger(__name__)
 

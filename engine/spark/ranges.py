@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
+from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.names import log_file
 from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
@@ -17,7 +18,6 @@ from topicfs.engine.spark.files import Aborted, Files, Index, listed, offset_ind
 from topicfs.engine.spark.filters import TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
-from topicfs.engine.store.listing import Listing
 
 TASK_BYTES: Final = 128 * 1024 * 1024
 """As much of a log as one task reads, unless `minPartitions` asks for more tasks: what Spark takes of a file."""

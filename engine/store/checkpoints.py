@@ -21,10 +21,10 @@ from topicfs.engine.files.checkpoint import (
     RECOVERY_POINTS,
     OffsetCheckpoint,
 )
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.store.listing import PartitionKey
-from topicfs.engine.store.slot import Slot
+from topicfs.engine.partition.slot import Slot
 
 log = logging.getLogger(__name__)
 

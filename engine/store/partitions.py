@@ -11,17 +11,17 @@ from time import monotonic
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.files.names import parse_partition_directory, partition_directory
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.slot import Slot
 from topicfs.engine.partition.viewing import view
 from topicfs.engine.record import Clock
 from topicfs.engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
+from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.store.checkpoints import Checkpoints
-from topicfs.engine.store.configuration import Configuration
-from topicfs.engine.store.listing import PartitionKey
-from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 

@@ -48,6 +48,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.files import place
 from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.listing import Listing, PartitionKey
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
 from topicfs.engine.files.names import (
@@ -60,20 +61,19 @@ from topicfs.engine.files.place import LOGS
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock, now_ms, steady_beside
+from topicfs.engine.retention.partitions import Retention
+from topicfs.engine.settings.configuration import TOPICS, Configuration
+from topicfs.engine.settings.configured import configured, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
-from topicfs.engine.store.configuration import TOPICS, Configuration
-from topicfs.engine.store.configured import configured, tell_of_others
 from topicfs.engine.store.deletion import INBOX as KEPT_INBOX
 from topicfs.engine.store.deletion import SETTINGS as KEPT_SETTINGS
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
 from topicfs.engine.store.keeping import KeptStore
-from topicfs.engine.store.listing import Listing, PartitionKey
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
-from topicfs.engine.store.retention import Retention
-from topicfs.engine.store.slot import Slot
 from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
 from topicfs import Record, Store
 from topicfs.engine.cluster.reading import METADATA_LOG
 from topicfs.engine.plan.plan import plan
-from topicfs.engine.store.configuration import CREATED
+from topicfs.engine.settings.configuration import CREATED
 
 DAY = 86_400_000
 LATER = START + 3650 * DAY

@@ -24,7 +24,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.inbox.inbox import batch_name
 from topicfs.engine.partition.partition import Producer
-from topicfs.engine.store import configuration
+from topicfs.engine.settings import configuration
 from topicfs.engine.store import partitions as loading
 from topicfs.engine.store import store as storing
 

@@ -10,8 +10,8 @@ from cleaning import StandInCleaner
 from store_bench import START, StoreBench, checked_store_bench
 
 from topicfs import Record
+from topicfs.engine.partition.on_disk import listed
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.plan.on_disk import listed
 from topicfs.engine.plan.plan import PartitionPlan, plan
 from topicfs.engine.retention.rules import Reason, due, forecast
 

@@ -25,8 +25,8 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.files.properties import read_properties
+from topicfs.engine.partition import slot
 from topicfs.engine.store import partitions as loading
-from topicfs.engine.store import slot
 
 ID, OTHER_ID = "Q1Rz8vWkS3yTb0nNfXk4Ag", "R1Rz8vWkS3yTb0nNfXk4Ag"
 DELAY = 60_000

@@ -8,7 +8,7 @@ import pytest
 
 from topicfs.engine.errors import CorruptBatchError
 from topicfs.fs import errors
-from topicfs.fs.fuse.error_budget import MOST_LINES, WHILE_S, ErrorBudget, Telling
+from topicfs.fs.error_budget import MOST_LINES, WHILE_S, ErrorBudget, Telling
 
 
 def test_each_failure_is_counted_by_its_errno() -> None:
@@ -33,7 +33,7 @@ def test_a_reader_of_damaged_bytes_does_not_fill_the_log(
     broken: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = ErrorBudget()
-    monkeypatch.setattr(errors, "FAILURES", failures)
+    monkeypatch.setattr(errors, "ERRORS", failures)
     for at in range(1000):
         errors.errno_of(broken, "read", f"handle {at}")
     assert len(caplog.records) == MOST_LINES

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from topicfs.engine.store.store import Store
+from topicfs.fs.error_budget import ERRORS
 from topicfs.fs.errors import AppendOnlyError, errno_of
-from topicfs.fs.fuse.error_budget import ERRORS
 from topicfs.mountd.metrics import Counts, Metrics
 from topicfs.mountd.scheduler import Job, Scheduler
 

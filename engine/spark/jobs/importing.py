@@ -31,6 +31,7 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import InvalidSettingError, PartitionExistsError
 from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
 from topicfs.engine.files.names import partition_directory, validate_topic
@@ -45,12 +46,11 @@ from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
 from topicfs.engine.segment.descriptors import Descriptors, sync_file
 from topicfs.engine.segment.segment import Segment
+from topicfs.engine.settings.configuration import TOPICS, Configuration
 from topicfs.engine.settings.topic import TopicSettings
 from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
 from topicfs.engine.spark.writer import check_columns
-from topicfs.engine.store.configuration import TOPICS, Configuration
-from topicfs.engine.store.listing import Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

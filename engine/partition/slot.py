@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError, passes
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.store.listing import PartitionKey
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from topicfs.engine.cluster.reading import read_cluster
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.files.names import partition_directory
 from topicfs.engine.files.place import logs_in
 from topicfs.engine.record import Clock
-from topicfs.engine.store.configuration import SERVER_PROPERTIES, Configuration
-from topicfs.engine.store.listing import PartitionKey
+from topicfs.engine.settings.configuration import SERVER_PROPERTIES, Configuration
 
 log = logging.getLogger(__name__)
 

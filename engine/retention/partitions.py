@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
+from topicfs.engine.partition.on_disk import SegmentOnDisk, listed, offsets_of
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.plan.on_disk import SegmentOnDisk, listed, offsets_of
+from topicfs.engine.partition.slot import Slot
 from topicfs.engine.retention.removal import NOTHING, Removed, apply
 from topicfs.engine.retention.rules import due
 from topicfs.engine.settings.topic import TopicSettings
-from topicfs.engine.store.listing import PartitionKey
-from topicfs.engine.store.slot import Slot
 
 log = logging.getLogger(__name__)
 
