@@ -72,7 +72,7 @@ class Context:
     tables: Tables = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tables = Tables(self.store.backing / VIEWS)
+        self.tables = Tables(self.store.backing / VIEWS, self.store.descriptors)
 
     @property
     def lists_all(self) -> bool:

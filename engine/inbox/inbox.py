@@ -35,6 +35,7 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.producer.entry import increment
 from topicfs.engine.record import NO_OFFSET, TimestampType
+from topicfs.engine.segment.descriptors import Descriptors
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +81,10 @@ class Inbox:
         directory: Path,
         numbers: Callable[[], Sequence[int]],
         partition: Callable[[int], Partition],
+        places: Descriptors,
     ) -> None:
         self.topic = topic
-        self.staging = Staging(directory / INBOX)
+        self.staging = Staging(directory / INBOX, places)
         self._numbers = numbers
         self._partition = partition
         self._journal = Journal(directory / "journal")

@@ -18,6 +18,7 @@ from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
 from topicfs.engine.inbox.journal import CommitState, Journal
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.descriptors import Descriptors
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Inboxes:
     directory   of all of them
     _numbers    gives a topic's partitions; none where there is no such topic
     _partition  gives a partition by topic and number
+    _places     open files borrow a place there
     _open       the inboxes that somebody asked for, by topic
     """
 
@@ -45,10 +47,12 @@ class Inboxes:
         directory: Path,
         numbers: Callable[[str], Sequence[int]],
         partition: Callable[[str, int], Partition],
+        places: Descriptors,
     ) -> None:
         self.directory = directory
         self._numbers = numbers
         self._partition = partition
+        self._places = places
         self._open: dict[str, Inbox] = {}
         self._lock = threading.Lock()
 
@@ -66,6 +70,7 @@ class Inboxes:
                     self.directory / topic,
                     lambda: self._numbers(topic),
                     lambda number: self._partition(topic, number),
+                    self._places,
                 )
             return found
 

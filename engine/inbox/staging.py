@@ -14,7 +14,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -23,6 +23,7 @@ import numpy as np
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import InvalidRecordError
 from topicfs.engine.files.regular import open_regular
+from topicfs.engine.segment.descriptors import Descriptors
 
 Parts = tuple[str, ...]
 
@@ -37,12 +38,14 @@ class StagedFile:
     """An open file.
 
     descriptor  its number; closed by `close`
+    _places     where it has borrowed its place among the files that may be open
     """
 
-    __slots__ = ("descriptor",)
+    __slots__ = ("_places", "descriptor")
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, places: Descriptors) -> None:
         self.descriptor = descriptor
+        self._places = places
 
     def read(self, position: int, into: Bytes) -> int:
         """Fill `into` from a position on; gives how many bytes there were."""
@@ -69,6 +72,7 @@ class StagedFile:
 
     def close(self) -> None:
         os.close(self.descriptor)
+        self._places.take_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,12 @@ class Staging:
     No link is followed in it, nor on the way from the directory of all areas, which may be one: each name is looked up
     in the directory that was opened before.
 
-    root  where it is, `<topic>/inbox` in that directory; made when something is put into it
+    root    where it is, `<topic>/inbox` in that directory; made when something is put into it
+    places  open files borrow a place there
     """
 
     root: Path
+    places: Descriptors = field(default_factory=Descriptors)
 
     @contextlib.contextmanager
     def _above(self, parts: Parts) -> Iterator[tuple[int, str]]:
@@ -139,8 +145,13 @@ class Staging:
         if flags & os.O_CREAT:
             self._make_room(parts)
         kept = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC
-        with self._above(parts) as (above, name):
-            return StagedFile(open_regular(name, flags & kept, directory=above))
+        self.places.lend()
+        try:
+            with self._above(parts) as (above, name):
+                return StagedFile(open_regular(name, flags & kept, directory=above), self.places)
+        except BaseException:
+            self.places.take_back()
+            raise
 
     def make_directory(self, parts: Parts) -> None:
         self._make_room(parts)

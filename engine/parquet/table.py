@@ -28,6 +28,7 @@ from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_at
 from topicfs.engine.files.regular import open_regular
 from topicfs.engine.files.views import made_of
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 
 SUFFIX: Final = ".parquet"
@@ -96,8 +97,14 @@ class Failure:
 class OpenTableFile:
     """A file that can be read until it is closed, also when another one has replaced it."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = open_regular(path, os.O_RDONLY)
+    def __init__(self, path: Path, places: Descriptors) -> None:
+        places.lend()
+        try:
+            self._descriptor = open_regular(path, os.O_RDONLY)
+        except BaseException:
+            places.take_back()
+            raise
+        self._places = places
 
     def read_into(self, position: int, into: Bytes) -> int:
         """Fill the buffer from a position on; gives how many bytes there were."""
@@ -112,6 +119,7 @@ class OpenTableFile:
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._descriptor)
+        self._places.take_back()
 
 
 _base_offset = attrgetter("base_offset")
@@ -122,12 +130,14 @@ class Tables:
     """The tables of all partitions.
 
     directory  theirs, with one for each partition
+    places     open files borrow a place there
     failures   by partition, then by the name that the file would have; "" for the partition as a whole
     made       files that were made since the start, and their bytes
     _tables    by partition, as far as they were asked for; replaced one by one
     """
 
     directory: Path
+    places: Descriptors = field(default_factory=Descriptors)
     failures: dict[str, dict[str, Failure]] = field(default_factory=dict)
     made: tuple[int, int] = (0, 0)
     _tables: dict[str, PartitionTable] = field(default_factory=dict)
@@ -161,7 +171,7 @@ class Tables:
     def open(self, partition: Partition, file: TableFile) -> OpenTableFile:
         """Open one for reading; FileNotFoundError where it was removed meanwhile."""
         try:
-            return OpenTableFile(self.path(partition.name, file.name))
+            return OpenTableFile(self.path(partition.name, file.name), self.places)
         except FileNotFoundError:
             # Where somebody has deleted it, the list is looked at anew, and the file is made again.
             self._tables.pop(partition.name, None)

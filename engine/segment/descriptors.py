@@ -16,6 +16,7 @@ pread, never mmap: a file that was cut short behind our back is then an error, n
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -95,7 +96,7 @@ class SecondChance:
             before, holder.cached = holder.cached, value
         del before
 
-    def _give_up(self, keep: Holder) -> list[object]:
+    def _give_up(self, keep: Holder | None = None) -> list[object]:
         given_up: list[object] = []
         chances = len(self._weights)
         while self.total > self.limit and len(self._weights) > 1:
@@ -146,12 +147,32 @@ class Descriptor:
 
 
 class Descriptors(SecondChance):
-    """The descriptors of segment files that are open: at most `limit`, beside those in use."""
+    """The descriptors of segment files that are open: at most `limit`, beside those in use.
+
+    Files of other kinds that stay open as long as their user wants, such as those of an inbox, borrow places.
+    """
 
     __slots__ = ()
 
     def __init__(self, limit: int = 512) -> None:
         super().__init__(limit)
+
+    def lend(self) -> None:
+        """Give a place to a file of another kind. OSError (EMFILE) where segments have no more than they need: that
+        concerns the user of this one file, and nobody else."""
+        with self._lock:
+            if self.limit <= _FEWEST:
+                raise OSError(
+                    errno.EMFILE, "too many files of inboxes and tables are open; raise `ulimit -n`"
+                )
+            self.limit -= 1
+            given_up = self._give_up()
+        del given_up
+
+    def take_back(self) -> None:
+        """The file that a place was lent to is closed."""
+        with self._lock:
+            self.limit += 1
 
 
 class WrittenFile:
@@ -434,8 +455,9 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptors_for_segments(open_files: int) -> int:
-    """How many of the files that the process may have open are for segments. The rest is for everything else: files in
-    an inbox, each command's and job's files, logs, and segments that were deleted under their readers."""
+    """How many of the files that the process may have open are for segments, and for the files that borrow places from
+    them. The rest is for everything else: each command's and job's files, logs, and segments that were deleted under
+    their readers."""
     bound = open_files - max(_OTHERS, open_files // 4)
     if bound < _FEWEST:
         raise TooFewDescriptorsError(

@@ -61,7 +61,7 @@ class Partitions:
         self._clock = clock
         self._steady = steady
         self._lone = lone
-        self._descriptors = Descriptors()
+        self.descriptors = Descriptors()
 
     @classmethod
     def open(
@@ -77,7 +77,7 @@ class Partitions:
     ) -> Partitions:
         """Those that the log directory was found to have. None is loaded yet."""
         partitions = cls(logs, keys, configuration, stopped_clean, clock, steady, lone, read_only)
-        partitions._descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
+        partitions.descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
         partitions.checkpoints.read(partitions.slots.keys())
         return partitions
 
@@ -160,7 +160,7 @@ class Partitions:
             self._configuration.daemon.producer_id_expiration_ms,
             known,
             self._clock,
-            self._descriptors,
+            self.descriptors,
             self._lone,
             self._steady,
         )

@@ -98,6 +98,7 @@ class Store(KeptStore):
     steady         gives a time that nobody can set, for waits and intervals
     retention      what became of it
     cleaning       compaction, which threads of the store's owner do
+    descriptors    the files that are open
     inboxes        what is appended as a whole, topic by topic
     """
 
@@ -131,7 +132,8 @@ class Store(KeptStore):
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention, steady
         )
-        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition)
+        self.descriptors = partitions.descriptors
+        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, self.descriptors)
         self._schedule = Schedule(steady(), configuration.daemon)
         self._guard = threading.RLock()
         self._closed = False

@@ -256,3 +256,20 @@ def test_the_bound_leaves_room_for_other_files_and_says_where_there_is_too_littl
     assert descriptors_for_segments(256) == 64
     with pytest.raises(TooFewDescriptorsError, match="limit of open files is 255, expected at least 256"):
         descriptors_for_segments(255)
+
+
+def test_files_of_other_kinds_borrow_places(tmp_path: Path) -> None:
+    """regression: files that were open in an inbox counted nowhere, so that many of them left none for segments"""
+    descriptors = Descriptors(66)
+    files = [file_with(tmp_path / str(number), b"%03d" % number, descriptors) for number in range(66)]
+    for file in files:
+        content_of(file)
+    descriptors.lend()
+    descriptors.lend()
+    assert len(descriptors) == 64
+    with pytest.raises(OSError, match="too many files of inboxes and tables") as refusal:
+        descriptors.lend()
+    assert refusal.value.errno == errno.EMFILE
+    assert [content_of(file) for file in files] == [b"%03d" % number for number in range(66)]
+    descriptors.take_back()
+    descriptors.lend()

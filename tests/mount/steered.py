@@ -37,7 +37,7 @@ def roll(partition: Partition) -> None:
 
 def raise_start(partition: Partition, offset: int) -> None:
     """What retention does: records below the offset go, and segments that hold only such."""
-    FILES[0].context.views(partition.topic, partition.number).texts.keep_for_readers()
+    FILES[0].context.views(partition.topic, partition.number).rendered.keep_for_readers()
     log = partition.log
     log.raise_start_offset(offset)
     with log.lock:

@@ -561,8 +561,9 @@ def test_indexes_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_more_partitions_than_open_files(tmp_path: Path) -> None:
-    """E18. More partitions can be appended to than the daemon may have files open; a mount that may have fewer
-    than 256 open fails, and says so.
+    """E18. More partitions can be appended to than the daemon may have files open, also while programs have as many
+    files of inboxes and tables open as it allows: one more of these is EMFILE. A mount that may have fewer than 256
+    open fails, and says so.
     """
     count = 400
     mount = Served(tmp_path)
@@ -572,12 +573,21 @@ def test_more_partitions_than_open_files(tmp_path: Path) -> None:
         with mount.watched():
             for number in range(count):
                 os.mkdir(mount / f"many-{number}")
+            inbox, held = mount / "topics/many/inbox", list[int]()
+            while len(held) < 256:
+                held.append(os.open(inbox / f".{len(held)}", os.O_WRONLY | os.O_CREAT))
+            mount.expect("too many files of inboxes and tables are open")
+            with refused(errno.EMFILE):
+                os.open(inbox / ".one more", os.O_WRONLY | os.O_CREAT)
             for _ in range(2):
                 for number in range(count):
                     append(mount / f"many-{number}/log.txt", b"a" * 5000 + b"\n")
             assert mount.process is not None
             assert len(os.listdir(f"/proc/{mount.process.pid}/fd")) < 512
             assert read(mount / "many-7") == (b"a" * 5000 + b"\n") * 2
+            for descriptor in held:
+                os.close(descriptor)
+            os.close(os.open(inbox / ".after", os.O_WRONLY | os.O_CREAT))
         assert mount.stop() == 0
         assert (mount.backing / "logs/.kafka_cleanshutdown").exists()
         assert mount.alarms() == []
