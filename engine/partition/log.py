@@ -492,8 +492,8 @@ class Log(LogState):
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
         """An error of fsync takes the log offline: what the disk refused once it may report as written the next time.
-        An error before that, as where there is no room for an index's file or no descriptor is free, has lost nothing:
-        the next flush does all of it anew."""
+        Where no descriptor is free nothing is lost: the next flush does all of it anew. It needs no room: on a full
+        disk it would refuse what is appended already."""
         with self.lock:
             segments = self.chain.segments
             floor = segments.floor(start)
@@ -505,8 +505,7 @@ class Log(LogState):
             for segment in flushed:
                 if segment.is_active:
                     # Index files come into being here, as only who holds the lock may create and cut them.
-                    segment.offset_index.trim()
-                    segment.time_index.trim()
+                    segment.trim_indexes()
             waiting, self._snapshots = self._snapshots, []
         try:
             for path in waiting:

@@ -37,7 +37,7 @@ from topicfs.engine.kernels.search import (
     rising_rows,
 )
 from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
-from topicfs.engine.segment.allocation import allocate, is_allocated_behind, release_behind
+from topicfs.engine.segment.allocation import NO_ROOM, allocate, is_allocated_behind, release_behind
 from topicfs.engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
@@ -281,6 +281,17 @@ class Segment(StoredSegment):
                 self.time_index.keep(time_entries)
             return False
         return True
+
+    def trim_indexes(self) -> None:
+        """Make the indexes' files as long as their entries, and exist. A file for which there is no room has to wait:
+        until it is there, a start recovers the segment."""
+        for index in (self.offset_index, self.time_index):
+            try:
+                index.trim()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                log.warning(f"{index.path} has to wait: {error}")
 
     def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
         """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append: in memory the

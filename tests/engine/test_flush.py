@@ -281,14 +281,14 @@ def test_a_failed_flush_takes_the_partition_offline(bench: Bench, synced: Synced
 @pytest.mark.parametrize(
     ("suffix", "number", "flags"),
     [
-        (".index", errno.ENOSPC, os.O_CREAT),
+        (".index", errno.EMFILE, os.O_CREAT),
         (".timeindex", errno.EMFILE, os.O_CREAT),
         (".timeindex", errno.ENFILE, 0),
         (".snapshot", errno.EMFILE, 0),
         ("topic-0", errno.EMFILE, 0),
     ],
 )
-def test_a_flush_that_lacks_a_descriptor_or_room_for_a_file_has_lost_nothing(
+def test_a_flush_that_lacks_a_descriptor_has_lost_nothing(
     bench: Bench, synced: Synced, monkeypatch: pytest.MonkeyPatch, suffix: str, number: int, flags: int
 ) -> None:
     partition = bench.open()
@@ -314,3 +314,30 @@ def test_a_flush_that_lacks_a_descriptor_or_room_for_a_file_has_lost_nothing(
     partition.flush()
     assert {"3.log", "3.index", "3.timeindex", "3.snapshot", "topic-0"} <= set(synced.since())
     assert partition.recovery_point == partition.end_offset == 8
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_flush_needs_no_room(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """regression: without room for an index's file it failed, and who wrote the records again had them twice"""
+    partition = bench.open(index_interval_bytes=100)
+    partition.append(values(3))
+    partition.roll()
+    partition.append(values(1))
+    real = os.open
+
+    def refused(path: str | os.PathLike[str], how: int, mode: int = 0o777) -> int:
+        if str(path).endswith("index") and how & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return real(path, how, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        partition.flush()
+    assert partition.recovery_point == 4
+    assert not {"3.index", "3.timeindex"} & set(bench.names("index"))
+    partition = bench.crash()
+    assert [record.value for record in partition.records()] == [b"v0", b"v1", b"v2", b"v0"]
+    partition.append(values(1))
+    partition.flush()
+    assert {"3.index", "3.timeindex"} <= set(bench.names("index"))
+    bench.warnings = True  # that the files have to wait is logged

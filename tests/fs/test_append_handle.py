@@ -556,8 +556,10 @@ def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: Furni
         for _ in range(2):
             assert refused(lambda: place.files.write(handle, array(b"ond\nunfini"))) == errno.EIO
     assert place.files.write(handle, array(b"ond\nunfini")) == len(b"ond\nunfini")
-    with mock.patch.object(place.views().partition.log, "flush", side_effect=OSError(errno.ENOSPC, "full")):
-        assert refused(lambda: place.files.write(handle, array(b"shed\nthe next"))) == errno.ENOSPC
+    with mock.patch.object(
+        place.views().partition.log, "flush", side_effect=OSError(errno.EMFILE, "none free")
+    ):
+        assert refused(lambda: place.files.write(handle, array(b"shed\nthe next"))) == errno.EMFILE
         # No line ends here that was to be brought onto the disk.
         place.files.write(handle, array(b"last"))
     place.files.release(handle)

@@ -6,6 +6,7 @@ start offset, write transactions — a test asks for through a socket. All else 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -17,8 +18,10 @@ from typing import Any
 from topicfs.engine.inbox.journal import InFlight, Journal
 from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.staging import Staging
+from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import MAX_INT64, Record
+from topicfs.engine.segment.segment import Segment
 from topicfs.engine.store.store import Store
 from topicfs.fs.fuse import adapter
 from topicfs.mountd.assembly import CountedFileSystem
@@ -84,6 +87,15 @@ def die_in_commit(partition: Partition, step: int) -> None:
         (Journal, "remove"),
     ):
         counted(owner, name)
+
+
+def break_disk(partition: Partition) -> None:
+    """Have each fsync of a segment fail from now on."""
+
+    def fails(chain: Chain, segment: Segment) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    Chain.sync = fails  # type: ignore[method-assign]
 
 
 GATE = threading.Event()
@@ -157,6 +169,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         delete_topic,
         files,
         die_in_commit,
+        break_disk,
         hold_commits,
         release_commits,
         commits_under_way,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from patience import promptly
-from served import Served, append, delete, eventually, fill, full_disk, opened, write_all
+from served import Served, append, delete, eventually, fill, full_disk, opened, refused, write_all
 
 pytest_plugins = ["shared_mount"]
 
@@ -297,8 +297,10 @@ def test_fsync_persists(mount: Served) -> None:
     assert mount.status(partition)["recovery_point"] == 6
 
 
-def test_synchronous_writes_persist(mount: Served) -> None:
-    """D3. A file opened with O_SYNC or O_DSYNC is on disk after each write, whole lines of it."""
+def test_synchronous_writes_persist(mount: Served, tmp_path: Path) -> None:
+    """D3. A file opened with O_SYNC or O_DSYNC is on disk after each write, whole lines of it. Only the append
+    itself needs room: a full disk refuses a write before anything of it is appended.
+    """
     for flag in (os.O_SYNC, os.O_DSYNC):
         partition = mount.new()
         with opened(partition / "log.txt", APPEND | flag) as file:
@@ -306,6 +308,27 @@ def test_synchronous_writes_persist(mount: Served) -> None:
             assert mount.status(partition)["recovery_point"] == 2
             os.write(file, b"ee\n")
             assert mount.status(partition)["recovery_point"] == 3
+    with full_disk(tmp_path) as (served, filler):
+        served.expect("No space left on device")
+        partition = served.new()
+        append(partition / "log.txt", b"sealed\n")
+        served.steer("roll", partition)
+        append(partition / "log.txt", b"begun\n")
+        # A file system that is full has no room for a file either; a tmpfs counts those apart.
+        fill(filler)
+        counts = os.statvfs(served.backing)
+        limit = f"remount,nr_inodes={counts.f_files - counts.f_ffree}"
+        subprocess.run(["mount", "-o", limit, served.backing], check=True)
+        taken = 2
+        with opened(partition / "log.txt", APPEND | os.O_SYNC) as file, refused(errno.ENOSPC):
+            while True:
+                os.write(file, b"x" * 500 + b"\n")
+                taken += 1
+                assert served.status(partition)["recovery_point"] == taken
+        assert taken > 2
+        assert read(partition).count(b"\n") == taken
+        subprocess.run(["mount", "-o", "remount,nr_inodes=0", served.backing], check=True)
+        filler.unlink()
 
 
 @pytest.mark.parametrize("force", [True, False])
@@ -357,7 +380,8 @@ def test_what_was_accepted_has_room(tmp_path: Path) -> None:
 
 def test_failures_are_final(tmp_path: Path) -> None:
     """D6. What write, fsync or close reported as failed is never applied; where it is written again it is there
-    once, in the place of that write.
+    once, in the place of that write. What the log has already stays in it where an fsync, or a write of D3, is
+    refused by the disk itself, which takes the partition offline, or finds no file descriptor free.
     """
     with full_disk(tmp_path, "24m", "-o", "linger.ms=60000") as (served, filler):
         served.expect("No space left on device")
@@ -383,6 +407,16 @@ def test_failures_are_final(tmp_path: Path) -> None:
         assert served.stop() == 0
         served.start()
         assert read(partition) == before + b"other's\nagain\n"
+        for words in ("Input/output error", "not stopped cleanly"):
+            served.expect(words)
+        served.steer("break_disk", partition)
+        with opened(partition / "log.txt", APPEND | os.O_SYNC) as file:
+            for _ in range(2):
+                with refused(errno.EIO):
+                    os.write(file, b"written\n")
+        assert served.stop() == 1
+        served.start()
+        assert read(partition) == before + b"other's\nagain\nwritten\n"
 
 
 def test_a_disk_that_fails(own: Served) -> None:
