@@ -198,9 +198,9 @@ def test_isolation(mount: Served) -> None:
 
 def test_known_names(mount: Served, tmp_path: Path) -> None:
     """I7. A batch whose name was committed before, and that holds the same lines again or none, is
-    taken and discarded: every call does well, and nothing is appended. Its files may be others, in
-    another order or compressed. So is a file of the same name, size, modification time and content. The
-    newest 10,000 names of a topic are remembered, over restarts, until the topic is deleted.
+    taken and discarded: every call does well, save for the mkdir of I17, and nothing is appended. Its files
+    may be others, in another order or compressed. So is a file of the same name, size, modification time and
+    content. The newest 10,000 names of a topic are remembered, over restarts, until the topic is deleted.
     """
     with own_mount(tmp_path) as served:
         topic = Topic(served, "t")
@@ -516,10 +516,13 @@ def test_other_lines_under_a_known_name(tmp_path: Path) -> None:
 def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> None:
     """I17. The emptied directory of a committed batch is there for ten minutes more, with `_SUCCESS` in
     it, and is not listed; a directory that is renamed to its name takes its place, also where `mv`
-    would put it into that one.
+    would put it into that one. For mkdir(2) of that name the kernel itself says EEXIST, and
+    `cp -r work inbox/q` would put `work` into it, which is EPERM; `mkdir -p`, `cp -rT work inbox/q`, and
+    both behind `rm -rf inbox/q`, do well.
     """
     topic = Topic(mount)
     commit(topic.batch("q", x="a\n"))
+    (tmp_path / "work").mkdir()
     batch, work = topic.inbox / "q", topic.inbox / ".work"
 
     def put(text: str) -> None:
@@ -531,6 +534,11 @@ def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> 
         lambda: output("mv .work q", topic.inbox),
         lambda: output("mv -T .work q", topic.inbox),
         lambda: os.rename(work / "x.txt", batch / "x.txt"),
+        lambda: output("mkdir -p q; cp .work/x.txt q", topic.inbox),
+        lambda: output("cp -r .work/. q", topic.inbox),
+        lambda: output("cp -rT .work q", topic.inbox),
+        lambda: output("rm -rf q; mkdir q; cp .work/x.txt q", topic.inbox),
+        lambda: output("rm -rf q; cp -r .work q", topic.inbox),
     ):
         assert os.listdir(topic.inbox) == []
         assert os.listdir(batch) == ["_SUCCESS"]
@@ -539,8 +547,10 @@ def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> 
         assert os.listdir(batch)[-1] == "x.txt"
         commit(batch)
         assert topic.values() == ["a"]
-        if work.exists():
-            work.rmdir()
+        output("rm -rf .work", topic.inbox)
+        with refused(errno.EEXIST):
+            batch.mkdir()
+        assert b"q/work': Operation not permitted" in run(f"cp -r {tmp_path}/work q", topic.inbox).stderr
     put("b\n")
     output("mv .work q", topic.inbox)
     with refused(errno.EEXIST):
