@@ -231,7 +231,9 @@ def test_lines_without_a_newline(mount: Served) -> None:
 
 def test_the_start_offset(mount: Served) -> None:
     """W7. `start` gives the start offset; a larger number deletes the records below it, a smaller one
-    changes nothing, and `-1` deletes all that are committed.
+    changes nothing, and `-1` deletes all that are committed. So does a copy over it, which nothing tells from
+    `>`: `cp -r one-0/. other-0/` deletes what lies in `other-0` below the start offset of `one-0`, and no
+    undelete brings it back.
     """
     partition = letters(mount)
     start = partition / "start"
@@ -246,6 +248,15 @@ def test_the_start_offset(mount: Served) -> None:
     assert read(partition) == b""
     append(partition / "log.txt", b"d\n")
     assert (partition / "offset/3").read_bytes() == b"d"
+    for copy in ("cp -r", "cp -a"):
+        one, other = letters(mount), letters(mount)
+        append(one / "start", b"2\n")
+        done = run(f"{copy} {one.name}/. {other.name}/", mount.path)
+        assert b"log.txt': Operation not permitted" in done.stderr
+        assert read(other) == b"c\n"
+        append(one / "start", b"0\n")
+        run(f"{copy} {other.name}/. {one.name}/", mount.path)
+        assert read(one) == b"c\n"
 
 
 def test_bad_start_offsets(mount: Served) -> None:

@@ -30,7 +30,7 @@ def topicfs(*words: object, answer: str = "") -> subprocess.CompletedProcess[str
 def test_rmdir_deletes_no_records(tmp_path: Path) -> None:
     """G1. rmdir of a partition or a topic that holds a record, committed or not, is ENOTEMPTY, and so it is with
     lines on their way into it or files in a topic's inbox: neither `rmdir --ignore-fail-on-non-empty`, `find -depth
-    -type d -exec rmdir {} +`, `rm -rf` nor `rsync -a --delete` deletes records.
+    -type d -exec rmdir {} +`, `rm -rf` nor `rsync -a --delete` deletes records. A copy over a partition may: W7.
     """
     with own_mount(tmp_path) as mount:
         partition = letters(mount)
