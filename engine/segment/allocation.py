@@ -10,9 +10,6 @@ import errno
 import os
 from typing import Final
 
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a full disk, and of a user who may have no more of it."""
-
 _KEEP_SIZE: Final = 1
 """FALLOC_FL_KEEP_SIZE of linux/falloc.h. Without it the file would end in zeros, which recovery had to cut off."""
 

@@ -37,7 +37,7 @@ from topicfs.engine.kernels.search import (
     rising_rows,
 )
 from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
-from topicfs.engine.segment.allocation import NO_ROOM, allocate, is_allocated_behind, release_behind
+from topicfs.engine.segment.allocation import allocate, is_allocated_behind, release_behind
 from topicfs.engine.segment.descriptors import (
     Descriptors,
     PinnedFile,
@@ -289,7 +289,7 @@ class Segment(StoredSegment):
             try:
                 index.trim()
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if not lacks_room(error):
                     raise
                 log.warning(f"{index.path} has to wait: {error}")
 

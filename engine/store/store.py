@@ -63,7 +63,9 @@ from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock, now_ms, steady_beside
-from topicfs.engine.segment.allocation import NO_ROOM
+from topicfs.engine.retention.partitions import Retention
+from topicfs.engine.settings.configuration import TOPICS, Configuration
+from topicfs.engine.settings.configured import configured, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
 from topicfs.engine.store.deletion import INBOX as KEPT_INBOX
@@ -75,9 +77,6 @@ from topicfs.engine.store.removal import Removals
 from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
-
-_PASSING: Final = NO_ROOM | {errno.EMFILE, errno.ENFILE}
-"""Errors that say nothing of the files: what met one is tried again."""
 
 STAGING: Final = "staging"
 COMPACTING: Final = "compact"
