@@ -88,7 +88,7 @@ class Context:
                 views = self._views.get((topic, number))
                 if views is None or views.partition is not partition:
                     views = PartitionViews(partition, self.view_cache, self.writers.linger, self.read_ahead)
-                    partition.log.before_removal = views.before_removal
+                    partition.log.register_reader(views.before_removal)
                     self._views[topic, number] = views
         return views
 

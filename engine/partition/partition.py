@@ -254,7 +254,7 @@ class Partition:
             done += len(part)
         if not built:
             raise ValueError("an append needs at least one record")
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         return _joined([self._append_own(batch, now, Origin.CLIENT) for batch in built])
 
     def append_lines(self, lines: Data) -> Appended:
@@ -268,7 +268,7 @@ class Partition:
         settings = self.settings
         if settings.compact:
             check_records(np.array([now]), np.ones(1, np.bool_), settings, now)
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         shape = shape_for(settings)
         limit = batch_limit(settings)
         done = []
@@ -284,7 +284,7 @@ class Partition:
         data = batch if isinstance(batch, np.ndarray) else np.frombuffer(batch, np.uint8)
         now = self.log.clock()
         accepted = accept(data, self.settings, now, origin)
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         return self.log.lead(accepted.batch, accepted.row, now, origin)
 
     def append_raw(self, data: Data) -> Appended:
@@ -300,7 +300,7 @@ class Partition:
                 f"{self.name}: batch {at + 1} begins at offset {table[at + 1, BASE_OFFSET]}, "
                 f"expected one above {table[at, LAST_OFFSET]}"
             )
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         return self.log.follow(array, table)
 
     def end_transaction(
@@ -310,12 +310,12 @@ class Partition:
         now = self.log.clock()
         kind = batches.COMMIT if commit else batches.ABORT
         batch = batches.end_marker(producer_id, epoch, kind, coordinator_epoch, now)
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         return self._append_own(batch, now, Origin.COORDINATOR)
 
     def append_built(self, batch: Bytes) -> Appended:
         """Append a batch that was built in this process, of records that were checked: it is not looked into."""
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         return self._append_own(batch, self.log.clock(), Origin.CLIENT)
 
     def append_waiting(self, batch: Bytes, room: int) -> Appended:
@@ -325,16 +325,11 @@ class Partition:
     def _append_own(self, batch: Bytes, now: int, origin: Origin, room: int = 0) -> Appended:
         return self.log.lead(batch, batches.scan(batch, check=False)[0], now, origin, room)
 
-    def _let_waiting_lines_pass(self) -> None:
-        """Have the lines appended that were accepted before, and wait."""
-        if self.log.before_append is not None:
-            self.log.before_append()
-
     # -- changing -------------------------------------------------------------------------------------
 
     def roll(self) -> None:
         """Seal the active segment, and begin a new one."""
-        self._let_waiting_lines_pass()
+        self.log.flush_queues()
         self.log.roll()
 
     def truncate_to(self, offset: int) -> bool:

@@ -45,10 +45,6 @@ class LogState:
     cuts              how often segments were cut: what was read meanwhile may be of two states
     failure           the error that took the log offline, None while it is not
     read_only         nothing of it is changed
-    before_removal    told the segments that retention or compaction is about to take out of the list, so that who
-                      promised them to a reader pins them; may be called with and without the lock, and twice
-    before_append     called before others than the lines that wait are appended, and without the lock: it has them
-                      appended first, since they came first. An error refuses the append
     promised          bytes for which there is room behind the end of the active segment: for lines that were accepted
                       and wait, and for unfinished ones
     lines_wait        some of that is promised to whole lines, which are appended in a moment
@@ -58,6 +54,8 @@ class LogState:
     _cut              lowest end of a truncation since the last flush began
     _snapshots        producer snapshots that wait for a flush
     _published        tells those who wait for offsets; _waiting is how many do
+    _readers          see `register_reader`
+    _queues           see `register_queue`
     """
 
     def __init__(
@@ -89,8 +87,6 @@ class LogState:
         self.last_flush_ms = chain.steady()
         self.cuts = 0
         self.failure: Exception | None = None
-        self.before_removal: Callable[[Sequence[Segment]], None] | None = None
-        self.before_append: Callable[[], None] | None = None
         self.promised = 0
         self.lines_wait = False
         self.lock = threading.RLock()
@@ -101,6 +97,18 @@ class LogState:
         self._snapshots: list[Path] = []
         self._published = threading.Condition()
         self._waiting = 0
+        self._readers: tuple[Callable[[Sequence[Segment]], None], ...] = ()
+        self._queues: tuple[Callable[[], None], ...] = ()
+
+    def register_reader(self, before_removal: Callable[[Sequence[Segment]], None]) -> None:
+        """Have somebody told of the segments that retention or compaction is about to take out of the list, so that
+        they pin what they have promised to show. They are told with and without the lock, and perhaps twice."""
+        self._readers += (before_removal,)
+
+    def register_queue(self, flush: Callable[[], None]) -> None:
+        """Have a queue of lines flushed before others than these lines are appended: they came first. That is called
+        without the lock, and an error refuses the append."""
+        self._queues += (flush,)
 
     def check_open(self) -> None:
         """ClosedError where the log was closed, or went offline."""
@@ -131,8 +139,13 @@ class LogState:
 
     def announce_removal(self, segments: Sequence[Segment]) -> None:
         """Say that retention or compaction is about to take these out of the list."""
-        if self.before_removal is not None:
-            self.before_removal(segments)
+        for before_removal in self._readers:
+            before_removal(segments)
+
+    def flush_queues(self) -> None:
+        """Append the lines that wait in front of what somebody else is about to append."""
+        for flush in self._queues:
+            flush()
 
     @contextlib.contextmanager
     def _whole_or_offline(self) -> Iterator[None]:

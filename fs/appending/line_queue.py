@@ -128,7 +128,7 @@ class LineQueue:
         self._senders = 0
         self._builder: batches.BatchBuilder | None = None
         self._has_room = False
-        self._partition.log.before_append = self.flush_all
+        self._partition.log.register_queue(self.flush_all)
 
     # -- writers --------------------------------------------------------------------------------------
 

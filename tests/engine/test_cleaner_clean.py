@@ -799,7 +799,7 @@ def test_who_promised_segments_to_readers_is_told_before_they_leave(topic: Clean
             assert segment in log.chain.segments
             told.append(segment.base_offset)
 
-    log.before_removal = before_removal
+    log.register_reader(before_removal)
     bases = topic.bases[:-1]
     topic.clean(roll=False)
     assert list(dict.fromkeys(told)) == bases, "twice: before the lock is taken too"

@@ -396,7 +396,7 @@ def test_readers_are_told_of_a_swap_before_appends_have_to_wait_for_them(topic: 
         thread.join()
         told.append((appends_go_on[0], [each.base_offset for each in segments if each in log.chain.segments]))
 
-    log.before_removal = before_removal
+    log.register_reader(before_removal)
     topic.clean(roll=False)
     without, with_lock = told[::2], told[1::2]
     assert [bases for _, bases in without] == [bases for _, bases in with_lock]

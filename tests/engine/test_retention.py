@@ -278,7 +278,7 @@ def test_who_promised_segments_is_told_before_they_leave_the_list(bench: Bench) 
         assert all(segment in partition.log.chain.segments for segment in segments)
         told.append([segment.base_offset for segment in segments])
 
-    partition.log.before_removal = hook
+    partition.log.register_reader(hook)
     apply(partition.log, NOW)
     assert told[0] == [0, 5, 10]
     apply(partition.log, NOW)
