@@ -125,7 +125,7 @@ class Context:
         for each in found:
             # One that is offline, or deleted just now, has nobody to tell.
             with contextlib.suppress(EngineError, OSError):
-                self.views(*each).note_refusal(error, path)
+                self.views(*each).writers.note_refusal(error, path)
         return bool(found)
 
     def looked_at(self) -> list[PartitionViews]:
@@ -161,7 +161,7 @@ class Context:
     def _refuse_waiting_lines(self, topic: str, numbers: Iterable[int]) -> None:
         for number in numbers:
             views = self._views.get((topic, number))
-            if views is not None and self.writers.hold_lines_for(views):
+            if views is not None and self.writers.hold_lines_for(views.writers):
                 raise PartitionNotEmptyError(
                     f"{topic}-{number}: expected no lines on their way into it, found some of an open file"
                 )

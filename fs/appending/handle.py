@@ -20,7 +20,7 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.kernels.lines import first_newline, last_newline
 from topicfs.fs.appending.linger import Linger
-from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.appending.partition_writers import PartitionWriters
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Target(Protocol):
     def leave(self) -> None:
         """The writer is gone."""
 
-    def views(self) -> tuple[PartitionViews, ...]:
+    def writers(self) -> tuple[PartitionWriters, ...]:
         """The partitions that it may append to."""
 
 
@@ -99,8 +99,8 @@ class AppendHandle:
 
     def _write(self, data: Bytes, end: int) -> int:
         """As `write`; `end` is where the whole lines end."""
-        for views in self.target.views():
-            views.end_close(self)
+        for writers in self.target.writers():
+            writers.end_close(self)
         self._tell_of_lost_tail()
         done = self._take(data[:end]) if end else 0
         if done == end:
@@ -161,8 +161,8 @@ class AppendHandle:
     def _refused(self) -> EngineError:
         error = self.target.refusal
         assert error is not None
-        for views in self.target.views():
-            views.note_refusal(error)
+        for writers in self.target.writers():
+            writers.note_refusal(error)
         return error
 
     def flush(self) -> None:
@@ -176,8 +176,8 @@ class AppendHandle:
                         self.target.hold_line(np.frombuffer(bytes(self._tail), np.uint8))
             finally:
                 if self._tail:
-                    for views in self.target.views():
-                        views.begin_close(self)
+                    for writers in self.target.writers():
+                        writers.begin_close(self)
 
     @contextlib.contextmanager
     def _tail_lost_on_error(self) -> Iterator[None]:
@@ -204,8 +204,8 @@ class AppendHandle:
     def release(self) -> None:
         """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
         if self._tail:
-            for views in self.target.views():
-                views.note_last_close(self)
+            for writers in self.target.writers():
+                writers.note_last_close(self)
         with self._lock:
             try:
                 if self._tail:
@@ -216,11 +216,11 @@ class AppendHandle:
                 self.target.flush()
             except (EngineError, OSError) as error:
                 log.error(f"lines are lost at the last close: {error}")
-                for views in self.target.views():
-                    views.note_refusal(error)
+                for writers in self.target.writers():
+                    writers.note_refusal(error)
             finally:
-                for views in self.target.views():
-                    views.end_close(self)
+                for writers in self.target.writers():
+                    writers.end_close(self)
                 self.target.leave()
                 self._writers.forget(self)
 
@@ -244,12 +244,12 @@ class Writers:
             self._open[handle] = None
         return handle
 
-    def hold_lines_for(self, views: PartitionViews) -> bool:
+    def hold_lines_for(self, writers: PartitionWriters) -> bool:
         """Whether lines wait for a partition, or a writer holds the beginning of one that it may append there."""
         with self._lock:
             handles = list(self._open)
-        return views.queue.holds_lines or any(
-            handle.holds_tail and views in handle.target.views() for handle in handles
+        return writers.queue.holds_lines or any(
+            handle.holds_tail and writers in handle.target.writers() for handle in handles
         )
 
     def forget(self, handle: AppendHandle) -> None:

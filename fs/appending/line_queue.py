@@ -21,6 +21,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -32,12 +33,14 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
 from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.partition.offsets import Appended
+from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import Codec, TimestampType
 from topicfs.fs.appending.linger import Linger
 
 if TYPE_CHECKING:
-    from topicfs.fs.views.partition_views import PartitionViews
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +101,9 @@ class _Waiting:
 class LineQueue:
     """Lines on their way into one partition.
 
-    _views     the partition, as it is shown
+    _partition where the lines go
+    _appended  called with each batch that was appended, and the bytes of its values with their newlines
+    _refused   called with each error that no writer is told
     _linger    how long lines wait, and the clock of that
     _lock      held by who adds or appends lines. It is this partition's: nobody waits for another one's disk
     _waiting   what waits, in the order in which it came
@@ -113,9 +118,16 @@ class LineQueue:
     _has_room  room was asked for since it was last given back
     """
 
-    def __init__(self, views: PartitionViews, linger: Linger) -> None:
-        self._views = views
-        self._partition = views.partition
+    def __init__(
+        self,
+        partition: Partition,
+        linger: Linger,
+        appended: Callable[[Appended, int], None],
+        refused: Callable[[Exception], None],
+    ) -> None:
+        self._partition = partition
+        self._appended = appended
+        self._refused = refused
         self._linger = linger
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
@@ -212,7 +224,7 @@ class LineQueue:
                     return
             except (EngineError, OSError) as error:
                 # What came before them could not be appended: they wait behind it.
-                self._views.note_refusal(error)
+                self._refused(error)
             self._keep_or_append(sender, columns, now)
 
     def _gathers(self, sender: Sender, size: int, batch_size: int) -> bool:
@@ -370,7 +382,7 @@ class LineQueue:
             self._failed = self._last + RETRY_MS
             raise
         self._failed = None
-        self._views.rendered.note(appended, built.text_size)
+        self._appended(appended, built.text_size)
 
     def _flush(self) -> None:
         """Append what waits. What could not be appended goes on waiting, in its place, unless it never can be."""
@@ -454,7 +466,7 @@ class LineQueue:
             if due is not None and due <= self._linger.clock():
                 self._flush()
         except (EngineError, OSError) as error:
-            self._views.note_refusal(error)
+            self._refused(error)
         finally:
             self._lock.release()
 

@@ -14,8 +14,8 @@ from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, check_records
 from topicfs.fs.appending.handle import NOTHING
+from topicfs.fs.appending.partition_writers import PartitionWriters
 from topicfs.fs.formats import Format
-from topicfs.fs.views.partition_views import PartitionViews
 
 LINE_GROWTH: Final = 6
 """No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""
@@ -32,21 +32,21 @@ class PartitionTarget:
     refusal    why the last `add` did not take everything
     """
 
-    def __init__(self, views: PartitionViews, fmt: Format, batch_size: int) -> None:
+    def __init__(self, writers: PartitionWriters, fmt: Format, batch_size: int) -> None:
         self.format = fmt
         self.refusal: EngineError | None = None
-        self._views = views
-        self._partition: Partition = views.partition
+        self._writers = writers
+        self._partition: Partition = writers.partition
         self._batch_size = batch_size
-        self._queue = views.queue
+        self._queue = writers.queue
         self._sender = self._queue.join()
 
     @property
     def number(self) -> int:
         return self._partition.number
 
-    def views(self) -> tuple[PartitionViews, ...]:
-        return (self._views,)
+    def writers(self) -> tuple[PartitionWriters, ...]:
+        return (self._writers,)
 
     def line_limit(self) -> int:
         return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
@@ -132,8 +132,8 @@ class TopicTarget:
         self._held: PartitionTarget | None = None
         self._chosen: PartitionTarget | None = None
 
-    def views(self) -> tuple[PartitionViews, ...]:
-        return tuple(views for part in self._parts.values() for views in part.views())
+    def writers(self) -> tuple[PartitionWriters, ...]:
+        return tuple(writers for part in self._parts.values() for writers in part.writers())
 
     def line_limit(self) -> int:
         return max(part.line_limit() for part in self._parts.values())
@@ -150,11 +150,11 @@ class TopicTarget:
             self.refusal = part.refusal
             return taken
         lines = joined(head, lines)
-        now = self.views()[0].partition.log.clock()
+        now = self.writers()[0].partition.log.clock()
         parsed = self.format.parse(lines, now)
         # What is refused is found before anything is taken: what went to one partition cannot be called back
         # for a line before it that another refuses.
-        taken, refusal = first_refused(parsed.columns, self.views()[0].partition.settings, now)
+        taken, refusal = first_refused(parsed.columns, self.writers()[0].partition.settings, now)
         chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
         if known < taken:
             taken, refusal = known, unknown
@@ -225,7 +225,7 @@ class TopicTarget:
         refused then."""
         if self.format == Format.TXT:
             return self._held
-        parsed = self.format.parse(joined(line, _NEWLINE), self.views()[0].partition.log.clock())
+        parsed = self.format.parse(joined(line, _NEWLINE), self.writers()[0].partition.log.clock())
         if not len(parsed.columns):
             return None
         chosen, known, _ = self._choose(parsed.columns, parsed.partitions)

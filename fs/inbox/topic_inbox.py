@@ -188,5 +188,5 @@ class TopicInbox:
             for number in self._numbers:
                 # One that is offline, or deleted just now, has nobody to tell.
                 with contextlib.suppress(EngineError):
-                    self._views(number).note_refusal(error)
+                    self._views(number).writers.note_refusal(error)
             raise

@@ -106,7 +106,7 @@ class LogFile(PartitionEntry):
         self.context = context
 
     def size(self) -> int:
-        self.views.await_closing()
+        self.views.writers.await_closing()
         return self.views.log_size(self.format)
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
@@ -126,12 +126,12 @@ class LogFile(PartitionEntry):
 
     def open(self, flags: int) -> Handle:
         if not wants_writing(flags):
-            self.views.await_closing()
+            self.views.writers.await_closing()
             return LogHandle(self.views, self.format)
         require_append(self, flags)
         # A line that ends by a close under way was written before what will be written here.
-        self.views.await_closing()
-        target = PartitionTarget(self.views, self.format, batch_size_for(flags, self.context))
+        self.views.writers.await_closing()
+        target = PartitionTarget(self.views.writers, self.format, batch_size_for(flags, self.context))
         reader = LogHandle(self.views, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
         return WriterHandle(self.context.writers.open(target), flags, reader)
 

@@ -144,7 +144,7 @@ class StatusFile(PartitionEntry, FleetingFile):
         partition, log = self.views.partition, self.views.partition.log
         now, segments = log.offsets, log.chain.segments
         pinned = [segment for segment in (*segments, *log.chain.doomed_segments) if segment.pins]
-        refusal = self.views.refusal
+        refusal = self.views.writers.refusal
         cluster = self.context.store.cluster_topic(partition.topic)
         status = {
             "topic": partition.topic,

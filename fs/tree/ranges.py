@@ -109,7 +109,7 @@ class ResolvedRange(PartitionEntry):
         return self.views.rewrites, max(0, self.views.partition.start_offset - self.start)
 
     def _view(self) -> View:
-        self.views.await_closing()
+        self.views.writers.await_closing()
         return View.open(self.views.rendered, self.format, self.start, self.end)
 
     def size(self) -> int:
@@ -143,7 +143,7 @@ class RangeFile(PartitionEntry):
         known = self.views.ranges.get(version)
         if known is not None and known.path == self.path:
             return known
-        self.views.await_closing()
+        self.views.writers.await_closing()
         start, end = resolve(self.views, self.selection)
         fleeting = not isinstance(self.selection, OffsetSelection) or start != self.selection.first
         found = ResolvedRange(self.path, self.views, self.format, start, end, fleeting)
@@ -220,7 +220,7 @@ class OffsetDirectory(PartitionEntry, Directory):
                 yield f"{now.start}-{now.stable - 1}.{suffix}"
 
     def lookup(self, name: str) -> Entry:
-        self.views.await_closing()
+        self.views.writers.await_closing()
         offset = parse_offset(name)
         if offset is not None:
             return ValueFile(self.child(name), self.views, self._record(offset, name))
@@ -248,7 +248,7 @@ class TimeDirectory(PartitionEntry, Directory):
             yield day_name(day)
 
     def lookup(self, name: str) -> Entry:
-        self.views.await_closing()
+        self.views.writers.await_closing()
         day = parse_day(name)
         if day is not None:
             return DayDirectory(self.child(name), self.views, day)

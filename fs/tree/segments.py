@@ -123,7 +123,7 @@ class SegmentFile(OfSegment):
         return self.segment is not self._found_in.last and super().is_current
 
     def size(self) -> int:
-        self.views.await_closing()
+        self.views.writers.await_closing()
         log = self.views.partition.log
         # Offsets first: a list of segments that is older than they are lacks the segment's end.
         offsets = log.offsets
@@ -140,7 +140,7 @@ class SegmentFile(OfSegment):
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
-        self.views.await_closing()
+        self.views.writers.await_closing()
         final = self.is_final
         try:
             view = View.of_segment(self.views.rendered, self.format, self.segment)

@@ -31,7 +31,7 @@ class StartFile(PartitionEntry, ControlFile):
         if offset is None:
             raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
         partition = self.views.partition
-        self.views.await_closing()
+        self.views.writers.await_closing()
         try:
             self.context.store.delete_records(partition.topic, partition.number, offset)
         except OffsetOutOfRangeError as error:
@@ -40,4 +40,4 @@ class StartFile(PartitionEntry, ControlFile):
         return None  # Records that are deleted do not come back.
 
     def note_refusal(self, error: Exception) -> None:
-        self.views.note_refusal(error)
+        self.views.writers.note_refusal(error)

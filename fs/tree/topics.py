@@ -140,11 +140,11 @@ class InFile(TopicEntry):
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")
         parts = {
-            number: PartitionTarget(self.context.views(self.topic, number), self.format, size)
+            number: PartitionTarget(self.context.views(self.topic, number).writers, self.format, size)
             for number in numbers
         }
         for part in parts.values():
-            for views in part.views():
-                views.await_closing()
+            for writers in part.writers():
+                writers.await_closing()
         target = TopicTarget(parts, self.format, self.context.turns(self.topic))
         return WriterHandle(self.context.writers.open(target), flags)

@@ -1,11 +1,9 @@
-"""A partition as it is shown: what its views share, and the writers that are about to close."""
+"""A partition as it is shown: what its views share."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +14,8 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.fs.appending.line_queue import LineQueue
 from topicfs.fs.appending.linger import Linger
+from topicfs.fs.appending.partition_writers import PartitionWriters
 from topicfs.fs.entry import Entry, Remembered
 from topicfs.fs.formats import Format
 from topicfs.fs.views.read_ahead import ReadAhead
@@ -29,10 +27,6 @@ RANGES: Final = 1024
 
 SERIALS: Final = itertools.count(1)
 """Of what the kernel is to tell apart, in the life of the daemon."""
-
-CLOSE_GRACE: Final = 0.1
-"""Seconds that a reader waits for a last close to come: the kernel tells of it after close(2) returned. It may not
-come, where a forked child has the file open too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +51,7 @@ class PartitionViews:
 
     partition  theirs
     rendered   its segments in all formats
-    refusal    what was last refused: the time in milliseconds, why, in words, and the path where it is known; None if
-               nothing was
+    writers    what its writers share
     written     the active segment and its size when its file's time was last asked for, and that time
     _last_record the record that was last asked for, and the segments in which it was found
     serial      tells it from others that had its name, and from each segment that was in it
@@ -69,8 +62,6 @@ class PartitionViews:
     shared_log  the views of the whole log that somebody holds open
     _sealed_sizes what sealed segments add up to, by format
     _stored_sealed bytes of the sealed segments' `.log` files, and the segments
-    queue      lines that wait to be appended
-    _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
     """
 
     def __init__(
@@ -79,20 +70,17 @@ class PartitionViews:
         self.partition = partition
         self.rendered = RenderedSegments(partition, view_cache, read_ahead)
         self.shared_log = SharedLogViews(self.rendered)
-        self.refusal: tuple[int, str, str | None] | None = None
+        self.writers = PartitionWriters(partition, linger, self.rendered.note)
         self.serial = next(SERIALS)
         self.rewrites = 0
         self.ranges: Remembered[Entry] = Remembered(RANGES)
         self._incarnation: Birth | None = None
         self._born: dict[int, tuple[Segment, Birth, int]] = {}
-        self.queue = LineQueue(self, linger)
         self.written: tuple[Segment, int, int] | None = None
         self._last_record: tuple[Segments, Record] | None = None
         self._sealed_sizes: dict[str, _SealedSum] = {}
         self._stored_sealed: tuple[Segments, int] | None = None
         self._lock = threading.Lock()
-        self._closed = threading.Condition()
-        self._closing: dict[object, float] = {}
 
     def before_removal(self, segments: Sequence[Segment]) -> None:
         """Retention or compaction is about to take segments out of the log: who has them open keeps them."""
@@ -188,34 +176,3 @@ class PartitionViews:
             known = segments, sum(segment.size for segment in segments if segment is not last)
             self._stored_sealed = known
         return known[1] + segments.last.size
-
-    def note_refusal(self, error: Exception, path: str | None = None) -> None:
-        """Remember why something was refused: an errno is all that its caller was told."""
-        self.refusal = (self.partition.log.clock(), str(error), path)
-
-    # -- closing writers ------------------------------------------------------------------------------
-
-    def begin_close(self, writer: object) -> None:
-        """A descriptor of a writer was closed in the middle of a line: perhaps its last."""
-        self._closing[writer] = time.monotonic() + CLOSE_GRACE
-
-    def note_last_close(self, writer: object) -> None:
-        """The last close has come: its line is there soon, however long the disk takes."""
-        self._closing[writer] = math.inf
-
-    def end_close(self, writer: object) -> None:
-        """The writer is gone, or goes on writing."""
-        if self._closing.pop(writer, None) is not None:
-            with self._closed:
-                self._closed.notify_all()
-
-    def await_closing(self) -> None:
-        """Wait for closes that are under way, so that what a command wrote shows in the next one: briefly for those
-        that may not be the last, to the end for those that are."""
-        while self._closing:
-            with self._closed:
-                latest = max(self._closing.values(), default=0.0)
-                left = latest - time.monotonic()
-                if left <= 0:
-                    return
-                self._closed.wait(min(left, CLOSE_GRACE))

@@ -25,11 +25,11 @@ from topicfs.engine.kernels.scan import BASE_OFFSET
 from topicfs.engine.record import Record
 from topicfs.engine.segment import offset_index
 from topicfs.engine.segment import segment as segments
+from topicfs.fs.appending import partition_writers
 from topicfs.fs.appending.handle import AppendHandle
 from topicfs.fs.appending.line_queue import RETRY_MS
 from topicfs.fs.appending.targets import PartitionTarget
 from topicfs.fs.errors import BadInputError
-from topicfs.fs.views import partition_views as views_module
 from topicfs.fs.views.partition_views import PartitionViews
 
 
@@ -44,7 +44,7 @@ def writer(place: Furnished, name: str = "log.txt", batch_size: int | None = Non
     views = place.views()
     fmt = place.entry(f"/t-0/{name}").format  # type: ignore[attr-defined]
     size = place.files.context.batch_size if batch_size is None else batch_size
-    return place.files.context.writers.open(PartitionTarget(views, fmt, size))
+    return place.files.context.writers.open(PartitionTarget(views.writers, fmt, size))
 
 
 FIRST = {
@@ -295,7 +295,7 @@ def test_a_refusal_can_be_read_afterwards(place: Furnished) -> None:
     handle = writer(place, "log.tsv")
     with pytest.raises(BadInputError):
         handle.write(array(b"bad\n"))
-    refusal = place.views().refusal
+    refusal = place.views().writers.refusal
     assert refusal is not None
     assert refusal[0] == place.clock.ms
     assert "line 1" in refusal[1]
@@ -599,7 +599,7 @@ def test_what_is_tried_again_keeps_its_place(place: Furnished) -> None:
     place.clock.ms += LINGER_MS
     with broken_disk():
         place.files.context.writers.linger.flush_due()
-        assert place.views().refusal is not None
+        assert place.views().writers.refusal is not None
         # Nothing comes in front of it.
         assert refused(lambda: other.write(array(b"other\n"))) == errno.EIO
         with pytest.raises(OSError, match="Input/output"):
@@ -642,7 +642,7 @@ def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(pl
     place.clock.ms += LINGER_MS
     with broken_disk():
         place.files.context.writers.linger.flush_due()
-        assert place.views().refusal is not None
+        assert place.views().writers.refusal is not None
     assert values(place) == [b"first"]
     handle.flush()
     assert values(place) == [b"first", b"one"]
@@ -716,7 +716,7 @@ def test_the_flusher_does_not_wait_for_a_writer_at_work_which_looks_at_the_time_
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
-    with place.views().queue._lock:
+    with place.views().writers.queue._lock:
         place.files.context.writers.linger.flush_due()
     assert values(place) == [b"first"]
     handle.write(array(b"two\n"))
@@ -760,18 +760,18 @@ def test_the_end_of_the_mount_appends_everything(place: Furnished) -> None:
 
 def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Furnished) -> None:
     views: PartitionViews = place.views()
-    with mock.patch.object(views_module, "CLOSE_GRACE", 0.05):
+    with mock.patch.object(partition_writers, "CLOSE_GRACE", 0.05):
         handle = writer(place)
         handle.write(array(b"tail"))
         handle.flush()
-        assert views._closing
-        views.await_closing()
+        assert views.writers._closing
+        views.writers.await_closing()
         assert values(place) == []
         handle.write(array(b" goes on"))
-        assert not views._closing
+        assert not views.writers._closing
         handle.flush()
         handle.release()
-        assert not views._closing
+        assert not views.writers._closing
         assert values(place) == [b"tail goes on"]
 
 
@@ -791,7 +791,7 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, p
     handle.write(array(b"tail"))
     with (
         mock.patch.object(views.partition, "append_waiting", append_slowly),
-        mock.patch.object(views_module, "CLOSE_GRACE", 0.01),
+        mock.patch.object(partition_writers, "CLOSE_GRACE", 0.01),
     ):
         handle.flush()
         release = threading.Thread(target=handle.release)
@@ -814,7 +814,7 @@ def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Fur
     place.files.write(first, array(b"first"))
     place.files.flush(first)
     release = threading.Timer(0.1, place.files.release, (first,))
-    with mock.patch.object(views_module, "CLOSE_GRACE", 60.0):
+    with mock.patch.object(partition_writers, "CLOSE_GRACE", 60.0):
         place.files.flush(first)
         release.start()
         second = place.files.open(path, APPEND).handle

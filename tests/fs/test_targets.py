@@ -46,7 +46,7 @@ def all_values(place: Furnished, topic: str = "t") -> dict[int, list[bytes | Non
 
 def target(place: Furnished, fmt: Format = Format.JSONL, topic: str = "t", size: int = 0) -> TopicTarget:
     parts = {
-        number: PartitionTarget(place.views(topic, number), fmt, size)
+        number: PartitionTarget(place.views(topic, number).writers, fmt, size)
         for number in place.store.topics()[topic]
     }
     return TopicTarget(parts, fmt, place.files.context.turns(topic))
@@ -302,7 +302,7 @@ def test_lines_go_into_as_many_batches_as_they_need(place: Furnished) -> None:
 
 
 def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
-    made = PartitionTarget(place.views("t", 0), Format.TXT, 1 << 20)
+    made = PartitionTarget(place.views("t", 0).writers, Format.TXT, 1 << 20)
     made.add(array(b"x" * 3000 + b"\n"))
     made.flush()
     place.store.configure("t", {"max.message.bytes": "1000"})
@@ -314,7 +314,7 @@ def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
 
 def test_log_append_time_is_the_time_of_the_append(place: Furnished) -> None:
     place.store.configure("t", {"message.timestamp.type": "LogAppendTime"})
-    made = PartitionTarget(place.views("t", 0), Format.JSONL, 1 << 20)
+    made = PartitionTarget(place.views("t", 0).writers, Format.JSONL, 1 << 20)
     for _ in range(2):
         made.add(array(b'{"value":"v","timestamp":5}\n'))
     place.clock.ms += 1000
