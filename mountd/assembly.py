@@ -55,7 +55,8 @@ class CountedFileSystem(FileSystem):
     def sweep_maps(self) -> None:
         """Forget the size maps of partitions and segments that are gone."""
         self.view_cache.sweep(self.context.store.logs)
-        self.context.store.inboxes.sweep(self.context.store.clock())
+        store = self.context.store
+        store.inboxes.sweep(store.clock(), store.steady())
 
     def keep_earliest(self) -> None:
         """Find out how early the records of sealed segments are."""

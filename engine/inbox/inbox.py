@@ -72,6 +72,7 @@ class Inbox:
     _names      of what was committed
     _unsettled  the journal may speak of a commit that has not come to its end
     _gone       the topic was deleted
+    _unchanged  what lies here: when it was last changed, and since when it was seen so, by the steady clock
     _lock       held by the one commit at a time
     """
 
@@ -91,6 +92,7 @@ class Inbox:
         self._names = CommittedNames(directory / "committed")
         self._unsettled = True
         self._gone = False
+        self._unchanged: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def knows(self, name: str) -> bool:
@@ -228,17 +230,28 @@ class Inbox:
         with self._lock:
             self._gone = True
 
-    def sweep(self, now: int, committed_ms: int, abandoned_ms: int) -> int:
+    def sweep(self, dated_ms: int | None, steady_ms: int, committed_ms: int, abandoned_ms: int) -> int:
         """Remove what nobody has changed for a while: emptied directories of committed batches after one time,
-        everything else after another. Gives how many there were."""
+        everything else after another. Gives how many there were.
+
+        That time is counted by the steady clock, from the first sweep on that saw it so. `dated_ms` is what the clock
+        of files says at the first sweep after a start, which counts what was before that too; None at others."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
+            unchanged = {}
+            for name in self.staging.names(()):
+                changed = self.staging.last_change_ms((name,))
+                before = 0 if dated_ms is None else max(0, dated_ms - changed)
+                known = self._unchanged.get(name)
+                unchanged[name] = (
+                    known if known is not None and known[0] == changed else (changed, steady_ms - before)
+                )
+            self._unchanged = unchanged
             gone = [
                 name
-                for name in self.staging.names(())
-                if now - self.staging.last_change_ms((name,))
-                >= (committed_ms if self.is_spent(name) else abandoned_ms)
+                for name, (_, since) in unchanged.items()
+                if steady_ms - since >= (committed_ms if self.is_spent(name) else abandoned_ms)
             ]
             for name in gone:
                 self.staging.destroy((name,))

@@ -40,6 +40,7 @@ class Inboxes:
     _partition  gives a partition by topic and number
     _places     open files borrow a place there
     _open       the inboxes that somebody asked for, by topic
+    _swept      there was a sweep since the start
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Inboxes:
         self._partition = partition
         self._places = places
         self._open: dict[str, Inbox] = {}
+        self._swept = False
         self._lock = threading.Lock()
 
     def of(self, topic: str) -> Inbox:
@@ -103,12 +105,16 @@ class Inboxes:
         except (EngineError, OSError) as error:
             log.error(f"{inbox.topic}: a commit that stopped half way is tried again: {error!r}")
 
-    def sweep(self, now: int) -> int:
-        """Remove what nobody has changed for a while. Gives how many files and directories there were."""
+    def sweep(self, now: int, steady_ms: int) -> int:
+        """Remove what nobody has changed for a while. Gives how many files and directories there were.
+
+        `now` is by the clock that dates files. It may be set, so it is asked for once, by the first sweep after a
+        start; `steady_ms` is by the one that nobody can set."""
         removed = 0
+        dated_ms, self._swept = None if self._swept else now, True
         for directory in sorted(self.directory.iterdir()):
             if self._numbers(directory.name) and not directory.is_symlink():
-                removed += self.of(directory.name).sweep(now, SPENT_MS, ABANDONED_MS)
+                removed += self.of(directory.name).sweep(dated_ms, steady_ms, SPENT_MS, ABANDONED_MS)
         return removed
 
     def restore(self, topic: str, kept: Path) -> None:

@@ -347,8 +347,36 @@ def test_a_sweep_removes_what_nobody_changed_for_long(store_bench: StoreBench) -
     now = box.staging.last_change_ms(("pending",))
     # A file keeps its own time when it is copied here; that says nothing of how long it lies here.
     box.staging.set_times(("pending", "x.txt"), 0, 0)
-    assert store_bench.store.inboxes.sweep(now + 1000) == 0
-    assert store_bench.store.inboxes.sweep(now + 3_600_000) == 1
+    sweep = store_bench.store.inboxes.sweep
+    assert sweep(now + 1000, 0) == 0
+    assert sweep(now + 3_600_000, 3_600_000) == 1
     assert box.staging.names(()) == ["pending"]
-    assert store_bench.store.inboxes.sweep(now + 8 * DAY) == 1
+    assert sweep(now + 8 * DAY, 8 * DAY) == 1
     assert box.staging.names(()) == []
+
+
+def test_a_clock_that_is_set_removes_nothing_from_an_inbox_and_keeps_nothing(store_bench: StoreBench) -> None:
+    """regression: what was set a week ahead, as where a board without a clock of its own learns the time, removed
+    files that had just come"""
+    box = inbox(store_bench)
+    box.staging.make_directory(("pending",))
+    now = box.staging.last_change_ms(("pending",))
+    sweep = store_bench.store.inboxes.sweep
+    assert sweep(now, 0) == 0
+    assert sweep(now + 8 * DAY, 60_000) == 0
+    box.staging.make_directory(("later",))
+    for steady_ms in (2 * 60_000, 6 * DAY):
+        assert sweep(now - 30 * DAY, steady_ms) == 0
+    assert sweep(now - 30 * DAY, 7 * DAY) == 1
+    assert box.staging.names(()) == ["later"]
+    assert sweep(now - 30 * DAY, 7 * DAY + 2 * 60_000) == 1
+
+
+def test_a_start_goes_by_the_dates_of_what_lies_in_an_inbox(store_bench: StoreBench) -> None:
+    inbox(store_bench).staging.make_directory(("pending",))
+    now = inbox(store_bench).staging.last_change_ms(("pending",))
+    store_bench.reopen()
+    sweep = store_bench.store.inboxes.sweep
+    assert sweep(now + 6 * DAY, 50) == 0
+    assert sweep(now, DAY + 49) == 0
+    assert sweep(now, DAY + 50) == 1

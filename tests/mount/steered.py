@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
@@ -139,7 +140,13 @@ def commits_end(partition: Partition) -> bool:
 def sweep_inboxes(partition: Partition, later_ms: int) -> int:
     """What is done every minute, as if it were later."""
     store = FILES[0].context.store
-    return store.inboxes.sweep(store.clock() + later_ms)
+    return store.inboxes.sweep(store.clock() + later_ms, store.steady() + later_ms)
+
+
+def set_clock(partition: Partition, later_ms: int) -> None:
+    """Set the wall clock, back where that is below 0, as far as the daemon sees it."""
+    told = time.time_ns
+    time.time_ns = lambda: told() + later_ms * 1_000_000
 
 
 def delete(partition: Partition) -> None:
@@ -175,6 +182,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         commits_under_way,
         commits_end,
         sweep_inboxes,
+        set_clock,
     )
 }
 

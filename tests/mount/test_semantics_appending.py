@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from patience import promptly
-from served import Served, append, delete, eventually, fill, full_disk, opened, refused, write_all
+from served import Served, append, delete, eventually, fill, full_disk, opened, own_mount, refused, write_all
 
 pytest_plugins = ["shared_mount"]
 
@@ -155,10 +155,10 @@ def test_one_reads_what_one_wrote(mount: Served) -> None:
                 assert (partition / name).read_bytes().endswith(b"\nline %d\n" % at), name
 
 
-def test_lingering_lines(mount: Served) -> None:
+def test_lingering_lines(mount: Served, tmp_path: Path) -> None:
     """A7. Whole lines show when the write(2) that brings them returns, if it is the first of its open file, or if
     nothing was appended for `linger.ms`. Those that come faster may gather, up to `batch.size`; they show
-    within `linger.ms`.
+    within `linger.ms`, whatever the clock is set to.
     """
     partition = mount.new()
     for at in range(20):
@@ -181,6 +181,16 @@ def test_lingering_lines(mount: Served) -> None:
         # The shared mount lingers for 20 ms; the rest is what a busy machine may take.
         for _ in range(3):
             promptly(0.5, write)
+    with own_mount(tmp_path, "-o", "linger.ms=1000") as own:
+        partition = own.new()
+        with opened(partition / "log.txt", APPEND) as file:
+            os.write(file, b"first\n")
+            for set_by in (-3_600_000, 7_200_000):
+                lines = b"in time\nsees it set\n"
+                for line in lines.splitlines(keepends=True):
+                    os.write(file, line)
+                    own.steer("set_clock", partition, set_by)
+                eventually(lambda lines=lines: read(partition).endswith(lines), "the lines")
 
 
 def test_partitions_by_key(mount: Served) -> None:
