@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 NOTHING: Final = np.empty(0, np.uint8)
 
+PIECE: Final = 4096
+"""A write of so many bytes, a whole buffer of stdio, may be a piece of a long text. A shorter one is all of it."""
+
 
 class Target(Protocol):
     """Where whole lines go.
@@ -105,7 +108,7 @@ class AppendHandle:
         done = self._take(data[:end]) if end else 0
         if done == end:
             try:
-                if self._keep_tail(data[end:], is_sure=not end):
+                if self._keep_tail(data[end:], is_sure=not end or data.size < PIECE):
                     return int(data.size)
             except (EngineError, OSError):
                 # What was taken must not come again: the error is met by who writes the rest.
@@ -139,8 +142,8 @@ class AppendHandle:
             return False
         if rest.size:
             # The last close appends it, and can tell nobody that there is no room. This write can, and is the one that
-            # `printf x >>` looks at. Where a long text comes in pieces the next one ends the line in a moment: it would
-            # be made 1.7 times as slow, and its writer looks at what close(2) gives.
+            # `printf 'x\\ny' >>` looks at. Where a long text comes in pieces the next one ends the line in a moment: it
+            # would be made 1.7 times as slow, and its writer looks at what close(2) gives.
             if is_sure:
                 self.target.hold_room(size)
             self._tail += rest.tobytes()

@@ -348,24 +348,27 @@ def test_a_disk_that_fails_now_and_then_loses_and_doubles_nothing(
 ) -> None:
     """Who writes goes on as a program does: what a write did not take is written again."""
     handle = writer(place, name, batch_size)
-    spelled = {"log.txt": b"%d\n", "log.tsv": b"k\t%d\n", "log.jsonl": b'{"value":"%d"}\n'}[name]
-    data = b"".join(spelled % number for number in range(60))
+    spelled = {"log.txt": b"%s\n", "log.tsv": b"k\t%s\n", "log.jsonl": b'{"value":"%s"}\n'}[name]
+    # Where none wait, more than there is room for that was made sure of for unfinished ones.
+    lines = [b"%d" % number if batch_size else b"%0400d" % number for number in range(60)]
+    piece = 37 if batch_size else 437
+    data = b"".join(spelled % line for line in lines)
     failures = at = steps = 0
     while at < len(data):
         steps += 1
         if steps % 3:
-            at += handle.write(array(data[at : at + 37]))
+            at += handle.write(array(data[at : at + piece]))
         else:
             # Lines that wait are told of by fsync, which does not come here: they stay, and are there in the end.
             with disk():
                 for _ in range(2):
                     try:
-                        at += handle.write(array(data[at : at + 37]))
+                        at += handle.write(array(data[at : at + piece]))
                     except OSError:
                         failures += 1
     handle.flush()
     handle.release()
-    assert values(place) == [b"%d" % number for number in range(60)]
+    assert values(place) == lines
     assert failures > 0 or batch_size > 0
 
 
@@ -410,6 +413,21 @@ def test_an_unfinished_line_has_its_room_or_is_refused_by_its_write(place: Furni
         finished.flush()
         finished.release()
     assert values(place) == [b"x" * 5000]
+
+
+def test_a_line_that_a_short_write_begins_behind_others_has_its_room_or_is_refused(place: Furnished) -> None:
+    """regression: there was room for the first line of `printf 'a\\nb' >>` only, and close(2) told nobody in a shell"""
+    handle = writer(place)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(segments, "allocate", side_effect=full):
+        assert handle.write(array(b"a\nb")) == 2
+        assert refused(lambda: handle.write(array(b"b"))) == errno.ENOSPC
+    handle.flush()
+    assert handle.write(array(b"c\nd")) == 3
+    with full_disk():
+        handle.flush()
+        handle.release()
+    assert values(place) == [b"a", b"c", b"d"]
 
 
 def test_the_end_of_a_long_text_without_a_newline_is_refused_by_close(place: Furnished) -> None:
