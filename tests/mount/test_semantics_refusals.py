@@ -427,7 +427,7 @@ def test_read_only(tmp_path: Path) -> None:
                 change()
 
 
-def test_last_refusals(mount: Served) -> None:
+def test_last_refusals(mount: Served, tmp_path: Path) -> None:
     """E15. Whatever is refused in a partition's directory, or of it, with EPERM, EINVAL, EMSGSIZE,
     EBUSY or ENOSPC, is in its `status.json` under `last_refusal`, with the reason and the path; what is
     refused in a topic's directory is in those of all its partitions.
@@ -466,12 +466,47 @@ def test_last_refusals(mount: Served) -> None:
             assert last["reason"]
             after = mount.status(other)["last_refusal"]
             assert after == (last if topic in path.parents else before)
+    append(topic / "config", b"max.message.bytes=1000\n")
+    batch = inbox / "batch"
+    batch.mkdir()
+    for number, path, written in (
+        (errno.EMSGSIZE, partition / "log.txt", b"x" * 2000 + b"\n"),
+        (errno.EMSGSIZE, topic / "in.txt", b"x" * 2000 + b"\n"),
+        (errno.EBUSY, batch / "_SUCCESS", b""),
+    ):
+        with (batch / "x.txt").open("w"), refused(number), opened(path, APPEND | os.O_CREAT) as file:
+            os.write(file, written)
+        last = mount.status(partition)["last_refusal"]
+        assert last["path"] in {f"/{each.relative_to(mount.path)}" for each in (path, path.resolve())}
+        assert last["reason"]
+        assert (mount.status(other)["last_refusal"] == last) == (topic in path.parents)
     # What concerns no partition leaves no trace in one.
     before = mount.status(partition)["last_refusal"]
     with refused(errno.EPERM):
         (mount / "file").touch()
     assert mount.status(partition)["last_refusal"] == before
     assert "files are not made here" in mount.said()
+    with full_disk(tmp_path) as (served, filler):
+        served.expect("No space left on device")
+        partition = served.new("told")
+        topic = served / "topics" / "told"
+        append(partition / "log.txt", b"first\n")
+        (topic / "inbox/batch").mkdir()
+        (topic / "inbox/batch/x.txt").write_bytes(b"x" * 200_000 + b"\n")
+        fill(filler)
+        for path, written in (
+            (partition / "log.txt", b"x" * 20_000 + b"\n"),
+            (topic / "in.txt", b"x" * 20_000 + b"\n"),
+            (topic / "config", b"retention.ms=5000\n"),
+            (partition / "start", b"1\n"),
+            (topic / "inbox/batch/_SUCCESS", b""),
+        ):
+            with refused(errno.ENOSPC), opened(path, APPEND | os.O_CREAT) as file:
+                os.write(file, written)
+            last = served.status(partition)["last_refusal"]
+            assert last["path"] in {f"/{each.relative_to(served.path)}" for each in (path, path.resolve())}
+            assert "No space left on device" in last["reason"]
+        filler.unlink()
 
 
 def test_ranges_beside_damage(tmp_path: Path) -> None:
