@@ -37,13 +37,15 @@ class ClusterTopic:
 class Cluster:
     """What is known of a cluster.
 
-    topics    by name
-    settings  of the broker whose log directory this is, which were changed while it ran: they outrank its
-              server.properties
+    topics       by name
+    settings     of the broker whose log directory this is, which were changed while it ran: they outrank its
+                 server.properties
+    is_believed  False where there is metadata that cannot be read as a whole
     """
 
     topics: Mapping[str, ClusterTopic] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    is_believed: bool = True
 
 
 @dataclass(slots=True)

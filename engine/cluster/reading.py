@@ -54,7 +54,8 @@ class _Reach:
 
 
 def read_cluster(logs: Path, node_id: int | None) -> Cluster:
-    """What the metadata log in a log directory says; an empty cluster where there is none, or it cannot be believed."""
+    """What the metadata log in a log directory says; an empty cluster where there is none, and one that is not believed
+    where it cannot be read."""
     directory = logs / METADATA_LOG
     if not directory.is_dir():
         return Cluster()
@@ -64,7 +65,7 @@ def read_cluster(logs: Path, node_id: int | None) -> Cluster:
         log.warning(
             f"{directory}: cannot be read, so what it says of topics and their settings is not known: {error}"
         )
-        return Cluster()
+        return Cluster(is_believed=False)
     log.info(f"{directory}: {len(cluster.topics)} topics of a cluster")
     return cluster
 

@@ -32,7 +32,15 @@ from topicfs.engine.settings.broker import split_lines
 from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
 from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
 from topicfs.engine.settings.setting import Setting, refuse_unknown
-from topicfs.engine.settings.topic import KEPT, OURS, Explained, TopicOrigin, TopicSettings, resolve_topic
+from topicfs.engine.settings.topic import (
+    KEPT,
+    KEPT_OF_EXEMPT,
+    OURS,
+    Explained,
+    TopicOrigin,
+    TopicSettings,
+    resolve_topic,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +60,6 @@ INTERNAL_TOPICS: Final = frozenset(
     }
 )
 """Kafka's own, whose settings its code gives them."""
-
-WHY_KEPT: Final = (
-    "its records were not made here, and nobody has said how long they are kept: they stay until retention.ms is set, "
-    "for the topic or, but for Kafka's own topics, in server.properties"
-)
 
 _MOST_CREATED_BYTES: Final = 64 * 1024 * 1024
 _MOST_IDLE: Final = 1000
@@ -176,7 +179,7 @@ class Configuration:
         except InvalidSettingError as error:
             # The cluster's and ours together are not allowed: ours were, and nothing is to be removed by them alone.
             log.error(f"topic {topic}: what its cluster says of it is left out: {error}")
-            origin = replace(origin, settings={}, broker={}, adopted=True)
+            origin = TopicOrigin(adopted=True, exempt=True)
             return origin, state, resolve_topic(overrides, state.lines, origin)
 
     def origin(self, topic: str) -> TopicOrigin:
@@ -188,16 +191,21 @@ class Configuration:
 
     def why_kept(self, topic: str) -> str | None:
         """Why a topic's records are neither deleted nor compacted; None where somebody has decided what holds."""
-        if self.origin(topic) == OURS:
+        origin = self.origin(topic)
+        if origin == OURS:
             return None
         sources = {each.name: each.source for each in self.explain(topic)}
         settings = self.topic(topic)
-        is_kept = (
-            KEPT in (sources["cleanup.policy"], sources["retention.ms"])
-            and not settings.compact
-            and settings.retention_bytes < 0
+        missing = [name for name in ("cleanup.policy", "retention.ms") if sources[name] == KEPT]
+        if not missing or (
+            "cleanup.policy" not in missing and (settings.compact or settings.retention_bytes >= 0)
+        ):
+            return None
+        return (
+            "its records were not made here, and nobody has said how long they are kept: they stay until "
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} set, "
+            f"for the topic{'' if origin.exempt else ' or for all of them in server.properties'}"
         )
-        return WHY_KEPT if is_kept else None
 
     def cluster_topic(self, topic: str) -> ClusterTopic | None:
         """What a cluster says of a topic that was found; None where it does not know this one."""
@@ -221,13 +229,12 @@ class Configuration:
         adopted = topic in self._found and not self._ids(topic) <= self._created
         internal = topic in INTERNAL_TOPICS
         if known is None:
-            return TopicOrigin(adopted=adopted, internal=internal)
-        return TopicOrigin(
-            _allowed(known.settings, TOPIC_BY_NAME, f"topic {topic} of the cluster"),
-            _allowed(self.cluster.settings, SYNONYMS, "the cluster's broker"),
-            adopted,
-            internal,
-        )
+            exempt = internal or (adopted and not self.cluster.is_believed)
+            return TopicOrigin(adopted=adopted, exempt=exempt)
+        settings = _allowed(known.settings, TOPIC_BY_NAME, f"topic {topic} of the cluster")
+        is_cut = not known.settings.keys() & KEPT_OF_EXEMPT.keys() <= settings.keys()
+        broker = _allowed(self.cluster.settings, SYNONYMS, "the cluster's broker")
+        return TopicOrigin(settings, broker, adopted, known=True, exempt=internal or is_cut)
 
     # -- where topics come from -----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ topic            topics/<topic>.properties
 cluster          the topic's own in the cluster that a broker's directory comes from
 cluster:<name>   that cluster's broker, while it ran
 daemon:<name>    server.properties, and what the command line says
-kept             of topics that were not made here: how old their records may become is not decided by us
+kept             of topics that were not made here: whether and when their records go is not decided by us
 default
 """
 
@@ -130,13 +130,16 @@ class TopicOrigin:
     settings  its own in the cluster that it comes from
     broker    those of the cluster's broker that stand in for topics' settings
     adopted   its records were not made here: our default would delete them at an age that nobody has decided
-    internal  it is one of Kafka's own: what is said of topics in general is not said of it either
+    known     a cluster's metadata tells of it, so what that does not set was left at Kafka's default
+    exempt    what is said of topics in general is not said of it: it is one of Kafka's own, or the metadata that tells
+              of it cannot be believed
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
     broker: Mapping[str, str] = field(default_factory=dict)
     adopted: bool = False
-    internal: bool = False
+    known: bool = False
+    exempt: bool = False
 
 
 OURS: Final = TopicOrigin()
@@ -145,12 +148,10 @@ OURS: Final = TopicOrigin()
 KEPT: Final = "kept"
 """The source of a value that keeps records until somebody says what holds."""
 
-_KEPT_OF_ADOPTED: Final[Mapping[str, Value]] = {"retention.ms": -1}
-_KEPT_OF_INTERNAL: Final[Mapping[str, Value]] = {
-    "cleanup.policy": (),
-    "retention.ms": -1,
-    "retention.bytes": -1,
-}
+_KEPT_OF_KNOWN: Final[Mapping[str, Value]] = {"retention.ms": -1}
+_KEPT_OF_UNKNOWN: Final[Mapping[str, Value]] = {"cleanup.policy": (), **_KEPT_OF_KNOWN}
+"""It may be a compacted topic, whose records no retention may remove."""
+KEPT_OF_EXEMPT: Final[Mapping[str, Value]] = {"retention.bytes": -1, **_KEPT_OF_UNKNOWN}
 
 
 def resolve_topic(
@@ -199,15 +200,17 @@ def _resolve(
         return setting.parse(overrides[setting.name]), "topic"
     if setting.name in origin.settings:
         return setting.parse(origin.settings[setting.name]), "cluster"
-    if origin.internal and setting.name in _KEPT_OF_INTERNAL:
-        return _KEPT_OF_INTERNAL[setting.name], KEPT
+    if origin.exempt and setting.name in KEPT_OF_EXEMPT:
+        return KEPT_OF_EXEMPT[setting.name], KEPT
     for source, lines in (("cluster", origin.broker), ("daemon", daemon)):
         for synonym in setting.synonyms:
             if synonym.name in lines:
                 value = DAEMON_BY_NAME[synonym.name].parse(lines[synonym.name])
                 return _converted(setting, value, synonym.factor), f"{source}:{synonym.name}"
-    if origin.adopted and setting.name in _KEPT_OF_ADOPTED:
-        return _KEPT_OF_ADOPTED[setting.name], KEPT
+    if origin.adopted:
+        kept = _KEPT_OF_KNOWN if origin.known else _KEPT_OF_UNKNOWN
+        if setting.name in kept:
+            return kept[setting.name], KEPT
     return setting.default, "default"
 
 

@@ -64,7 +64,8 @@ def test_what_nobody_has_said_anything_of_is_kept(adopted: StoreBench) -> None:
     store.retain(LATER)
     assert segments(store) == before
     assert source(store, "retention.ms") == ("-1", "kept")
-    assert "stay until retention.ms is set" in (store.why_kept("t") or "")
+    assert source(store, "cleanup.policy") == ("", "kept")
+    assert "stay until cleanup.policy and retention.ms are set" in (store.why_kept("t") or "")
     found = {each.name: each for each in plan(adopted.root, {}, LATER, is_running=True)}
     assert found["t-0"].removals == ()
     assert found["t-0"].kept == store.why_kept("t")
@@ -75,7 +76,7 @@ def test_what_nobody_has_said_anything_of_is_kept(adopted: StoreBench) -> None:
     [("log.retention.ms", "1000"), ("log.retention.hours", "1"), ("log.retention.bytes", "0")],
 )
 def test_server_properties_may_say_it(adopted: StoreBench, name: str, value: str) -> None:
-    adopted.file("server.properties", f"{name}={value}\n")
+    adopted.file("server.properties", f"{name}={value}\nlog.cleanup.policy=delete\n")
     store = adopted.open()
     assert store.why_kept("t") is None
     store.retain(LATER)
@@ -84,6 +85,50 @@ def test_server_properties_may_say_it(adopted: StoreBench, name: str, value: str
     assert before > 1
     assert store.why_kept("__consumer_offsets") is not None, "but not of Kafka's own"
     assert source(store, "cleanup.policy", "__consumer_offsets") == ("", "kept")
+
+
+@pytest.mark.parametrize("metadata", ["missing", "of another topic"])
+def test_a_topic_that_may_be_compacted_is_not_deleted_by_a_line_on_retention(
+    adopted: StoreBench, metadata: str
+) -> None:
+    """regression: Kafka's own server.properties has this line, and a broker's second disk has no metadata"""
+    adopted.file("server.properties", "log.retention.hours=168\nlog.retention.bytes=1\n")
+    if metadata == "of another topic":
+        introduce(adopted, "t", setting(OF_TOPIC, "t", "cleanup.policy", "delete"), other_id=True)
+    store = adopted.open()
+    before = segments(store)
+    store.retain(LATER)
+    assert segments(store) == before
+    assert source(store, "cleanup.policy") == ("", "kept")
+    assert "until cleanup.policy is set, for the topic or for all of them in" in (store.why_kept("t") or "")
+    store.configure("t", {"cleanup.policy": "delete"})
+    assert store.why_kept("t") is None
+    store.retain(LATER)
+    assert segments(store) == 1
+
+
+def test_what_metadata_that_is_not_believed_tells_of_is_kept_whatever_is_said_of_all_topics(
+    adopted: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    adopted.warnings = True
+    adopted.file(
+        "server.properties", "log.retention.hours=168\nlog.retention.bytes=1\nlog.cleanup.policy=delete\n"
+    )
+    introduce(adopted, "t", setting(OF_TOPIC, "t", "cleanup.policy", "compact"))
+    path = adopted.logs / METADATA_LOG / "00000000000000000000.log"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    adopted.verified = False
+    with caplog.at_level(logging.WARNING):
+        store = adopted.open()
+    assert "cannot be read" in caplog.text
+    before = segments(store)
+    store.retain(LATER)
+    assert segments(store) == before
+    assert (store.why_kept("t") or "").endswith(
+        "until cleanup.policy and retention.ms are set, for the topic"
+    )
+    store.create("ours", 0)
+    assert source(store, "cleanup.policy", "ours") == ("delete", "daemon:log.cleanup.policy")
 
 
 def test_the_topics_own_settings_may_say_it(adopted: StoreBench) -> None:
@@ -149,6 +194,7 @@ def test_a_value_that_is_not_allowed_here_keeps_the_records(
     adopted: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     adopted.warnings = True
+    adopted.file("server.properties", "log.retention.hours=168\n")
     introduce(adopted, "t", setting(OF_TOPIC, "t", "retention.ms", "soon"))
     store = adopted.open()
     with caplog.at_level(logging.WARNING):
@@ -160,6 +206,7 @@ def test_settings_that_exclude_each_other_keep_the_records(
     adopted: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     adopted.warnings = True
+    adopted.file("server.properties", "log.retention.hours=168\n")
     adopted.file("topics/t.properties", "max.compaction.lag.ms=5\n")
     introduce(
         adopted,

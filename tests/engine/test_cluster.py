@@ -67,6 +67,8 @@ def removed(name: str) -> bytes:
 BEGIN, END, ABORT = frame(23, b"\0"), frame(24), frame(25, b"\0")
 NO_OP = frame(20)
 
+NOT_BELIEVED = Cluster(is_believed=False)
+
 
 def shown(name: str) -> str:
     return base64.urlsafe_b64encode(IDS[name]).rstrip(b"=").decode()
@@ -194,9 +196,9 @@ def test_records_of_a_transaction_count_when_it_ends(tmp_path: Path) -> None:
 
 def test_the_newest_snapshot_comes_first_and_then_what_is_behind_it(tmp_path: Path) -> None:
     directory = write(tmp_path, setting(OF_TOPIC, "a", "retention.ms", "9"), topic("b"), start=100)
-    assert read_cluster(tmp_path, 1) == Cluster(), "what is below is not known"
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED, "what is below is not known"
     write_snapshot(directory, 50, topic("c"))
-    assert read_cluster(tmp_path, 1) == Cluster(), "there is a gap"
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED, "there is a gap"
     write_snapshot(directory, 101, topic("a"), setting(OF_TOPIC, "a", "retention.ms", "8"))
     assert described(read_cluster(tmp_path, 1)) == {"a": (0, {"retention.ms": "8"}), "b": (0, {})}
     damaged = write_snapshot(directory, 102, topic("c"), epoch=2)
@@ -213,7 +215,7 @@ def test_half_a_batch_at_the_end_is_passed_over_and_damage_is_not_believed(tmp_p
     path.write_bytes(whole + whole[:40])
     assert set(read_cluster(tmp_path, 1).topics) == {"a", "b"}
     path.write_bytes(whole[:-5] + b"\xff" + whole[-4:])
-    assert read_cluster(tmp_path, 1) == Cluster()
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED
 
 
 def test_a_segment_that_is_missing_or_short_is_not_believed(tmp_path: Path) -> None:
@@ -228,9 +230,9 @@ def test_a_segment_that_is_missing_or_short_is_not_believed(tmp_path: Path) -> N
     assert described(read_cluster(tmp_path, 1)) == {"a": (0, {"retention.ms": "-1"}), "b": (0, {})}
     whole = first.read_bytes()
     first.write_bytes(whole[:short])
-    assert read_cluster(tmp_path, 1) == Cluster()
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED
     write_snapshot(directory, 2, topic("a"))
-    assert read_cluster(tmp_path, 1) == Cluster(), "nor where it begins behind a snapshot"
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED, "nor where it begins behind a snapshot"
     write_snapshot(directory, 3, topic("c"))
     assert set(read_cluster(tmp_path, 1).topics) == {"b", "c"}, "what the snapshot has is not missed"
 
@@ -242,7 +244,7 @@ def test_a_snapshot_without_its_end_is_not_believed(tmp_path: Path) -> None:
     whole = snapshot.read_bytes()
     for end in range(len(whole)):
         snapshot.write_bytes(whole[:end])
-        assert read_cluster(tmp_path, 1) == Cluster()
+        assert read_cluster(tmp_path, 1) == NOT_BELIEVED
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**20 - 1])
@@ -255,7 +257,7 @@ def test_a_snapshot_of_an_offset_that_cannot_be_is_not_believed(tmp_path: Path, 
 def test_without_a_metadata_log_nothing_is_known(tmp_path: Path) -> None:
     assert read_cluster(tmp_path, 1) == Cluster()
     (tmp_path / METADATA_LOG).mkdir()
-    assert read_cluster(tmp_path, 1) == Cluster()
+    assert read_cluster(tmp_path, 1) == NOT_BELIEVED
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:

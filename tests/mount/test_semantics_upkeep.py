@@ -240,7 +240,9 @@ def test_plan(tmp_path: Path) -> None:
 def test_records_that_were_not_made_here(tmp_path: Path) -> None:
     """U7. Records that were not made here, as in a log directory that a broker wrote, are neither deleted nor
     compacted until somebody says what holds for them: the cluster's metadata beside them, the topic's `config`, or
-    `server.properties`. `config`, `status.json` and `topicfs plan` say so.
+    `server.properties`. Where no metadata tells of a topic it may be a compacted one, so `cleanup.policy` has to be
+    said as well as `retention.ms`; where the metadata cannot be read, `server.properties` does not say it. `config`,
+    `status.json` and `topicfs plan` say so.
     """
     old = 1_600_000_000_000
     small = {"internal.segment.bytes": "300"}
@@ -264,7 +266,7 @@ def test_records_that_were_not_made_here(tmp_path: Path) -> None:
         time.sleep(3)
         for name in ("orders-0", "__consumer_offsets-0"):
             assert (mount / name / "log.txt").read_bytes().startswith(b"first\n")
-            assert "stay until retention.ms is set" in mount.status(mount / name)["kept"]
+            assert "stay until cleanup.policy and retention.ms are set" in mount.status(mount / name)["kept"]
         config = mount / "topics/orders/config"
         assert [
             line.split() for line in config.read_text().splitlines() if line.startswith("retention.ms")
@@ -275,6 +277,8 @@ def test_records_that_were_not_made_here(tmp_path: Path) -> None:
         config.write_text(config.read_text())
         assert mount.status(mount / "orders-0")["kept"] is not None
         config.write_text("retention.ms=1000\n")
+        assert "stay until cleanup.policy is set" in mount.status(mount / "orders-0")["kept"]
+        config.write_text("cleanup.policy=delete\n")
         assert mount.status(mount / "orders-0")["kept"] is None
         eventually(lambda: not (mount / "orders-0/log.txt").stat().st_size, "retention, as it was said")
         assert (mount / "__consumer_offsets-0/log.txt").read_bytes().startswith(b"first\n")
