@@ -3,8 +3,9 @@
 The daemon tells its parent through a pipe, one line of JSON each:
 
     ["waits", "<for what>"] or ["goes on", "<how far>"] …   then   ["ready", ""]   or   ["failed", "<why>"]
+    or   ["crashed", "<how>"]
 
-An end without either of the last two is a crash. Nothing heavier than this module is imported before the fork: no
+An end without any of the last three is a crash. Nothing heavier than this module is imported before the fork: no
 thread, and no lock of another module, can be copied half way.
 """
 
@@ -23,6 +24,7 @@ from typing import Final, Protocol
 
 READY: Final = "ready"
 FAILED: Final = "failed"
+CRASHED: Final = "crashed"
 WAITS: Final = "waits"
 GOES_ON: Final = "goes on"
 
@@ -34,7 +36,7 @@ _MOST_WORDS: Final = 4096
 class Message:
     """One line from the daemon.
 
-    kind  WAITS, GOES_ON, READY or FAILED
+    kind  WAITS, GOES_ON, READY, FAILED or CRASHED
     text  for what, how far, or why
     """
 
@@ -56,6 +58,9 @@ class Teller(Protocol):
 
     def failed(self, text: str) -> None:
         """There will be no mount."""
+
+    def crashed(self, text: str) -> None:
+        """The same, by a mistake in the program: the log has more."""
 
 
 class PipeTeller:
@@ -86,10 +91,17 @@ class PipeTeller:
 
     def failed(self, text: str) -> None:
         """There will be no mount. After it was ready nobody listens: then only the log tells."""
+        self._tell_end(FAILED, text)
+
+    def crashed(self, text: str) -> None:
+        """The same, by a mistake in the program."""
+        self._tell_end(CRASHED, text)
+
+    def _tell_end(self, kind: str, text: str) -> None:
         if self._pipe is not None:
             words = os.pread(self._words, _MOST_WORDS, 0).decode("utf-8", "replace").strip()
             with contextlib.suppress(BrokenPipeError):
-                self._tell(FAILED, f"{text}\n{words}" if words else text)
+                self._tell(kind, f"{text}\n{words}" if words else text)
 
     def _tell(self, kind: str, text: str) -> None:
         """BrokenPipeError where the command is gone. That ends the start: a mount that appears minutes after its
@@ -111,7 +123,7 @@ class Child:
         self._unread = b""
 
     def next(self, timeout_s: float | None) -> Message | None:
-        """What it says next, None when it said nothing in that time. A death before READY comes as FAILED."""
+        """What it says next, None when it said nothing in that time. A death before READY comes as CRASHED."""
         ready = select.poll()
         ready.register(self._pipe, select.POLLIN)
         while b"\n" not in self._unread:
@@ -129,12 +141,16 @@ class Child:
         _, status = os.waitpid(self.process, 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-        return Message(FAILED, f"the daemon {how} before it was ready")
+        return Message(CRASHED, f"the daemon {how} before it was ready")
 
     def stop(self) -> None:
         """End it, and wait until it is gone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGTERM)
+        self.join()
+
+    def join(self) -> None:
+        """Wait until it is gone."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.process, 0)
 

@@ -126,13 +126,15 @@ def mount_command(
             aloud = _Aloud(progress)
             code = _guarded(run, aloud)
         if not aloud.was_ready:
-            mounts.remove_made(made)
+            made.take_back()
         # A start that was broken off may still have threads at work, which an ordinary end would wait for.
         os._exit(code)
+    child = background.start(lambda teller: _guarded(run, teller))
     try:
-        _follow(background.start(lambda teller: _guarded(run, teller)))
+        _follow(child)
     except (_FailedError, KeyboardInterrupt) as error:
-        mounts.remove_made(made)
+        child.join()
+        made.take_back(keep_store=isinstance(error, _CrashedError))
         _fail(str(error) or "broken off")
 
 
@@ -203,7 +205,7 @@ def _guarded(run: Callable[[Teller], int], teller: Teller) -> int:
         return run(teller)
     except BaseException as error:
         logging.getLogger(__name__).exception("the daemon failed unexpectedly")
-        teller.failed(f"unexpected {type(error).__name__}: {error}")
+        teller.crashed(f"unexpected {type(error).__name__}: {error}")
         return 1
     finally:
         logging.shutdown()
@@ -259,12 +261,19 @@ class _Aloud:
     def failed(self, text: str) -> None:
         """Logged already."""
 
+    def crashed(self, text: str) -> None:
+        """Logged already."""
+
 
 # -- in the command -----------------------------------------------------------------------------------
 
 
 class _FailedError(Exception):
     """The daemon did not start; the message says why."""
+
+
+class _CrashedError(_FailedError):
+    """It ended by a mistake in the program, of which its log tells more."""
 
 
 def _follow(child: background.Child) -> None:
@@ -276,6 +285,8 @@ def _follow(child: background.Child) -> None:
             while (message := child.next(patience)) is None or message.kind != background.READY:
                 if message is not None and message.kind == background.FAILED:
                     raise _FailedError(message.text)
+                if message is not None and message.kind == background.CRASHED:
+                    raise _CrashedError(message.text)
                 if message is not None and message.kind == background.GOES_ON:
                     progress.progress(message.text)
                     continue

@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
@@ -65,6 +65,26 @@ class MountError(Exception):
 
 class BusyMountError(MountError):
     """A mount that somebody uses was to be taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made for a mount that is not there yet.
+
+    directories  of the mount point, the uppermost first
+    store        None where there was one
+    """
+
+    directories: Sequence[Path] = ()
+    store: place.NewStore | None = None
+
+    def take_back(self, keep_store: bool = False) -> None:
+        """Remove it, as there will be no mount. A store may have a log that tells why."""
+        if self.store is not None and not keep_store:
+            from topicfs.mountd.logs import LOG_FILE  # noqa: PLC0415 - only after a failure
+
+            self.store.take_back({LOG_FILE})
+        place.remove_directories(self.directories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +223,11 @@ def prepare(
     settings: Mapping[str, str] | None = None,
     read_only: bool = False,
     create: bool = False,
-) -> list[Path]:
+) -> Made:
     """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of ours
     there is removed; then, when all else is found to be right, a missing mount point is made, and with `create` a
-    missing store. Gives the directories that were made for the mount point; MountError, EngineError or OSError says
-    what is in the way, and then nothing was made."""
+    missing store. Gives what was made; MountError, EngineError or OSError says what is in the way, and then nothing
+    was made."""
     if backing == point:
         raise MountError(f"{point}: the backing directory and the mount point are one directory")
     if backing in point.parents:
@@ -232,35 +252,14 @@ def prepare(
         )
     if point.exists():
         _refuse_unless_empty(point)
-    made = _make_directories(point)
+    made = Made(place.make_directories(point))
     if makes:
         try:
-            place.make(backing)
+            made = replace(made, store=place.make(backing))
         except BaseException:
-            remove_made(made)
+            made.take_back()
             raise
     return made
-
-
-def _make_directories(path: Path) -> list[Path]:
-    """Make a directory with what is missing above it, all or nothing; give what was made, the uppermost first."""
-    made: list[Path] = []
-    missing = [each for each in (*reversed(path.parents), path) if not each.exists()]
-    try:
-        for each in missing:
-            each.mkdir()
-            made.append(each)
-    except BaseException:
-        remove_made(made)
-        raise
-    return made
-
-
-def remove_made(made: Sequence[Path]) -> None:
-    """Take directories back that were made for a mount that failed, as far as nobody has put something into them."""
-    with contextlib.suppress(OSError):
-        for each in reversed(made):
-            each.rmdir()
 
 
 def _refuse_unless_empty(point: Path) -> None:

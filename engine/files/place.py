@@ -1,4 +1,5 @@
-"""What a directory is to topicfs: a store, a log directory, or something else. Nothing is opened or changed.
+"""What a directory is to topicfs: a store, a log directory, or something else. Only `make` changes anything, and
+`NewStore.take_back`.
 
 a store           has logs/ in it, which is a log directory or empty: BACKING
 a log directory   is what logs/ is, and what a broker has under log.dirs: partitions, checkpoints, meta.properties
@@ -6,25 +7,34 @@ a log directory   is what logs/ is, and what a broker has under log.dirs: partit
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import InvalidNameError, NoStoreError
+from topicfs.engine.errors import InvalidNameError, NoStoreError, StoreLockedError
 from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.lock import LOCK_FILE, DirectoryLock
 from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file, parse_partition_directory
+from topicfs.engine.files.views import VIEWS
 
 LOGS: Final = "logs"
+TOPICS: Final = "topics"
+STAGING: Final = "staging"
+
+BESIDE_LOGS: Final = (TOPICS, VIEWS, STAGING)
+"""The directories that an opened store has beside its logs."""
 
 _ADOPTION: Final = (
     "With --read-only it is mounted as it stands. To go on with it as a store, stop its broker, make a directory, and "
     "move or copy {} into that as logs"
 )
 
-# What a broker or a store leaves in a log directory, and nothing else has.
-_FILES_OF_LOGS: Final = frozenset(
+# What a store without partitions has in its log directory when it was opened.
+_FILES_OF_EMPTY_LOGS: Final = frozenset(
     {
         "meta.properties",
         ".kafka_cleanshutdown",
@@ -32,19 +42,20 @@ _FILES_OF_LOGS: Final = frozenset(
         "log-start-offset-checkpoint",
         "replication-offset-checkpoint",
         "cleaner-offset-checkpoint",
-        "__cluster_metadata-0",
     }
 )
 
+# What a broker or a store leaves in a log directory, and nothing else has.
+_FILES_OF_LOGS: Final = _FILES_OF_EMPTY_LOGS | {"__cluster_metadata-0"}
 
 # What a file system of its own has from the beginning.
 _OF_A_DISK: Final = "lost+found"
 
 # What may be made before the store is: settings.
-_BEFORE: Final = frozenset({"server.properties", "topics", _OF_A_DISK})
+_BEFORE: Final = frozenset({"server.properties", TOPICS, _OF_A_DISK})
 
 # What may be in logs/ of a store that was not opened yet, or not for long.
-_BEGUN: Final = frozenset({".lock", _OF_A_DISK})
+_BEGUN: Final = frozenset({LOCK_FILE, _OF_A_DISK})
 
 
 class DirectoryKind(Enum):
@@ -131,12 +142,72 @@ def refuse_unless_free(path: Path) -> None:
     raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}" if kind is DirectoryKind.LOGS else expected)
 
 
-def make(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class NewStore:
+    """A store that was made just now.
+
+    path    its directory
+    before  what was in there before
+    made    directories that were made for it, the uppermost first
+    """
+
+    path: Path
+    before: frozenset[str]
+    made: Sequence[Path]
+
+    def take_back(self, files: Collection[str]) -> None:
+        """Remove it with what opening it has left there, among it these files. It stays where somebody has it open, or
+        has put something into it."""
+        with contextlib.suppress(OSError, StoreLockedError):
+            lock = DirectoryLock.acquire(self.path / LOGS)
+            try:
+                self._remove(files)
+            finally:
+                lock.release()
+
+    def _remove(self, files: Collection[str]) -> None:
+        for name in BESIDE_LOGS:
+            if name not in self.before and (self.path / name).exists():
+                (self.path / name).rmdir()
+        left = set(os.listdir(self.path / LOGS))
+        if left <= _FILES_OF_EMPTY_LOGS | {LOCK_FILE}:
+            for name in left:
+                (self.path / LOGS / name).unlink()
+            for name in files:
+                if name not in self.before:
+                    (self.path / name).unlink(missing_ok=True)
+            remove_directories(self.made)
+
+
+def make(path: Path) -> NewStore:
     """Make an empty store. NoStoreError where something else is there. A crash leaves a store or nothing of one."""
     refuse_unless_free(path)
-    (path / LOGS).mkdir(parents=True)
+    before = frozenset(os.listdir(path)) if path.exists() else frozenset()
+    made = make_directories(path / LOGS)
     sync_directory(path)
     sync_directory(path.parent)
+    return NewStore(path, before, made)
+
+
+def make_directories(path: Path) -> list[Path]:
+    """Make a directory with what is missing above it, all or nothing; give what was made, the uppermost first."""
+    made: list[Path] = []
+    missing = [each for each in (*reversed(path.parents), path) if not each.exists()]
+    try:
+        for each in missing:
+            each.mkdir()
+            made.append(each)
+    except BaseException:
+        remove_directories(made)
+        raise
+    return made
+
+
+def remove_directories(made: Sequence[Path]) -> None:
+    """Take directories back that were made for what has failed, as far as nobody has put something into them."""
+    with contextlib.suppress(OSError):
+        for each in reversed(made):
+            each.rmdir()
 
 
 def logs_in(path: Path) -> Path:

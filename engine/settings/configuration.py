@@ -25,6 +25,7 @@ from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError, Inva
 from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata, parse_uuid
 from topicfs.engine.files.names import MAX_NAME_LENGTH, validate_topic
+from topicfs.engine.files.place import TOPICS
 from topicfs.engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
 from topicfs.engine.record import Clock
 from topicfs.engine.settings import topic as topic_settings
@@ -45,7 +46,6 @@ from topicfs.engine.settings.topic import (
 log = logging.getLogger(__name__)
 
 SERVER_PROPERTIES: Final = "server.properties"
-TOPICS: Final = "topics"
 PROPERTIES_SUFFIX: Final = ".properties"
 
 CREATED: Final = "created-topics"

@@ -57,14 +57,14 @@ from topicfs.engine.files.names import (
     parse_partition_directory,
     partition_directory,
 )
-from topicfs.engine.files.place import LOGS
+from topicfs.engine.files.place import BESIDE_LOGS, LOGS, STAGING
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock, now_ms, steady_beside
 from topicfs.engine.retention.partitions import Retention
-from topicfs.engine.settings.configuration import TOPICS, Configuration
+from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.configured import configured, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
@@ -78,11 +78,8 @@ from topicfs.engine.store.upkeep import Schedule
 
 log = logging.getLogger(__name__)
 
-STAGING: Final = "staging"
 COMPACTING: Final = "compact"
 """In a topic's part of it: segments that a job is writing anew. Who holds the log may remove it."""
-
-_DIRECTORIES: Final = (TOPICS, "views", STAGING)
 
 
 class Store(KeptStore):
@@ -174,7 +171,7 @@ class Store(KeptStore):
             Configuration.load(backing, settings or {}, clock)
             place.make(backing)
         place.refuse_unless_store(backing)
-        for name in _DIRECTORIES:
+        for name in BESIDE_LOGS:
             (backing / name).mkdir(exist_ok=True)
         sync_directory(backing)
         lock = DirectoryLock.acquire(backing / LOGS)

@@ -225,6 +225,7 @@ def test_allow_other_is_refused_in_words_where_the_machine_does_not_grant_it(scr
         ! topicfs mount --create --allow-other data mnt || fail "it was mounted"
         ! grep -q "$PWD" /proc/mounts || fail "something is mounted"
         [ ! -e mnt ] || fail "the directory that was made for it is left"
+        [ ! -e data ] || fail "the store that was made for it is left"
         topicfs mount --create data mnt
         topicfs umount mnt
         """,

@@ -185,7 +185,7 @@ def test_a_log_directory_is_not_made_a_store_of(tmp_path: Path) -> None:
 
 def test_settings_are_looked_at_first(tmp_path: Path) -> None:
     """K3. Options, settings and the mount point are looked at before anything is made: one that is refused leaves no
-    trace.
+    trace. A store that was made for a mount which then fails is taken back.
     """
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / "server.properties").write_text("linger.ms=soon\n")
@@ -207,7 +207,14 @@ def test_settings_are_looked_at_first(tmp_path: Path) -> None:
     for point in (tmp_path / "full", tmp_path / "full" / "x" / "y", tmp_path / "a" / ("b" * 256)):
         assert topicfs("mount", "--create", new, point)[0] == 1
         assert not new.exists()
+    (tmp_path / "prepared" / "server.properties").write_text("")
+    limited = ["prlimit", "--nofile=200", sys.executable, "-m", "topicfs.mountd.cli", "mount", "--create"]
+    for backing in (new, tmp_path / "prepared"):
+        done = subprocess.run([*limited, backing, mnt], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "256" in done.stderr, "too few files may be open, which shows when the store is opened"
     assert sorted(os.listdir(tmp_path)) == ["full", "prepared"]
+    assert os.listdir(tmp_path / "prepared") == ["server.properties"]
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])

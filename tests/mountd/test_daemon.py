@@ -240,15 +240,49 @@ def test_settings_outrank_server_properties(place: Place) -> None:
 
 
 def test_file_system_that_cannot_be_built_leaves_a_clean_store(place: Place) -> None:
+    assert place.run("init", place.backing)[0] == 0
     code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_FAILS="no such luck")
     check_refused(place, code, said, "topicfs: no such luck")
+    assert place.stopped_clean
+    assert not place.mount.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--foreground",)])
+def test_store_that_was_made_for_a_mount_that_failed_is_taken_back(
+    place: Place, options: tuple[str, ...]
+) -> None:
+    above = place.backing.parent
+    place.backing, place.mount = above / "new/a/data", above / "new/a/mount"
+    arguments = ("mount", "--create", *options, place.backing, place.mount)
+    code, said = place.run(*arguments, STAND_IN_FAILS="no such luck")
+    check_refused(place, code, said, "no such luck")
+    assert not (above / "new").exists()
+    place.backing.mkdir(parents=True)
+    (place.backing / "server.properties").touch()
+    (place.backing / "topics").mkdir()
+    assert place.run(*arguments, STAND_IN_FAILS="no such luck")[0] == 1
+    assert sorted(os.listdir(place.backing)) == ["server.properties", "topics"]
+
+
+def test_store_that_somebody_else_has_put_something_into_stays(place: Place) -> None:
+    command = place.start(
+        "mount", "--create", place.backing, place.mount, STAND_IN_FAILS="no such luck", STAND_IN_OPENING="2"
+    )
+    kept = place.backing / "logs" / "orders-0" / "00000000000000000000.log"
+    eventually(kept.parent.parent.exists, "the store")
+    kept.parent.mkdir()
+    kept.touch()
+    command.communicate(timeout=PATIENCE_S)
+    assert command.returncode == 1
+    assert kept.exists()
     assert place.stopped_clean
 
 
 def test_mistake_at_start_is_told_and_logged_with_its_stack(place: Place) -> None:
     code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_FAILS="mistake")
     check_refused(place, code, said, "RuntimeError: a mistake in the file system")
-    assert "Traceback" in place.log
+    assert "Traceback" in place.log, "the store that was made is not taken back: its log tells more"
+    assert not place.mount.exists()
 
 
 def test_daemon_that_is_killed_at_start_is_told_of(place: Place) -> None:

@@ -109,8 +109,10 @@ def test_what_the_machine_lacks_is_told_before_anything_slow_or_lasting(tmp_path
 def test_missing_mount_point_is_made(tmp_path: Path) -> None:
     point = tmp_path / "a" / "b"
     place.make(tmp_path / "backing")
-    assert mounts.prepare(tmp_path / "backing", point)
+    made = mounts.prepare(tmp_path / "backing", point)
     assert point.is_dir()
+    made.take_back()
+    assert os.listdir(tmp_path) == ["backing"]
 
 
 @pytest.mark.parametrize("point", ["file/mnt", "a/b/" + "x" * 256, "/proc/mnt"])
@@ -133,7 +135,9 @@ def test_a_store_that_cannot_be_made_leaves_no_mount_point(tmp_path: Path) -> No
 def test_empty_mount_point_is_taken(tmp_path: Path) -> None:
     (tmp_path / "point").mkdir()
     place.make(tmp_path / "backing")
-    assert not mounts.prepare(tmp_path / "backing", tmp_path / "point")
+    mounts.prepare(tmp_path / "backing", tmp_path / "point").take_back()
+    assert (tmp_path / "point").is_dir()
+    assert (tmp_path / "backing/logs").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from topicfs.engine.kernels import compile as compiled
 from topicfs.mountd import kernels, logs
-from topicfs.mountd.background import FAILED, READY, WAITS, Message
+from topicfs.mountd.background import CRASHED, FAILED, READY, WAITS, Message
 from topicfs.mountd.cli import main
 from topicfs.mountd.events import Events
 from topicfs.mountd.progress import Progress
@@ -165,12 +165,12 @@ def test_child_that_fails_tells_why_with_what_it_printed() -> None:
 
 
 def test_child_that_exits_in_silence_has_failed() -> None:
-    assert told("    return 3") == [Message(FAILED, "the daemon ended with exit code 3 before it was ready")]
+    assert told("    return 3") == [Message(CRASHED, "the daemon ended with exit code 3 before it was ready")]
 
 
 def test_child_that_is_killed_has_failed() -> None:
     assert told("    os.kill(os.getpid(), signal.SIGKILL)") == [
-        Message(FAILED, "the daemon was killed by SIGKILL before it was ready")
+        Message(CRASHED, "the daemon was killed by SIGKILL before it was ready")
     ]
 
 

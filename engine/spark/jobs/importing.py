@@ -35,7 +35,7 @@ from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
 from topicfs.engine.files.names import partition_directory, validate_topic
-from topicfs.engine.files.place import refuse_unless_store
+from topicfs.engine.files.place import STAGING, TOPICS, refuse_unless_store
 from topicfs.engine.inbox.routing import choose, first_refused
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
@@ -46,7 +46,7 @@ from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
 from topicfs.engine.segment.descriptors import Descriptors, sync_file
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.settings.configuration import TOPICS, Configuration
+from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.topic import TopicSettings
 from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
@@ -124,7 +124,7 @@ def import_rows(
     if partitions < 1:
         raise InvalidSettingError(f"partitions of topic {topic}: expected at least 1, found {partitions}")
     refuse_unless_store(backing)
-    for name in (TOPICS, "staging"):
+    for name in (TOPICS, STAGING):
         (backing / name).mkdir(exist_ok=True)
     lock = DirectoryLock.acquire(backing / "logs")
     try:
