@@ -400,7 +400,7 @@ def test_abandon_writes_nothing_and_keeps_no_descriptor(store_bench: StoreBench)
     assert {
         path: path.stat().st_mtime_ns for path in store_bench.logs.rglob("*") if path.is_file()
     } == content
-    store._partitions._descriptors.limit = 0
+    store.descriptors.limit = 0
     del store
     store_bench.open_store = None
     assert len(os.listdir("/proc/self/fd")) <= before
