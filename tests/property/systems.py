@@ -26,9 +26,9 @@ from opening import NOW, Clock, without_fsync
 from topicfs import Record, Store
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.fs import errors
+from topicfs.fs.appending import partition_writers
 from topicfs.fs.formats import FORMATS
 from topicfs.fs.operations import FileSystem
-from topicfs.fs.views import partition_views as views
 from topicfs.fs.views import rendered_segment as text
 from topicfs.fs.views import rendered_segments as rendered
 from topicfs.fs.views import size_map as sizemap
@@ -41,7 +41,7 @@ FSYNC = os.fsync
 """The real one: the stores here do without, the mount is told."""
 
 SMALL = {
-    (views, "CLOSE_GRACE"): 0.01,
+    (partition_writers, "CLOSE_GRACE"): 0.01,
     (sizemap, "GRAIN"): 150,
     (text, "BLOCK"): 400,
     (rendered, "_READ_AT_ONCE"): 1,
