@@ -68,6 +68,9 @@ COMPACTED = {"internal.segment.bytes": "2000", "cleanup.policy": "compact", "min
 AT_ONCE = ("-o", "log.initial.task.delay.ms=0", "-o", "log.retention.check.interval.ms=1")
 AT_ONCE += ("-o", "log.cleaner.backoff.ms=1", "-o", "log.flush.offset.checkpoint.interval.ms=1")
 
+UPKEEP = {"scheduler", "flush", "views", "sealed", "cleaner-0", "linger"}
+"""The threads that change something without being asked."""
+
 
 def furnish(backing: Path, *, crash: bool) -> None:
     """A store with much to do for upkeep; after a crash also for a recovery."""
@@ -238,10 +241,7 @@ def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
         ):  # a mount that may write has removed all by now, as K2's sibling below shows
             time.sleep(0.1)
         assert look_everywhere(mount) == first
-        names = {
-            Path(task, "comm").read_text().strip() for task in Path(f"/proc/{process.pid}/task").iterdir()
-        }
-        assert not {"scheduler", "flush", "views", "sealed", "cleaner-0", "linger"} & names
+        assert not UPKEEP & set(mount.steer("threads", mount / "empty-0"))
         assert held(backing) == before
         targets = [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert not [target for target in targets if target.endswith((".lock", "topicfs.log"))]
@@ -252,6 +252,7 @@ def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
         while (mount / "old-0/log.txt").stat().st_size and time.monotonic() < end:
             time.sleep(0.05)
         assert (mount / "old-0/log.txt").read_bytes() == b""
+        assert set(mount.steer("threads", mount / "empty-0")) >= UPKEEP
 
 
 @contextmanager
