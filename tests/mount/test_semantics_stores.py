@@ -224,9 +224,13 @@ def test_settings_are_looked_at_first(tmp_path: Path) -> None:
 def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
     """K4. A mount made with `--read-only` changes not a byte, a name or a time of modification under BACKING, also
     after a crash and whatever is due to retention and compaction; nothing is locked there, and its log is elsewhere.
+    Times of access change as with any reader, unless that file system is mounted with `noatime`.
     """
     backing = tmp_path / "store"
     furnish(backing, crash=crash)
+    for path in (backing / "logs/old-0").glob("*.log"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))  # relatime: so the next reader sets it
+    is_noted = not os.statvfs(backing).f_flag & os.ST_NOATIME
     before = held(backing)
     with read_only(tmp_path, backing, *AT_ONCE) as mount:
         process = mount.process
@@ -246,6 +250,7 @@ def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
         targets = [os.readlink(each) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert not [target for target in targets if target.endswith((".lock", "topicfs.log"))]
     assert held(backing) == before
+    assert is_noted == any(path.stat().st_atime_ns for path in (backing / "logs/old-0").glob("*.log"))
     assert list((tmp_path / "state" / "topicfs").glob("*mnt.log"))
     with own_mount_of(tmp_path, backing) as mount:  # the same options, without --read-only
         end = time.monotonic() + 20
