@@ -12,6 +12,7 @@ from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError
+from topicfs.engine.jobs import LASTS, TICK_MS, Job
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
 from topicfs.fs.appending.handle import Writers
@@ -294,9 +295,21 @@ class FileSystem:
             self._drop(opened.node)
         opened.handle.release()
 
+    def jobs(self) -> list[Job]:
+        """What is done beside the calls: of a store that is not to be changed, nothing that keeps it in shape."""
+        context = self.context
+        ahead = Job("read-ahead", LASTS, context.read_ahead.run, 0, "ahead")
+        if context.store.read_only:
+            return [ahead]
+        return [
+            ahead,
+            Job("linger", LASTS, context.writers.linger.run, 0, "linger"),
+            # A large log takes minutes, for which no other job is to wait.
+            Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "views"),
+        ]
+
     def keep_maps(self) -> None:
         """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
-        self.context.store.inboxes.settle()
         for views in self.context.looked_at():
             views.forget_removed()
             views.rendered.keep_complete(lambda: self.closing)
@@ -304,6 +317,14 @@ class FileSystem:
     def end_commits(self) -> None:
         """Begin no more commits of inboxes, and return when those that have begun are done and answered."""
         self.context.commits.end()
+
+    def close(self) -> None:
+        """No call comes any more: append what open handles still hold, and have the jobs end."""
+        self.closing = True
+        self.context.writers.linger.stop()
+        self.context.read_ahead.stop()
+        self.close_all()
+        self.context.writers.flush_all()
 
     def close_all(self) -> None:
         """Release what is still open, as the mount goes away: unfinished lines are lines now."""

@@ -6,8 +6,8 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, ahead, linger, scheduler, flush, views, sealed, cleaner-0 and on. A read-only mount has none of those
-behind ahead: nothing is kept in shape.
+libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on. A read-only mount has none of
+those behind ahead: nothing is kept in shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from typing import Any, Final, Protocol
 
 from topicfs.engine.files.metadata import META_PROPERTIES, CleanShutdown
 from topicfs.engine.files.place import LOGS
+from topicfs.engine.jobs import Job, Jobs
 from topicfs.engine.store.store import Store
 from topicfs.mountd import mounts
 from topicfs.mountd.cleaners import Cleaners
@@ -35,7 +35,7 @@ from topicfs.mountd.logs import LevelCounter
 from topicfs.mountd.malloc import keep_freed_blocks
 from topicfs.mountd.metrics import Metrics
 from topicfs.mountd.mounts import source_of
-from topicfs.mountd.scheduler import Job, Scheduler, flush_jobs, upkeep_jobs
+from topicfs.mountd.scheduler import Scheduler
 from topicfs.mountd.session import Session
 from topicfs.mountd.users import in_words, users_of
 
@@ -48,9 +48,6 @@ _GRACE_S: Final = 2.0
 # thread took 4 ms at the 99th percentile; with 1 ms 0.08 ms, with 0.2 ms 0.03 ms.
 _SWITCH_S: Final = 0.0005
 
-# A thread's work that fails is not asked again at once.
-_PAUSE_S: Final = 1.0
-
 
 class StartError(Exception):
     """The mount cannot be had; the message says why."""
@@ -59,30 +56,15 @@ class StartError(Exception):
 class Operations(Protocol):
     """What the daemon needs of the file system. The adapter needs more of it."""
 
-    def flush_lingering(self) -> None:
-        """Append what has lingered long enough, again and again, until `close`; a thread of its own does it."""
-
-    def read_ahead(self) -> None:
-        """Render what readers will want next, until `close`; a thread of its own does it."""
-
-    def keep_maps(self) -> None:
-        """Bring what was made of sealed segments up to date; called every second, by a thread of its own."""
-
-    def sweep_maps(self) -> None:
-        """Remove what was made of segments that are gone; called every minute, by the same thread."""
-
-    def keep_earliest(self) -> None:
-        """Find out how early the records of sealed segments are; called every second, by a thread of its own."""
-
-    def keep_tables(self) -> None:
-        """Make the Parquet files of sealed segments; called every second, by the same thread."""
+    def jobs(self) -> list[Job]:
+        """What is done beside the calls, as long as the mount is there. What lasts ends with `close`."""
 
     def end_commits(self) -> None:
         """The mount is about to go: begin no more commits of inboxes, and return when those that have begun are done
         and answered."""
 
     def close(self) -> None:
-        """No call comes any more: append what open handles still hold, and let the two above return."""
+        """No call comes any more: append what open handles still hold, and have the jobs end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,41 +94,18 @@ class Assembly:
     """What a daemon is put together from; tests put in their own.
 
     build  makes the file system over a store; its counts go into the metrics
-    serve  mounts it at a path with libfuse's options, answers until it is unmounted, and gives back control. It calls
-           the operations' `init` and `destroy` from libfuse's callbacks
+    serve  mounts it at a path with libfuse's options, answers until it is unmounted, and gives back control. It tells
+           the session of libfuse's `init` and `destroy`, from its callbacks
     """
 
     build: Callable[[Store, Metrics], Operations]
-    serve: Callable[[Any, Path, Mapping[str, str | bool]], None]
+    serve: Callable[[Any, Path, Mapping[str, str | bool], Session], None]
 
 
 class _Happened(Enum):
     """What the main thread waits for, beside signals and ends of threads."""
 
     STARTED = "the kernel has asked for the first time"
-
-
-class _Hooked:
-    """The operations, with the session told of `init` and `destroy`. Everything else is theirs."""
-
-    def __init__(self, operations: Any, session: Session) -> None:
-        self._operations = operations
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        # Kept, since this is asked for at every call of the kernel.
-        found = self.__dict__[name] = getattr(self._operations, name)
-        return found
-
-    def init(self) -> None:
-        if hasattr(self._operations, "init"):
-            self._operations.init()
-        self._session.initialised()
-
-    def destroy(self) -> None:
-        self._session.destroyed()
-        if hasattr(self._operations, "destroy"):
-            self._operations.destroy()
 
 
 class Daemon:
@@ -182,20 +141,12 @@ class Daemon:
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()
         try:
-            schedulers = [] if store.read_only else _schedulers(store)
+            jobs = Jobs(store.upkeep.jobs(), store.clock, store.steady)
             cleaners = Cleaners(store)
-            metrics = Metrics(store, schedulers, self._logged.taken, cleaners)
+            metrics = Metrics(store, jobs, self._logged.taken, cleaners)
             operations = self._assembly.build(store, metrics)
-            work = {"ahead": operations.read_ahead}
-            if not store.read_only:
-                schedulers += _schedulers_of_views(operations)
-                work["linger"] = operations.flush_lingering
-            workers = [
-                threading.Thread(target=_keep_at, args=(function, name), name=name)
-                for name, function in work.items()
-            ]
-            for worker in workers:
-                worker.start()
+            jobs.add(operations.jobs())
+            schedulers = [Scheduler(jobs, name) for name in jobs.threads()]
             for scheduler in schedulers:
                 scheduler.start()
             if not store.read_only:
@@ -204,8 +155,6 @@ class Daemon:
                 self._serve(operations, ready)
             finally:
                 operations.close()
-                for worker in workers:
-                    worker.join()
                 cleaners.stop()
                 for scheduler in schedulers:
                     scheduler.stop()
@@ -263,7 +212,7 @@ class Daemon:
 
         def serve(session: Session) -> None:
             options = self._options.fuse_options(self.backing)
-            self._assembly.serve(_Hooked(operations, session), self.mount, options)
+            self._assembly.serve(operations, self.mount, options, session)
 
         session = Session(serve, lambda: self._events.tell(_Happened.STARTED))
         session.ended.add_done_callback(self._events.tell)
@@ -299,34 +248,3 @@ class Daemon:
                     # Whoever sends a signal has decided: a machine that goes down waits for nobody's open file.
                     log.info(f"{self.mount} is taken away from\n{in_words(users)}")
                 return
-
-
-def _schedulers(store: Store) -> list[Scheduler]:
-    """What keeps the log in shape."""
-    return [Scheduler(upkeep_jobs(store)), Scheduler(flush_jobs(store), name="flush")]
-
-
-def _schedulers_of_views(operations: Operations) -> list[Scheduler]:
-    """What keeps what is made of segments in shape: work of minutes, which the jobs above must not wait for."""
-    views = [
-        Job("size maps", 1000, operations.keep_maps, 1000),
-        Job("removal of old size maps", 60_000, operations.sweep_maps, 60_000),
-    ]
-    sealed = [
-        Job("earliest timestamps", 1000, operations.keep_earliest, 1000),
-        Job("Parquet files", 1000, operations.keep_tables, 1000),
-    ]
-    return [Scheduler(views, name="views"), Scheduler(sealed, name="sealed")]
-
-
-def _keep_at(work: Callable[[], None], name: str) -> None:
-    """Do what ends only with the mount, whatever comes."""
-    while True:
-        try:
-            work()
-        except Exception:
-            # Whoever it was done for is told by a call of his own. Others' lines and reads must not stay behind.
-            log.exception(f"{name} failed, and begins anew")
-            time.sleep(_PAUSE_S)
-        else:
-            return

@@ -6,12 +6,13 @@ Of partitions only those that are loaded are told about: reading the metrics mus
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from topicfs.engine.jobs import Jobs
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
@@ -19,7 +20,6 @@ from topicfs.engine.retention.rules import Reason
 from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
 from topicfs.mountd.cleaners import Cleaners, CleanerState
-from topicfs.mountd.scheduler import Scheduler
 
 _PARTITION = ("topic", "partition")
 
@@ -60,7 +60,7 @@ class Metrics:
     def __init__(
         self,
         store: Store,
-        schedulers: Sequence[Scheduler],
+        jobs: Jobs,
         logged: Callable[[], Mapping[str, int]],
         cleaners: Cleaners | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Partitions(store))
         self._registry.register(_Mount(self.counts, logged))
-        self._registry.register(_Jobs(schedulers))
+        self._registry.register(_Jobs(jobs))
         self._registry.register(_Shape(store))
         if cleaners is not None:
             self._registry.register(_Cleaners(cleaners))
@@ -150,13 +150,13 @@ class _Mount(Collector):
 
 
 class _Jobs(Collector):
-    """How the schedulers' jobs fare."""
+    """How the background jobs fare."""
 
-    def __init__(self, schedulers: Sequence[Scheduler]) -> None:
-        self._schedulers = schedulers
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        states = {name: state for each in self._schedulers for name, state in each.states.items()}
+        states = self._jobs.states
         yield _counter(
             "topicfs_job_runs", "Starts.", "job", {name: each.runs for name, each in states.items()}
         )

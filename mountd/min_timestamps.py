@@ -29,7 +29,6 @@ class MinTimestampsJob:
     _last      name of the partition that was seen to last
     _upkeep    does it
     _failures  what went wrong, by partition
-    _nice      whether the thread gives way to others by now
     """
 
     def __init__(self, store: Store, views: Path, stop: Callable[[], bool]) -> None:
@@ -38,14 +37,11 @@ class MinTimestampsJob:
         self._upkeep = MinTimestampsUpkeep(views, store.clock, store.steady)
         self._last = ""
         self._failures: dict[str, str] = {}
-        self._nice = False
 
     def run(self) -> None:
         """See to the partitions that are in use, one after the other for a while: the thread has other work. The others
         are not loaded for this."""
-        if not self._nice:
-            give_way()
-            self._nice = True
+        give_way()
         slots = sorted(self._store.slots(), key=lambda slot: (slot.name <= self._last, slot.name))
         end = time.monotonic() + _AT_ONCE_S
 

@@ -31,7 +31,6 @@ class ParquetUpkeep:
     _stop      whether the work is to be broken off
     _upkeep    does it; None until a topic wants it, as pyarrow takes 0.3 s and 60 MB
     _unwanted  partitions whose files, if any, are known to be gone
-    _nice      whether the thread gives way to others by now
     """
 
     def __init__(self, store: Store, tables: Tables, stop: Callable[[], bool]) -> None:
@@ -40,13 +39,10 @@ class ParquetUpkeep:
         self._stop = stop
         self._upkeep: TableUpkeep | None = None
         self._unwanted: set[str] = set()
-        self._nice = False
 
     def run(self) -> None:
         """Bring each table up to date."""
-        if not self._nice:
-            give_way()
-            self._nice = True
+        give_way()
         for topic, number in self._store.partitions():
             if self._stop():
                 return

@@ -15,8 +15,9 @@ A store holds topics, a topic has partitions, and a partition is a log of record
 
 Store       `open` (`create=True` makes it first, `read_only=True` changes nothing at all), `close`; `create`,
             `create_topic`; `delete`, `delete_topic`, and `undelete` for a minute after it; `partition`, `partitions`,
-            `topics`, `"orders-0" in store`; `configure`, `explain`, `topic_settings`, `daemon`; `upkeep`, to be called
-            every second or so by a program that keeps the store open, and `retain` now and then; `cleaning` compacts
+            `topics`, `"orders-0" in store`; `configure`, `explain`, `topic_settings`, `daemon`; `upkeep.run_due`, to be
+            called every second or so by a program that keeps the store open, and `upkeep.states`, how what it does
+            has fared; `cleaning` compacts
 Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `columns`, `read`, `hold`;
             `offset_for_timestamp`; `start_offset`, `stable_offset`, `high_watermark`, `end_offset`; `flush`
 Record      what is appended and read. `Columns` holds many as arrays, for speed

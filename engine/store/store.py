@@ -12,8 +12,8 @@
     └── views/                       not the engine's
 
 After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
-After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep` is to be called
-every second or so.
+After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep.run_due` is to be
+called every second or so.
 
 Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), a slot's
 (loading; a deletion takes those of all that it deletes), then those of partitions and checkpoints. Finding a
@@ -71,10 +71,9 @@ from topicfs.engine.settings.topic import Explained, TopicSettings
 from topicfs.engine.store.deletion import INBOX as KEPT_INBOX
 from topicfs.engine.store.deletion import SETTINGS as KEPT_SETTINGS
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
-from topicfs.engine.store.keeping import KeptStore
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
-from topicfs.engine.store.upkeep import Schedule
+from topicfs.engine.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ COMPACTING: Final = "compact"
 """In a topic's part of it: segments that a job is writing anew. Who holds the log may remove it."""
 
 
-class Store(KeptStore):
+class Store:
     """All partitions under one directory. Opened by `open`.
 
     backing        the directory
@@ -97,6 +96,7 @@ class Store(KeptStore):
     cleaning       compaction, which threads of the store's owner do
     descriptors    the files that are open
     inboxes        what is appended as a whole, topic by topic
+    upkeep         what is done every so often
     """
 
     def __init__(
@@ -131,7 +131,17 @@ class Store(KeptStore):
         )
         self.descriptors = partitions.descriptors
         self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, self.descriptors)
-        self._schedule = Schedule(steady(), configuration.daemon)
+        self.upkeep = Upkeep(
+            clock,
+            steady,
+            configuration.daemon,
+            partitions,
+            self._deletions,
+            self._removals,
+            self.cleaning,
+            self.inboxes,
+            self._check_writable,
+        )
         self._guard = threading.RLock()
         self._closed = False
 

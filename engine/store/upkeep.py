@@ -1,107 +1,158 @@
-"""What a store does every so often, and when each of it is due."""
+"""What a store does every so often, apart from how partitions come and go, and from compaction."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from topicfs.engine.cleaner.manager import CleaningManager
 from topicfs.engine.errors import ClosedError
+from topicfs.engine.inbox.inboxes import Inboxes
+from topicfs.engine.jobs import TICK_MS, Job, Jobs, JobState
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.record import MAX_INT64
+from topicfs.engine.record import MAX_INT64, Clock
+from topicfs.engine.retention.removal import Removed
 from topicfs.engine.settings.daemon import DaemonSettings
+from topicfs.engine.store.deletion import Deletions
+from topicfs.engine.store.partitions import Partitions
+from topicfs.engine.store.removal import Removals
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Due:
-    """When a periodic task is next due.
+class Upkeep:
+    """A store's upkeep. Nothing runs by itself: a program that keeps a store open calls `run_due` every second or so;
+    the daemon has threads that do `jobs`.
 
-    since  when it was last done, or when the waiting for the first time began, by a clock that nobody can set
-    wait   milliseconds from then on
+    clock            gives the time, of records
+    steady           gives a time that nobody can set, for waits and intervals
+    _settings        the daemon's
+    _check_writable  ClosedError where the store is closed, ReadOnlyError where it is not to be changed
+    _own             what `run_due` does, and when each of it is due
     """
 
-    since: int
-    wait: int
+    clock: Clock
+    steady: Clock
+    _settings: DaemonSettings
+    _partitions: Partitions
+    _deletions: Deletions
+    _removals: Removals
+    _cleaning: CleaningManager
+    _inboxes: Inboxes
+    _check_writable: Callable[[], None]
+    _own: Jobs = field(init=False)
 
-    def has_come(self, now: int, period: int) -> bool:
-        """Whether the time has come; the task is next due a period from now then."""
-        if now - self.since < self.wait:
-            return False
-        self.since, self.wait = now, period
-        return True
+    def __post_init__(self) -> None:
+        self._own = Jobs(self.jobs(), self.clock, self.steady)
 
+    def run_due(self) -> None:
+        """Do what is due. What fails is logged, does not stop the rest, and is tried again when next due."""
+        self._check_writable()
+        self._own.run_due()
 
-class Task(Enum):
-    """What is done every so often."""
+    @property
+    def states(self) -> Mapping[str, JobState]:
+        """How what `run_due` does has fared, by its name."""
+        return self._own.states
 
-    FLUSH = "flush.ms"
-    RECOVERY_POINTS = "checkpoint of recovery points"
-    START_OFFSETS = "checkpoint of start offsets"
-    HIGH_WATERMARKS = "checkpoint of high watermarks"
-    PRODUCERS = "expiry of producers"
+    def jobs(self) -> list[Job]:
+        """All of it, as often as the settings say; nothing of a store that is not to be changed."""
+        if self._partitions.read_only:
+            return []
+        settings = self._settings
+        delay = settings.log_initial_task_delay_ms
+        flush = settings.log_flush_scheduler_interval_ms
+        if flush == MAX_INT64:
+            # Kafka never looks for logs to flush unless told how often. Looking costs little, and a topic's flush.ms
+            # would have no effect.
+            flush = TICK_MS
+        recovery_points = settings.log_flush_offset_checkpoint_interval_ms
+        start_offsets = settings.log_flush_start_offset_checkpoint_interval_ms
+        watermarks = settings.replica_high_watermark_checkpoint_interval_ms
+        producers = settings.producer_id_expiration_check_interval_ms
+        retention = settings.log_retention_check_interval_ms
+        return [
+            # On a busy disk a flush takes seconds, while nothing would be removed. An inbox waits for a commit, as long
+            # as that lasts.
+            Job("flush of sealed segments", TICK_MS, self.flush_rolled, TICK_MS, "flush"),
+            Job("flush.ms", flush, self.flush_due, min(flush, delay), "flush"),
+            Job("removal of deleted files", TICK_MS, self.remove_due, TICK_MS),
+            Job("segment.ms", TICK_MS, self.roll_waited, TICK_MS),
+            Job("checkpoint of recovery points", recovery_points, self.checkpoint_recovery_points, delay),
+            Job("checkpoint of start offsets", start_offsets, self.checkpoint_start_offsets, delay),
+            Job("checkpoint of high watermarks", watermarks, self.checkpoint_high_watermarks, watermarks),
+            Job("expiry of producers", producers, self.expire_producers, producers),
+            Job("retention", retention, self.retain, delay),
+            Job("commits of inboxes", TICK_MS, self._inboxes.settle, TICK_MS, "inboxes"),
+            Job("removal of old files of inboxes", 60_000, self.sweep_inboxes, 60_000, "inboxes"),
+        ]
 
+    def checkpoint_recovery_points(self) -> None:
+        """Write down below which offset each partition is on disk."""
+        self._check_writable()
+        self._partitions.checkpoints.write_recovery_points()
 
-class Schedule:
-    """When each task is next due.
+    def checkpoint_start_offsets(self) -> None:
+        """Write down the start offsets that lie above their partition's first segment's base."""
+        self._check_writable()
+        self._partitions.checkpoints.write_start_offsets()
 
-    _due  by task
-    """
+    def checkpoint_high_watermarks(self) -> None:
+        """Write down the high watermarks."""
+        self._check_writable()
+        self._partitions.checkpoints.write_high_watermarks()
 
-    def __init__(self, now: int, daemon: DaemonSettings) -> None:
-        delay = daemon.log_initial_task_delay_ms
-        periods = _periods(daemon)
-        delayed = {Task.RECOVERY_POINTS: delay, Task.START_OFFSETS: delay}
-        if periods[Task.FLUSH]:
-            delayed[Task.FLUSH] = delay
-        self._due = {task: Due(now, delayed.get(task, period)) for task, period in periods.items()}
+    def roll_waited(self, now: int | None = None) -> int:
+        """Seal segments that are older than `segment.ms`, where no append does it. Gives how many there were."""
+        date = self.clock() if now is None else now
+        return self._sum(lambda log: int(log.roll_if_waited(date)))
 
-    def due(self, now: int, daemon: DaemonSettings) -> list[Task]:
-        """The tasks whose time has come. Each is next due a period from now."""
-        return [task for task, period in _periods(daemon).items() if self._due[task].has_come(now, period)]
+    def flush_rolled(self) -> int:
+        """Bring sealed segments onto the disk. Gives how many partitions had some."""
+        return self._sum(_flush_rolled)
 
+    def flush_due(self, now: int | None = None) -> int:
+        """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
+        time = self.steady() if now is None else now
 
-def _periods(daemon: DaemonSettings) -> dict[Task, int]:
-    flush = daemon.log_flush_scheduler_interval_ms
-    return {
-        # Kafka never looks for logs to flush unless told how often: a topic's flush.ms then has no effect.
-        # Looking costs little, so here it has.
-        Task.FLUSH: 0 if flush == MAX_INT64 else flush,
-        Task.RECOVERY_POINTS: daemon.log_flush_offset_checkpoint_interval_ms,
-        Task.START_OFFSETS: daemon.log_flush_start_offset_checkpoint_interval_ms,
-        Task.HIGH_WATERMARKS: daemon.replica_high_watermark_checkpoint_interval_ms,
-        Task.PRODUCERS: daemon.producer_id_expiration_check_interval_ms,
-    }
+        def flush(log: Log) -> int:
+            if not log.flush_is_due(time):
+                return _flush_rolled(log)
+            log.flush()
+            return 1
 
+        return self._sum(flush)
 
-def roll_waited(partitions: Iterable[Partition], now: int) -> int:
-    """Seal segments that are older than `segment.ms`. Gives how many there were."""
-    return sum(_attempt(partition, lambda log: int(log.roll_if_waited(now))) for partition in partitions)
+    def remove_due(self, now: int | None = None) -> int:
+        """Remove files and directories whose deletion delay is over. Gives how many went."""
+        self._check_writable()
+        time = self.steady() if now is None else now
+        self._deletions.hand_over(time, self._removals)
+        return self._sum(lambda log: log.remove_due(time)) + self._removals.remove_due(time)
 
+    def expire_producers(self, now: int | None = None) -> int:
+        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many there were."""
+        date = self.clock() if now is None else now
+        return self._sum(lambda log: log.expire_producers(date))
 
-def flush_rolled(partitions: Iterable[Partition]) -> int:
-    """Bring segments that were sealed onto the disk. Gives how many partitions had some."""
-    return sum(_attempt(partition, _flush_rolled) for partition in partitions)
+    def retain(self, now: int | None = None) -> Removed:
+        """Remove what retention says from the partitions that are not compacted; the others get that from who
+        compacts them. One that fails is reported, does not stop the others, and is tried again next time."""
+        self._check_writable()
+        return self._cleaning.retain_others(self.clock() if now is None else now)
 
+    def sweep_inboxes(self, now: int | None = None) -> int:
+        """Remove from inboxes what nobody has changed for a while. Gives how many files and directories went."""
+        self._check_writable()
+        return self._inboxes.sweep(self.clock() if now is None else now, self.steady())
 
-def flush_due(partitions: Iterable[Partition], now: int) -> int:
-    """Flush what `flush.ms` says, and segments that were sealed. Gives how many partitions had something."""
-
-    def flush(log: Log) -> int:
-        if not log.flush_is_due(now):
-            return _flush_rolled(log)
-        log.flush()
-        return 1
-
-    return sum(_attempt(partition, flush) for partition in partitions)
-
-
-def remove_due(partitions: Iterable[Partition], now: int) -> int:
-    """Remove the partitions' files whose delay is over, and give how many there were."""
-    return sum(_attempt(partition, lambda log: log.remove_due(now)) for partition in partitions)
+    def _sum(self, task: Callable[[Log], int]) -> int:
+        """What the task gives for the partitions that are in use, added up."""
+        self._check_writable()
+        return sum(_attempt(partition, task) for partition in self._partitions.loaded())
 
 
 def _flush_rolled(log: Log) -> int:
@@ -119,5 +170,5 @@ def _attempt(partition: Partition, task: Callable[[Log], int]) -> int:
         # Deleted or closed meanwhile, or offline, which was said when it happened.
         return 0
     except OSError as error:
-        logger.error(f"{partition.name}: cannot be kept: {error!r}")
+        log.error(f"{partition.name}: cannot be kept: {error!r}")
         return 0

@@ -103,12 +103,11 @@ class FileOperations(Protocol):
     """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
     null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
 
-    Seven more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
+    Five more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
     call which waits whether to go on; `forget_pages_by(drop)` then, with a function that takes the kernel's number of
-    an inode, and has it drop the pages of that; `init()` before the first other call, where threads may start and an
-    error ends the mount; `destroy()` after the last; `opendir(path) -> int`, which gives the handle for `readdir`
-    (else 0), and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or
-    with the handle of one that has none.
+    an inode, and has it drop the pages of that; `opendir(path) -> int`, which gives the handle for `readdir` (else 0),
+    and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or with the
+    handle of one that has none.
 
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
@@ -186,7 +185,22 @@ class FileOperations(Protocol):
     def statfs(self, path: str) -> os.statvfs_result: ...
 
 
-def serve(operations: FileOperations, mountpoint: Path, options: Mapping[str, str | bool]) -> None:
+class Session(Protocol):
+    """Who is told of a mount's life, in libfuse's threads."""
+
+    def initialised(self) -> None:
+        """Called before the first call: threads may start, and an error ends the mount."""
+
+    def destroyed(self) -> None:
+        """Called after the last."""
+
+
+def serve(
+    operations: FileOperations,
+    mountpoint: Path,
+    options: Mapping[str, str | bool],
+    session: Session | None = None,
+) -> None:
     """Mount, answer until the mount is gone, and give back control. Options are added to `OPTIONS`, or outrank them.
 
     With `allow_other` the kernel checks permissions by what getattr says. Without it nobody but the daemon's own user
@@ -202,7 +216,7 @@ def serve(operations: FileOperations, mountpoint: Path, options: Mapping[str, st
     words = ["topicfs", "-f", "-o", ",".join(_words({**OPTIONS, **checks, **options})), str(mountpoint)]
     libfuse_stderr = LibfuseStderr.begin()
     try:
-        adapter = Adapter(operations, states, libfuse_stderr)
+        adapter = Adapter(operations, session, states, libfuse_stderr)
         table = adapter.table()
         went_well = run(words, table)
     finally:
@@ -235,6 +249,7 @@ class Adapter:
 
     operations    what answers
     failure       why `init` failed; None if it did not
+    _session      told of `init` and `destroy`
     _states       keeps libfuse's threads known to Python
     answered      the mount was there
     _libfuse_stderr  what libfuse prints, until the mount answers
@@ -245,6 +260,7 @@ class Adapter:
         "_directories",
         "_libfuse_stderr",
         "_numbers",
+        "_session",
         "_states",
         "answered",
         "failure",
@@ -252,9 +268,14 @@ class Adapter:
     )
 
     def __init__(
-        self, operations: FileOperations, states: ThreadStates, libfuse_stderr: LibfuseStderr
+        self,
+        operations: FileOperations,
+        session: Session | None,
+        states: ThreadStates,
+        libfuse_stderr: LibfuseStderr,
     ) -> None:
         self.operations: Any = operations
+        self._session = session
         self.failure: BaseException | None = None
         self._states = states
         self._libfuse_stderr = libfuse_stderr
@@ -320,16 +341,16 @@ class Adapter:
                 self.operations.wait_until(interrupts.given_up)
             if hasattr(self.operations, "forget_pages_by"):
                 self.operations.forget_pages_by(partial(drop_pages, this_handle()))
-            if hasattr(self.operations, "init"):
-                self.operations.init()
+            if self._session is not None:
+                self._session.initialised()
         except BaseException as error:  # noqa: BLE001 - `serve` raises it
             self.failure = error
             fuse.fuse_exit()
         return 0
 
     def destroy(self, private: int) -> int:
-        if hasattr(self.operations, "destroy"):
-            self.operations.destroy()
+        if self._session is not None:
+            self._session.destroyed()
         return 0
 
     # -- attributes -------------------------------------------------------------------------------------

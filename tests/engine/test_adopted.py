@@ -61,7 +61,7 @@ def source(store: Store, name: str, topic: str = "t") -> tuple[str, str]:
 def test_what_nobody_has_said_anything_of_is_kept(adopted: StoreBench) -> None:
     store = adopted.open()
     before = segments(store)
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == before
     assert source(store, "retention.ms") == ("-1", "kept")
     assert source(store, "cleanup.policy") == ("", "kept")
@@ -79,7 +79,7 @@ def test_server_properties_may_say_it(adopted: StoreBench, name: str, value: str
     adopted.file("server.properties", f"{name}={value}\nlog.cleanup.policy=delete\n")
     store = adopted.open()
     assert store.why_kept("t") is None
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == 1
     before = segments(store, "__consumer_offsets")
     assert before > 1
@@ -136,11 +136,11 @@ def test_the_topics_own_settings_may_say_it(adopted: StoreBench) -> None:
     for topic in ("t", "__consumer_offsets"):
         before = segments(store, topic)
         store.configure(topic, {"cleanup.policy": "delete"})
-        store.retain(LATER)
+        store.upkeep.retain(LATER)
         assert segments(store, topic) == before, "how long they are kept is not said yet"
         store.configure(topic, {"retention.ms": "1000"})
         assert store.why_kept(topic) is None
-        store.retain(LATER)
+        store.upkeep.retain(LATER)
         assert segments(store, topic) == 1
 
 
@@ -151,7 +151,7 @@ def test_what_the_cluster_says_holds(adopted: StoreBench) -> None:
     store = adopted.open()
     assert source(store, "retention.ms") == ("1000", "cluster")
     assert store.why_kept("t") is None
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == 1
     store.configure("t", {"retention.ms": "-1"})
     assert source(store, "retention.ms") == ("-1", "topic")
@@ -164,7 +164,7 @@ def test_settings_of_the_clusters_broker_outrank_server_properties(adopted: Stor
     introduce(adopted, "t", setting(OF_BROKER, "", "log.retention.ms", "-1"))
     store = adopted.open()
     assert source(store, "retention.ms") == ("-1", "cluster:log.retention.ms")
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) > 1
 
 
@@ -179,7 +179,7 @@ def test_a_compacted_topic_of_a_cluster_is_compacted_and_not_deleted(adopted: St
     assert store.topic_settings("__consumer_offsets").compact
     assert store.why_kept("__consumer_offsets") is None
     store.cleaning.retain_compacted(LATER)
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert store.partition("__consumer_offsets", 0).start_offset == 0
 
 

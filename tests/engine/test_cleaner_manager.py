@@ -491,7 +491,7 @@ def test_cleaners_remove_from_compacted_topics_and_the_retention_job_from_the_ot
     removed = store_bench.store.cleaning.retain_compacted(store_bench.now)
     assert removed.segments == 4
     assert [len(each.log.chain.segments) for each in (both, deleted, compact, keep)] == [1, 3, 2, 3]
-    assert store_bench.store.retain().segments == 4
+    assert store_bench.store.upkeep.retain().segments == 4
     assert [len(each.log.chain.segments) for each in (both, deleted, compact, keep)] == [1, 1, 2, 2]
     assert store_bench.store.retention.removed.segments == 8
 
@@ -507,30 +507,30 @@ def test_a_partition_set_aside_at_work_or_paused_is_left_alone_by_retention(stor
     assert cleaning.retain_compacted(store_bench.now).segments == 0
     cleaning.done(job, None)
     cleaning.abort_and_pause(("delete", 0))
-    assert store_bench.store.retain().segments == 0
+    assert store_bench.store.upkeep.retain().segments == 0
     cleaning.resume(("delete", 0))
-    assert store_bench.store.retain().segments == 3
+    assert store_bench.store.upkeep.retain().segments == 3
     assert deleted.start_offset == 3
 
 
 def test_a_policy_that_changes_is_followed_at_once(store_bench: StoreBench, cleaner: StandInCleaner) -> None:
     partition = limited(store_bench, "delete")
     store_bench.store.configure("delete", {"cleanup.policy": "compact"})
-    assert store_bench.store.retain().segments == 0
+    assert store_bench.store.upkeep.retain().segments == 0
     assert work(store_bench, cleaner) == "delete-0"
     assert len(partition.log.chain.segments) == 3
     store_bench.store.configure("delete", {"cleanup.policy": "delete"})
     append(partition, 2)
     assert work(store_bench, cleaner) is None
-    assert store_bench.store.retain().segments == 5
+    assert store_bench.store.upkeep.retain().segments == 5
 
 
 def test_a_limit_that_changes_is_followed_at_once(store_bench: StoreBench) -> None:
     partition = store_bench.store.create("orders", overrides={"internal.segment.bytes": "110"})
     append(partition, 5)
-    assert store_bench.store.retain().segments == 0
+    assert store_bench.store.upkeep.retain().segments == 0
     store_bench.store.configure("orders", {"retention.bytes": "0"})
-    assert store_bench.store.retain().segments == 5
+    assert store_bench.store.upkeep.retain().segments == 5
 
 
 def test_a_compacted_topic_that_loses_its_policy_while_it_is_cleaned_is_not_checkpointed(
@@ -552,9 +552,9 @@ def test_partitions_that_are_not_in_use_get_retention_and_are_loaded_only_for_it
     store_bench.store.partition("young-0").append(Record(b"v", timestamp=START + 10_000))
     store_bench.reopen()
     store_bench.now += 1000
-    assert store_bench.store.retain().segments == 0
+    assert store_bench.store.upkeep.retain().segments == 0
     store_bench.now += 1
-    assert store_bench.store.retain().segments == 3
+    assert store_bench.store.upkeep.retain().segments == 3
     assert {slot.name: slot.partition is not None for slot in store_bench.store.slots()} == {
         "old-0": True,
         "young-0": False,
@@ -581,13 +581,13 @@ def test_a_partition_whose_retention_fails_is_reported_once_and_the_others_go_on
         return real(self, offset)  # type: ignore[arg-type]
 
     monkeypatch.setattr("topicfs.engine.partition.log.Log.raise_start_offset", fail)
-    assert store_bench.store.retain().segments == 3
-    store_bench.store.retain()
+    assert store_bench.store.upkeep.retain().segments == 3
+    store_bench.store.upkeep.retain()
     assert list(store_bench.store.retention.failing) == ["bad-0"]
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(said) == 1
     monkeypatch.undo()
-    store_bench.store.retain()
+    store_bench.store.upkeep.retain()
     assert store_bench.store.retention.failing == {}
     assert store_bench.store.partition("bad-0").start_offset == 3
 

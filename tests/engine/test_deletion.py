@@ -147,7 +147,7 @@ def test_a_deleted_topic_comes_back_as_it_was(store_bench: StoreBench, between: 
     for number in (0, 1):
         some(store_bench.store.partition("orders", number))
     store_bench.store.partition("orders-1").delete_records(7)
-    store_bench.store.checkpoint_start_offsets()
+    store_bench.store.upkeep.checkpoint_start_offsets()
     store_bench.store.cleaning.offsets.put(("orders", 0), 4)
     before = {path.name: path.read_bytes() for path in (store_bench.logs / "orders-0").glob("*.log")}
     topic_id = store_bench.store.partition("orders-0").topic_id
@@ -160,7 +160,7 @@ def test_a_deleted_topic_comes_back_as_it_was(store_bench: StoreBench, between: 
     elif between == "crash":
         store_bench.crash()
     store_bench.now += 8_999
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     store_bench.store.undelete("orders")
     for _ in range(2):
         assert store_bench.store.topics() == {"orders": [0, 1]}
@@ -177,7 +177,7 @@ def test_a_deleted_topic_comes_back_as_it_was(store_bench: StoreBench, between: 
         assert store_bench.store.deletions() == []
         store_bench.crash()
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == ["orders-0", "orders-1"]
 
 
@@ -205,7 +205,7 @@ def test_a_topic_that_comes_back_is_one_that_was_made_here(
         store_bench.store.create(topic)
         store_bench.store.delete_topic(topic)
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     some(store_bench.store.create("orders"))
     store_bench.store.delete_topic("orders")
     assert len((store_bench.root / "created-topics").read_bytes().splitlines()) == 4
@@ -220,7 +220,7 @@ def test_after_the_delay_nothing_comes_back(store_bench: StoreBench) -> None:
     some(store_bench.store.create("orders"))
     store_bench.store.delete("orders-0")
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     with pytest.raises(NothingDeletedError, match="orders-0"):
         store_bench.store.undelete("orders", 0)
     assert (store_bench.names(), kept(store_bench)) == ([], [])
@@ -231,11 +231,11 @@ def test_a_restart_does_not_begin_the_delay_anew(store_bench: StoreBench) -> Non
     store_bench.store.delete("orders-0")
     store_bench.now += DELAY - 1
     store_bench.reopen()
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert len(store_bench.names()) == 1
     store_bench.now += 1
     store_bench.reopen()
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert (store_bench.names(), kept(store_bench)) == ([], [])
 
 
@@ -245,7 +245,7 @@ def test_a_clock_that_was_set_back_keeps_deletions_for_one_delay_at_most(store_b
     store_bench.now -= 10 * DELAY
     store_bench.reopen()
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == []
 
 
@@ -258,7 +258,7 @@ def test_the_delay_of_the_topic_itself_holds_over_a_restart(store_bench: StoreBe
     for _ in range(2):
         store_bench.reopen() if between == "stop" else store_bench.crash()
         store_bench.now += day // 2 - 1
-        store_bench.store.upkeep()
+        store_bench.store.upkeep.run_due()
     store_bench.store.undelete("orders")
     assert len(values(store_bench.store.partition("orders-0"))) == 10
 
@@ -572,7 +572,7 @@ def test_a_record_that_cannot_be_read_is_said_and_its_directories_go(
     store_bench.open()
     assert store_bench.store.deletions() == []
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == []
     assert (store_bench.root / "topics").is_dir()
 
@@ -592,7 +592,7 @@ def test_a_deletion_on_a_full_disk_is_done_and_says_that_it_cannot_be_taken_back
     assert any("cannot be taken back" in record.getMessage() for record in caplog.records)
     assert store_bench.store.topics() == {}
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert (store_bench.names(), kept(store_bench)) == ([], [])
 
 
@@ -615,7 +615,7 @@ def test_a_deletion_is_done_where_there_is_no_room_to_close_the_files(
         assert [len(values(store_bench.store.partition("orders", number))) for number in (0, 1)] == [10, 10]
         return
     store_bench.now += DELAY
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert (store_bench.names(), kept(store_bench)) == ([], [])
 
 

@@ -139,7 +139,7 @@ def test_one_producer_does_for_all_commits(store_bench: StoreBench) -> None:
 def test_a_commit_goes_on_after_its_producer_was_forgotten(store_bench: StoreBench) -> None:
     inbox(store_bench).commit("one", chunks(p0=(b"a",)))
     store_bench.now += 2 * DAY
-    assert store_bench.store.expire_producers() == 1
+    assert store_bench.store.upkeep.expire_producers() == 1
     inbox(store_bench).commit("two", chunks(p0=(b"b",)))
     assert both(store_bench) == [[b"a", b"b"], []]
 
@@ -210,9 +210,9 @@ def test_a_marker_that_cannot_be_written_is_written_later(
         assert box.commit("b", chunks(p0=(b"a",))).records == 1
         assert box.is_unsettled
         assert both(store_bench) == [[], []]
-        store_bench.store.inboxes.settle()
+        store_bench.store.upkeep.run_due()
         assert box.is_unsettled
-    store_bench.store.inboxes.settle()
+    store_bench.store.upkeep.run_due()
     assert not box.is_unsettled
     assert both(store_bench) == [[b"a"], []]
     assert box.commit("b", chunks(p0=(b"a",))).known

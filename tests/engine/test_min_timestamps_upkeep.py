@@ -123,7 +123,7 @@ def test_what_retention_removes_has_no_file(kept: Keeping) -> None:
         kept.segment(at)
     kept.run()
     kept.partition.delete_records(2)
-    kept.store_bench.store.retain()
+    kept.store_bench.store.upkeep.retain()
     kept.run()
     assert kept.bases == [2]
     assert len(kept.on_disk()) == 1
@@ -240,7 +240,7 @@ def test_a_segment_that_is_removed_while_it_is_read_is_no_failure(
 
     def removing(segment: Any, end: int, stop: Callable[[], bool]) -> Any:
         if segment.base_offset == 0:
-            kept.store_bench.store.retain()
+            kept.store_bench.store.upkeep.retain()
         return build(segment, end, stop)
 
     kept.partition.delete_records(1)

@@ -64,7 +64,7 @@ def test_it_says_what_retention_then_removes(store_bench: StoreBench) -> None:
         topic(store_bench, "keep"),
     ]
     partitions[2].log.raise_start_offset(2)
-    store_bench.store.checkpoint_start_offsets()
+    store_bench.store.upkeep.checkpoint_start_offsets()
     for partition in partitions:
         partition.roll()
     store_bench.now += 1002
@@ -83,7 +83,7 @@ def test_it_says_what_retention_then_removes(store_bench: StoreBench) -> None:
         "keep-0": 0,
     }
     assert said["start-0"].removals[0].reason is Reason.START_OFFSET
-    assert store_bench.store.retain().segments == 6
+    assert store_bench.store.upkeep.retain().segments == 6
 
 
 def test_it_says_what_comes_next(store_bench: StoreBench) -> None:

@@ -72,7 +72,7 @@ def test_a_relative_path_with_a_slash_at_its_end_is_the_same_directory(
     with Store.open(f"{store_bench.root.name}/", clock=store_bench.clock, create=True) as store:
         some(store.create("orders"))
         monkeypatch.chdir("/")
-        store.checkpoint_recovery_points()
+        store.upkeep.checkpoint_recovery_points()
         store.partition("orders-0").flush()
     assert store_bench.recovery_points == {"orders-0": 10}
     assert len(values(store_bench.open().partition("orders", 0))) == 10
@@ -126,7 +126,7 @@ def test_stray_and_future_directories_are_reported_and_kept(store_bench: StoreBe
     assert store.partitions() == []
     assert "orders-0" not in store
     store_bench.now += 10**9
-    store.upkeep()
+    store.upkeep.run_due()
     store.close()
     assert store_bench.names() == names
 
@@ -419,14 +419,14 @@ def test_after_the_close_nothing_is_given_out(store_bench: StoreBench) -> None:
         lambda: store.create_topic("other"),
         lambda: store.delete("orders-0"),
         lambda: store.configure("orders", {}),
-        store.upkeep,
-        store.checkpoint_recovery_points,
-        store.checkpoint_start_offsets,
-        store.checkpoint_high_watermarks,
-        store.flush_rolled,
-        store.flush_due,
-        store.remove_due,
-        store.expire_producers,
+        store.upkeep.run_due,
+        store.upkeep.checkpoint_recovery_points,
+        store.upkeep.checkpoint_start_offsets,
+        store.upkeep.checkpoint_high_watermarks,
+        store.upkeep.flush_rolled,
+        store.upkeep.flush_due,
+        store.upkeep.remove_due,
+        store.upkeep.expire_producers,
         lambda: partition.append(Record(b"x")),
     ):
         with pytest.raises(ClosedError):
@@ -584,7 +584,7 @@ def test_loading_one_partition_does_not_keep_another_from_use(
     assert slow.begun.wait(PATIENCE_S)
     assert len(values(store_bench.store.partition("other-0"))) == 10
     store_bench.store.create("third")
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert not answers
     slow.go_on.set()
     thread.join(PATIENCE_S)

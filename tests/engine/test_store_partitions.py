@@ -158,7 +158,7 @@ def test_the_longest_topic_is_created_deleted_and_listed(store_bench: StoreBench
     (name,) = store_bench.names()
     assert len(name) <= 255
     store_bench.now += DELAY
-    assert store_bench.reopen().remove_due(store_bench.now + DELAY) == 1
+    assert store_bench.reopen().upkeep.remove_due(store_bench.now + DELAY) == 1
     assert store_bench.names() == []
 
 
@@ -182,7 +182,7 @@ def test_a_creation_that_fails_leaves_nothing_and_can_be_tried_again(
     assert all(name.endswith("-delete") for name in store_bench.names())
     assert list((store_bench.root / "topics").iterdir()) == []
     store_bench.store.create("orders")
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == ["orders-0"]
 
 
@@ -202,7 +202,7 @@ def test_a_crash_within_a_creation_leaves_what_the_next_opening_removes(
     assert len(store_bench.names()) == 1
     store = store_bench.crash()
     assert store.partitions() == []
-    store.remove_due(store_bench.now + DELAY)
+    store.upkeep.remove_due(store_bench.now + DELAY)
     assert store_bench.names() == []
 
 
@@ -232,10 +232,10 @@ def test_a_deleted_partition_is_gone_at_once_and_its_files_after_the_delay(
     assert name.startswith("orders-0.")
     assert name.endswith("-delete")
     store_bench.now += OWN_DELAY - 1
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == [name]
     store_bench.now += 1
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == []
 
 
@@ -246,8 +246,8 @@ def test_a_deletion_that_waited_when_the_store_was_closed_is_done_after_the_next
     store_bench.store.delete("orders-0")
     store = store_bench.reopen()
     assert store.partitions() == []
-    assert store.remove_due() == 0
-    assert store.remove_due(store_bench.now + DELAY) == 1
+    assert store.upkeep.remove_due() == 0
+    assert store.upkeep.remove_due(store_bench.now + DELAY) == 1
     assert store_bench.names() == []
 
 
@@ -257,7 +257,7 @@ def test_a_store_without_deletion_delay_closes_cleanly(store_bench: StoreBench) 
     store_bench.store.delete("orders-0")
     store_bench.store.close()
     assert store_bench.marker.exists()
-    assert store_bench.open({"log.segment.delete.delay.ms": "0"}).remove_due() == 1
+    assert store_bench.open({"log.segment.delete.delay.ms": "0"}).upkeep.remove_due() == 1
     assert store_bench.names() == []
 
 
@@ -288,7 +288,7 @@ def test_a_partition_created_under_a_deleted_ones_name_is_empty_also_after_a_cra
     some(store_bench.store.create("orders"), 3)
     partition = store_bench.crash().partition("orders-0")
     assert (partition.start_offset, partition.end_offset) == (0, 3)
-    store_bench.store.remove_due(store_bench.now + DELAY)
+    store_bench.store.upkeep.remove_due(store_bench.now + DELAY)
     assert len(values(partition)) == 3
 
 
@@ -445,10 +445,10 @@ def test_a_directory_that_cannot_be_removed_is_tried_again(
     store_bench.now += DELAY
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", fail)
-        store_bench.store.upkeep()
+        store_bench.store.upkeep.run_due()
     assert [name[:2] for name in store_bench.names()] == ["a-"]
     assert [r.levelno for r in caplog.records if "a-0" in r.getMessage()][-1] == logging.ERROR
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert store_bench.names() == []
 
 
@@ -459,7 +459,7 @@ def test_a_directory_that_cannot_be_removed_is_tried_again(
 def test_truncate_cuts_and_the_recovery_point_on_disk_follows(store_bench: StoreBench, offset: int) -> None:
     some(store_bench.store.create("orders", overrides=SMALL))
     store_bench.store.partition("orders-0").flush()
-    store_bench.store.checkpoint_recovery_points()
+    store_bench.store.upkeep.checkpoint_recovery_points()
     assert store_bench.store.truncate("orders", 0, offset) == (offset < 10)
     assert store_bench.store.partition("orders-0").end_offset == min(offset, 10)
     assert store_bench.recovery_points == {"orders-0": min(offset, 10)}
@@ -471,12 +471,12 @@ def test_the_recovery_point_on_disk_is_lowered_before_the_cut(
     partition = store_bench.store.create("orders", overrides=SMALL)
     some(partition)
     partition.flush()
-    store_bench.store.checkpoint_recovery_points()
+    store_bench.store.upkeep.checkpoint_recovery_points()
     seen = []
 
     def cut(offset: int) -> bool:
         seen.append(store_bench.recovery_points["orders-0"])
-        store_bench.store.checkpoint_recovery_points()
+        store_bench.store.upkeep.checkpoint_recovery_points()
         seen.append(store_bench.recovery_points["orders-0"])
         raise OSError(5, "Input/output error")
 
@@ -485,7 +485,7 @@ def test_the_recovery_point_on_disk_is_lowered_before_the_cut(
         with pytest.raises(OSError, match="Input"):
             store_bench.store.truncate("orders", 0, 4)
     assert seen == [4, 4]
-    store_bench.store.checkpoint_recovery_points()
+    store_bench.store.upkeep.checkpoint_recovery_points()
     assert store_bench.recovery_points == {"orders-0": 10}
 
 
@@ -493,7 +493,7 @@ def test_a_truncation_below_the_start_offset_is_remembered_on_disk(store_bench: 
     """Else a crash would find a start above the end, and empty the log."""
     some(store_bench.store.create("orders"))
     store_bench.store.partition("orders-0").delete_records(8)
-    store_bench.store.checkpoint_start_offsets()
+    store_bench.store.upkeep.checkpoint_start_offsets()
     assert store_bench.starts == {"orders-0": 8}
     store_bench.store.truncate("orders", 0, 4)
     some(store_bench.store.partition("orders-0"), 2)

@@ -1,6 +1,6 @@
 """What a store does every so often: KAFKA_FORMAT 1.4 and 9, KAFKA_CASES M (flush.ms) and N (checkpoints).
 
-Retention and compaction, which Kafka runs from the same place, are not the engine's upkeep.
+Compaction, which Kafka runs from the same place, is not the engine's upkeep.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from store_bench import SMALL, START, StoreBench, checked_store_bench, some
 
 from topicfs import Producer, Record, Store
 from topicfs.engine.cleaner.manager import RETRY_MS
+from topicfs.engine.jobs import Job, Jobs
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.store.upkeep import Due
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def store_bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[St
 
 def after(store_bench: StoreBench, ms: int) -> None:
     store_bench.now = START + ms
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
 
 
 def test_recovery_points_are_checkpointed_after_the_initial_delay_and_each_period(
@@ -128,11 +128,50 @@ def test_sealed_segments_are_flushed_without_being_asked(store_bench: StoreBench
     store_bench.open({"log.flush.scheduler.interval.ms": "1000000"})
     partition = store_bench.store.create("orders", overrides=SMALL)
     some(partition)
-    store_bench.store.upkeep()
+    store_bench.store.upkeep.run_due()
     assert partition.recovery_point == partition.offsets.active_base > 0
-    assert store_bench.store.flush_rolled() == 0
+    assert store_bench.store.upkeep.flush_rolled() == 0
     some(partition)
-    assert store_bench.store.flush_due() == 1
+    assert store_bench.store.upkeep.flush_due() == 1
+
+
+def test_segments_are_sealed_by_age_without_an_append(store_bench: StoreBench) -> None:
+    partition = store_bench.open().create("orders", overrides={"segment.ms": "5000"})
+    some(partition)
+    after(store_bench, 5_000)
+    assert partition.offsets.active_base == 0
+    after(store_bench, 5_001)
+    assert partition.offsets.active_base == 10
+
+
+def test_retention_is_applied_after_the_initial_delay_and_each_period(store_bench: StoreBench) -> None:
+    store_bench.open({"log.retention.check.interval.ms": "60000"})
+    partition = store_bench.store.create("orders", overrides={**SMALL, "retention.bytes": "0"})
+    some(partition)
+    after(store_bench, 29_999)
+    assert partition.start_offset == 0
+    after(store_bench, 30_000)
+    assert partition.start_offset == partition.offsets.active_base > 0
+    before = partition.start_offset
+    some(partition)
+    after(store_bench, 89_999)
+    assert partition.start_offset == before
+    after(store_bench, 90_000)
+    assert partition.start_offset > before
+
+
+def test_how_upkeep_has_fared_is_told(store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_bench.warnings = True
+    states = store_bench.open().upkeep.states
+    assert all(state.healthy and state.runs == 0 for state in states.values())
+    with monkeypatch.context() as patch:
+        patch.setattr(store_bench.store._checkpoints, "write_recovery_points", lambda: 1 / 0)
+        after(store_bench, 100_000)
+    state = states["checkpoint of recovery points"]
+    assert (state.runs, state.errors, state.error) == (1, 1, "ZeroDivisionError('division by zero')")
+    assert states["segment.ms"].healthy
+    after(store_bench, 200_000)
+    assert states["checkpoint of recovery points"].healthy
 
 
 def test_files_of_removed_segments_go_after_the_topics_delay(store_bench: StoreBench) -> None:
@@ -211,7 +250,8 @@ def test_upkeep_of_a_store_whose_partitions_were_not_used_opens_nothing(
     store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some(store_bench.open().create("orders"))
-    store_bench.reopen()
+    # What retention reads of a partition that is not in use, it reads once.
+    store_bench.reopen().upkeep.retain()
     real = os.open
     opened = []
 
@@ -225,8 +265,11 @@ def test_upkeep_of_a_store_whose_partitions_were_not_used_opens_nothing(
 
 
 def test_what_is_due_comes_once_a_period() -> None:
-    due = Due(since=1000, wait=30)
-    assert [now for now in range(1000, 1100) if due.has_come(now, 25)] == [1030, 1055, 1080]
+    clock, times = Clock(1000), []
+    jobs = Jobs([Job("note", 2500, lambda: times.append(clock.ms), 3000)], clock, clock)
+    for clock.ms in range(1000, 11_000):
+        jobs.run_due()
+    assert times == [4000, 6500, 9000]
 
 
 def test_a_clock_that_is_set_back_an_hour_delays_nothing(tmp_path: Path) -> None:
@@ -244,18 +287,18 @@ def test_a_clock_that_is_set_back_an_hour_delays_nothing(tmp_path: Path) -> None
         dated.ms -= 3600 * 1000
         store.delete("gone", 0)
         partition.delete_records(1)
-        store.retain()
+        store.upkeep.retain()
         assert len(list(partition.directory.glob("*.deleted"))) > 0
         steady.ms += 100
-        store.upkeep()
+        store.upkeep.run_due()
         assert list(partition.directory.glob("*.deleted")) == []
         assert [path.name for path in store.logs.iterdir() if path.is_dir()] == ["orders-0"]
         # That flushed what was sealed; the rest is due by flush.ms.
         steady.ms += 100
-        store.upkeep()
+        store.upkeep.run_due()
         assert partition.recovery_point == partition.end_offset == 3
         steady.ms += 60_000
-        store.upkeep()
+        store.upkeep.run_due()
         checkpoint = (store.logs / "recovery-point-offset-checkpoint").read_text()
         assert "orders 0 3" in checkpoint
 

@@ -104,9 +104,9 @@ def test_readers_that_hold_segments_read_all_of_them_while_retention_removes(sto
         write,
         read,
         read,
-        lambda: ignore(store_bench.store.retain()),
-        lambda: ignore(store_bench.store.retain()),
-        lambda: ignore(store_bench.store.remove_due(store_bench.now)),
+        lambda: ignore(store_bench.store.upkeep.retain()),
+        lambda: ignore(store_bench.store.upkeep.retain()),
+        lambda: ignore(store_bench.store.upkeep.remove_due(store_bench.now)),
     )
     assert store_bench.store.retention.removed.segments > 0
     assert store_bench.store.retention.failing == {}
@@ -139,7 +139,7 @@ def test_latest_values_stay_and_offsets_do_not_move_while_two_cleaners_work(stor
         lambda: read(keyed[1]),
         cleaning(store_bench),
         cleaning(store_bench),
-        lambda: ignore(store_bench.store.remove_due(store_bench.now)),
+        lambda: ignore(store_bench.store.upkeep.remove_due(store_bench.now)),
     )
     assert store_bench.store.cleaning.uncleanable == {}
     assert store_bench.store.cleaning.failing == {}
@@ -187,7 +187,7 @@ def test_what_breaks_cleans_off_leaves_a_whole_log_and_no_state(store_bench: Sto
         pin,
         cleaning(store_bench),
         cleaning(store_bench),
-        lambda: ignore(store.retain()),
+        lambda: ignore(store.upkeep.retain()),
     )
     assert store.cleaning.states.of(("orders", 0)).value == "none"
     assert store.cleaning.uncleanable == {}

@@ -170,7 +170,7 @@ def test_what_is_not_known_is_kept(directory: Directory, tmp_path: Path) -> None
     shutil.copytree(directory.clean, backing)
     shutil.rmtree(backing / "logs" / "__cluster_metadata-0")
     with Store.open(backing) as store:
-        store.retain(now_ms())
+        store.upkeep.retain(now_ms())
         for topic in ("plain", "compacted", "short", "__consumer_offsets"):
             assert store.why_kept(topic) is not None
             assert store.partition(topic, 0).start_offset == 0
@@ -181,7 +181,7 @@ def test_what_is_not_known_is_kept(directory: Directory, tmp_path: Path) -> None
         store.configure_daemon({"log.cleanup.policy": "delete"})
         assert store.why_kept("plain") is None
         assert store.why_kept("__consumer_offsets") is not None
-        store.retain(now_ms())
+        store.upkeep.retain(now_ms())
         assert store.partition("plain", 0).start_offset == 100
         assert len(store.partition("__consumer_offsets", 0).log.chain.segments)
         assert store.partition("__consumer_offsets", 0).start_offset == 0

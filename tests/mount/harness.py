@@ -132,7 +132,8 @@ def _serve(make: Callable[[], Any], path: Path, log: Path, options: dict[str, st
         logging.basicConfig(stream=stream, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
         from topicfs.fs.fuse.adapter import serve  # noqa: PLC0415 - the parent needs no libfuse
 
-        serve(make(), path, options)
+        made = make()
+        serve(made, path, options, made if hasattr(made, "destroyed") else None)
 
 
 @cache

@@ -240,17 +240,17 @@ class Small:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def init(self) -> None:
+    def initialised(self) -> None:
         log.info("served")
 
-    def destroy(self) -> None:
+    def destroyed(self) -> None:
         log.info("ended")
 
 
 class Stillborn(Small):
     """Fails in its first call."""
 
-    def init(self) -> None:
+    def initialised(self) -> None:
         raise ValueError("stillborn")
 
 

@@ -207,7 +207,7 @@ def build(store: Store, metrics: Metrics) -> CountedFileSystem:
     """The file system over a store, which listens from now on."""
     listener = Listener(os.environ["STEER"])
     threading.Thread(target=listen, args=(store, listener), name="steer", daemon=True).start()
-    FILES[:] = [CountedFileSystem.over(store, metrics)]
+    FILES[:] = [CountedFileSystem(store, metrics)]
     return FILES[0]
 
 

@@ -564,11 +564,11 @@ def test_what_libfuse_says_of_a_mount_that_fails_is_in_the_error(tmp_path: Path)
 import sys
 from pathlib import Path
 from topicfs.fs.fuse.adapter import serve
-from topicfs.fs.errors import MountError
+from topicfs.fs.errors import MountRefusedError
 from small import Small
 try:
     serve(Small(), Path(sys.argv[1]), {})
-except MountError as error:
+except MountRefusedError as error:
     print(error)
 """
     for name, words in (("busy", "not empty"), ("nowhere", "No such file")):

@@ -87,7 +87,7 @@ def furnish(backing: Path, *, crash: bool) -> None:
     if not crash:
         store.close()
         return
-    store.checkpoint_recovery_points()
+    store.upkeep.checkpoint_recovery_points()
     old.append([Record(b"last", timestamp=1_600_000_001_000)])
     store.abandon()
     active = max((backing / "logs" / "old-0").glob("*.log"))

@@ -21,10 +21,12 @@ from typing import Any
 
 import fuse
 
+from topicfs.engine.jobs import LASTS, Job
 from topicfs.engine.store.store import Store
 from topicfs.mountd.cli import main
 from topicfs.mountd.daemon import Assembly
 from topicfs.mountd.metrics import Metrics
+from topicfs.mountd.session import Session
 
 LINGER_S = float(os.environ.get("STAND_IN_LINGER", "0.02"))
 FILES = ("log", "follow", "metrics")
@@ -44,20 +46,8 @@ class StandIn:
         self._wake = threading.Condition()
         self._closed = False
 
-    def keep_maps(self) -> None:
-        """There are none."""
-
-    def sweep_maps(self) -> None:
-        """There are none."""
-
-    def keep_earliest(self) -> None:
-        """There are none."""
-
-    def keep_tables(self) -> None:
-        """There are none."""
-
-    def read_ahead(self) -> None:
-        """There is nothing to read."""
+    def jobs(self) -> list[Job]:
+        return [] if self.store.read_only else [Job("linger", LASTS, self.flush_lingering, 0, "linger")]
 
     def flush_lingering(self) -> None:
         while not self._closed:
@@ -112,14 +102,15 @@ class Edge(fuse.Operations):
 
     use_ns = True
 
-    def __init__(self, operations: Any) -> None:
+    def __init__(self, operations: StandIn, session: Session) -> None:
         self.operations = operations
+        self.session = session
 
     def init(self, path: str) -> None:
-        self.operations.init()
+        self.session.initialised()
 
     def destroy(self, path: str) -> None:
-        self.operations.destroy()
+        self.session.destroyed()
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         return self.operations.getattr(path)
@@ -140,9 +131,11 @@ class Edge(fuse.Operations):
         return self.operations.write(data)
 
 
-def serve(operations: Any, mount: Path, options: Mapping[str, str | bool]) -> None:
+def serve(operations: StandIn, mount: Path, options: Mapping[str, str | bool], session: Session) -> None:
     """Mount, until unmounted."""
-    fuse.FUSE(Edge(operations), str(mount), foreground=True, subtype="topicfs", direct_io=True, **options)
+    fuse.FUSE(
+        Edge(operations, session), str(mount), foreground=True, subtype="topicfs", direct_io=True, **options
+    )
 
 
 def build(store: Store, metrics: Metrics) -> StandIn:
@@ -157,11 +150,13 @@ def build(store: Store, metrics: Metrics) -> StandIn:
     return StandIn(store, metrics)
 
 
-def serve_slowly(operations: Any, mount: Path, options: Mapping[str, str | bool]) -> None:
+def serve_slowly(
+    operations: StandIn, mount: Path, options: Mapping[str, str | bool], session: Session
+) -> None:
     """As `serve`, after STAND_IN_SERVING seconds, with one more of libfuse's options, STAND_IN_OPTION."""
     time.sleep(float(os.environ.get("STAND_IN_SERVING", "0")))
     more = dict.fromkeys(os.environ.get("STAND_IN_OPTION", "").split(), True)
-    serve(operations, mount, {**options, **more})
+    serve(operations, mount, {**options, **more}, session)
 
 
 def open_slowly(opening: Callable[..., Store]) -> Callable[..., Store]:

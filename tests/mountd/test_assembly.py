@@ -12,6 +12,7 @@ import pytest
 from daemon_place import Place
 from patience import PATIENCE_S, eventually
 
+from topicfs.engine.jobs import Jobs
 from topicfs.engine.record import Record
 from topicfs.engine.store.store import Store
 from topicfs.mountd import mounts
@@ -168,7 +169,7 @@ def test_metrics_count_calls_that_failed(real_place: Place) -> None:
 
 def test_size_maps_go_with_their_partition_and_segment(tmp_path: Path) -> None:
     with Store.open(tmp_path, create=True) as store:
-        files = CountedFileSystem.over(store, Metrics(store, [], dict))
+        files = CountedFileSystem(store, Metrics(store, Jobs([]), dict))
         for number in (0, 1):
             partition = store.create("t", number)
             for value in (b"one", b"two"):
@@ -185,6 +186,17 @@ def test_size_maps_go_with_their_partition_and_segment(tmp_path: Path) -> None:
         assert os.listdir(tmp_path / "views") == ["t-0"]
         (tmp_path / "elsewhere").rename(store.logs / "t-0" / f"{0:020d}.log")
         files.close()
+
+
+def test_a_read_only_mount_does_nothing_beside_the_calls_but_read_ahead(tmp_path: Path) -> None:
+    names = {}
+    for read_only in (False, True):
+        with Store.open(tmp_path, create=not read_only, read_only=read_only) as store:
+            files = CountedFileSystem(store, Metrics(store, Jobs([]), dict))
+            names[read_only] = [job.name for job in (*store.upkeep.jobs(), *files.jobs())]
+            files.close()
+    assert names[True] == ["read-ahead"]
+    assert {"retention", "linger", "size maps", "Parquet files"} < set(names[False])
 
 
 def kept(backing: Path) -> list[str]:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from topicfs.engine.cleaner.manager import Cleans
 from topicfs.engine.cleaner.states import Phase
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.jobs import Jobs
 from topicfs.engine.partition.log import Log
 from topicfs.engine.record import Record
 from topicfs.engine.store.store import Store
@@ -210,9 +211,9 @@ def test_threads_and_what_they_did_are_told_by_the_metrics(tmp_path: Path) -> No
         fill(store, "orders")
         fill(store, "limited", cleanup_policy="delete", retention_bytes="0")
         with at_work(store) as cleaners:
-            metrics = Metrics(store, [], dict, cleaners)
+            metrics = Metrics(store, Jobs([]), dict, cleaners)
             with store.partition("limited-0").hold(0, 10):
-                store.retain()
+                store.upkeep.retain()
                 pinned = store.partition("limited-0").log.chain.doomed_segments[0].size
                 assert values(metrics)["topicfs_partition_pinned_bytes partition=0 topic=limited"] == pinned
             eventually(lambda: cleaners.states["cleaner-0"].cleans == 1, "compaction")

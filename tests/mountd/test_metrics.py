@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from topicfs.engine.jobs import Job, Jobs
 from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
 from topicfs.fs.errors import AppendOnlyError, errno_of
 from topicfs.mountd.metrics import Counts, Metrics
-from topicfs.mountd.scheduler import Job, Scheduler
 
 
 def fail() -> None:
@@ -30,17 +30,17 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 @pytest.fixture
-def scheduler() -> Scheduler:
-    return Scheduler([Job("good", 1000, lambda: None, 0), Job("bad", 1000, fail, 0)], clock=lambda: 5_000)
+def jobs() -> Jobs:
+    return Jobs([Job("good", 1000, lambda: None, 0), Job("bad", 1000, fail, 0)], clock=lambda: 5_000)
 
 
-def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders", 3)
         partition.append_lines(b"a\nb\nc\n")
         partition.delete_records(1)
         partition.roll()
-        found = values(Metrics(store, [scheduler], dict))
+        found = values(Metrics(store, jobs, dict))
         labels = " partition=3 topic=orders"
         assert found[f"topicfs_partition_start_offset{labels}"] == 1
         assert found[f"topicfs_partition_end_offset{labels}"] == 3
@@ -50,37 +50,37 @@ def test_partition_in_use_tells_its_offsets_and_sizes(tmp_path: Path, scheduler:
         assert found[f"topicfs_partition_segments{labels}"] == 2
 
 
-def test_metrics_load_no_partition(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_metrics_load_no_partition(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         store.create("orders")
     with Store.open(tmp_path, create=True) as store:
-        metrics = Metrics(store, [scheduler], dict)
+        metrics = Metrics(store, jobs, dict)
         assert values(metrics)["topicfs_partitions state=unused"] == 1
         assert b"topicfs_partition_end_offset{" not in metrics.render()
         store.partition("orders-0")
         assert values(metrics)["topicfs_partitions state=loaded"] == 1
 
 
-def test_partition_offline_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_partition_offline_is_told(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders")
         partition.log.failure = OSError("gone")
-        found = values(Metrics(store, [scheduler], dict))
+        found = values(Metrics(store, jobs, dict))
         assert found["topicfs_partitions state=offline"] == 1
         assert found["topicfs_partitions state=loaded"] == 0
 
 
-def test_deleted_partition_is_told_no_more(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_deleted_partition_is_told_no_more(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         store.create("orders")
-        metrics = Metrics(store, [scheduler], dict)
+        metrics = Metrics(store, jobs, dict)
         store.delete("orders-0")
         assert not any(name.startswith("topicfs_partition_") for name in values(metrics))
 
 
-def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_counts_of_the_mount_are_told(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
-        metrics = Metrics(store, [scheduler], lambda: {"ERROR": 2})
+        metrics = Metrics(store, jobs, lambda: {"ERROR": 2})
         metrics.counts.read(10)
         metrics.counts.read(20)
         metrics.counts.wrote(7)
@@ -95,12 +95,12 @@ def test_counts_of_the_mount_are_told(tmp_path: Path, scheduler: Scheduler) -> N
         assert found["topicfs_log_messages_total level=ERROR"] == 2
 
 
-def test_jobs_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_jobs_are_told(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
-        metrics = Metrics(store, [scheduler], dict)
+        metrics = Metrics(store, jobs, dict)
         assert "topicfs_job_last_run_timestamp_seconds job=good" not in values(metrics)
-        scheduler.run("good")
-        scheduler.run("bad")
+        jobs.run("good")
+        jobs.run("bad")
         found = values(metrics)
         assert found["topicfs_job_runs_total job=good"] == 1
         assert found["topicfs_job_errors_total job=bad"] == 1
@@ -110,9 +110,9 @@ def test_jobs_are_told(tmp_path: Path, scheduler: Scheduler) -> None:
         assert found["topicfs_job_last_duration_seconds job=bad"] >= 0
 
 
-def test_memory_of_the_process_is_told(tmp_path: Path, scheduler: Scheduler) -> None:
+def test_memory_of_the_process_is_told(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
-        assert values(Metrics(store, [scheduler], dict))["process_resident_memory_bytes"] > 0
+        assert values(Metrics(store, jobs, dict))["process_resident_memory_bytes"] > 0
 
 
 def test_no_count_is_lost_between_threads() -> None:

@@ -68,7 +68,7 @@ class Hand:
         """The topic with all its files."""
         delete = self.store.delete_topic if self.files is None else self.files.context.delete_topic
         delete(topic)
-        self.store.remove_due(2**62)
+        self.store.upkeep.remove_due(2**62)
 
     def set_clock(self, ms: int) -> None:
         self.clock.ms = ms
@@ -231,7 +231,10 @@ class Operations(Engine):
 class ServedFileSystem(FileSystem):
     """In the mount's process: with a hand that listens, and an end."""
 
-    def destroy(self) -> None:
+    def initialised(self) -> None:
+        """Nothing begins."""
+
+    def destroyed(self) -> None:
         self.close_all()
         self.context.writers.flush_all()
         self.context.store.close()
