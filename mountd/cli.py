@@ -170,7 +170,7 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
 
     Works beside a running daemon, and without one."""
     given = dict(_setting(text) for text in settings)
-    with Progress() as progress, kernels.told(progress.progress):
+    with kernels.loading():
         from topicfs.mountd import plans  # noqa: PLC0415 - loads the engine
 
     try:

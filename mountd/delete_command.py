@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Protocol
 import click
 from rich.console import Console
 
-from topicfs.mountd import mounts
+from topicfs.mountd import kernels, mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
 _OUT: Final = Console(highlight=False)
@@ -201,7 +201,8 @@ def _opened(where: Path) -> Iterator[_Store]:
         show_line(_ERRORS, f"topicfs: {place} is mounted at {points[0]}: done there")
         yield _Mounted(points[0])
         return
-    from topicfs.engine.store.store import Store  # noqa: PLC0415 - loads the engine
+    with kernels.loading():
+        from topicfs.engine.store.store import Store  # noqa: PLC0415 - loads the engine
 
     with Store.open(place) as store:
         yield _Unmounted(store)

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from topicfs.mountd.progress import Progress
+
 _LOG: Final = "topicfs.engine.kernels.compile"
 _ROOT: Final = Path(__file__).parents[1]
 _FOLDERS: Final = ("engine/kernels", "fs/kernels")
@@ -66,6 +68,13 @@ def told(tell: Callable[[str], None]) -> Iterator[None]:
         log.setLevel(level)
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """The same, told on stderr: in one line that changes on a terminal, elsewhere in a few."""
+    with Progress() as progress, told(progress.progress):
+        yield
+
+
 def _count() -> int:
     """All kernels that there are."""
     sources = (source for folder in _FOLDERS for source in (_ROOT / folder).glob("*.py"))
@@ -86,11 +95,9 @@ def compile_all() -> None:
 
 
 def main() -> None:
-    """Compile them, and tell of it: in one line that changes on a terminal, elsewhere in a few."""
-    from topicfs.mountd.progress import Progress  # noqa: PLC0415 - the command line's words
-
+    """Compile them, and tell of it."""
     began = time.monotonic()
-    with Progress() as progress, told(progress.progress):
+    with loading():
         compile_all()
     print(f"kernels are ready after {time.monotonic() - began:.1f} s", file=sys.stderr)  # noqa: T201 - a command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import click
 from rich.console import Console
 
 from topicfs.engine.errors import EngineError
+from topicfs.mountd import kernels
 from topicfs.mountd.tables import show_line, show_table
 
 _OUT: Final = Console(highlight=False)
@@ -194,6 +196,9 @@ def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[An
     """A session for one job; what is refused, or fails, is told in words."""
     if importlib.util.find_spec("pyspark") is None:
         _fail("expected pyspark, found none: pip install 'topicfs[spark]'")
+    with kernels.loading():
+        # Here, once: each of Spark's workers would compile them by itself, in silence.
+        importlib.import_module("topicfs.engine.store.store")
     from topicfs.engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
 
     spark = session(f"topicfs {name}", master, conf)

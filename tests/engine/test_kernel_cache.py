@@ -32,12 +32,9 @@ def twice_more(number):
 """
 # Says what the kernel gives, and whether it had to be compiled, and if so whether it is kept.
 PROGRAM = """
-import logging, sys, types
+import logging, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-# The rest of the engine, which is loaded with it, takes longer than all else here.
-sys.modules["engine"] = types.ModuleType("engine")
-sys.modules["engine"].__path__ = [sys.argv[2]]
 class Told(logging.Handler):
     def emit(self, record):
         print("compiled", "kept" if record.is_kept else "for this run")
@@ -73,7 +70,7 @@ def folder() -> Iterator[Path]:
 def run(folder: Path, *, stranger: bool = False, **environment: str) -> list[str]:
     """What the program says, with nothing in its environment but this."""
     done = subprocess.run(
-        [*(STRANGER if stranger else []), sys.executable, "-B", "-c", PROGRAM, folder, ROOT / "engine"],
+        [*(STRANGER if stranger else []), sys.executable, "-B", "-c", PROGRAM, folder],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
         cwd="/",
         capture_output=True,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from topicfs.engine.files import place
 from topicfs.engine.kernels import compile as compiled
 from topicfs.mountd import kernels, logs
 from topicfs.mountd.background import CRASHED, FAILED, READY, WAITS, Message
@@ -103,6 +104,39 @@ def test_compiling_is_told_with_how_far_it_is() -> None:
     assert lines[1].startswith("compiling, for this run alone, as there is no place to keep them")
     assert lines[1].endswith(f": 4 of {count} kernels are ready after 0 s")
     assert len(lines) == 2
+
+
+COMPILING = """
+import logging, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "topicfs.engine.kernels.compile":
+            logging.getLogger(name).info("compiling a", extra={"ready": 0, "is_kept": True})
+sys.meta_path.insert(0, Finder())
+from topicfs.mountd.cli import main
+main(sys.argv[1:])
+"""
+"""The command, where the kernels seem to be compiled when they are loaded."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "store"),
+        ("delete", "store", "orders", "--yes"),
+        ("undelete", "store"),
+        ("spark", "verify", "store", "--master", "nonsense"),
+    ],
+    ids=" ".join,
+)
+def test_each_command_that_loads_kernels_tells_that_they_are_compiled(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    place.make(tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "topicfs: compiling, once: 0 of" in done.stderr
 
 
 def test_work_that_goes_on_is_told_of_now_and_then_where_there_is_no_terminal(
