@@ -33,7 +33,7 @@ class Job:
                  wakes it up
     work         does it
     delay_ms     until the first start
-    thread       the daemon's that does it: a job which takes long, or waits, is not waited for by those of others
+    thread       which of the daemon's does it: the jobs of one thread wait for each other
     """
 
     name: str

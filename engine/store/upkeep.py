@@ -59,7 +59,7 @@ class Upkeep:
         return self._own.states
 
     def jobs(self) -> list[Job]:
-        """All of it, as often as the settings say; nothing of a store that is not to be changed."""
+        """What is to be done, as often as the settings say; nothing in a store that is not to be changed."""
         if self._partitions.read_only:
             return []
         settings = self._settings
@@ -75,8 +75,7 @@ class Upkeep:
         producers = settings.producer_id_expiration_check_interval_ms
         retention = settings.log_retention_check_interval_ms
         return [
-            # On a busy disk a flush takes seconds, while nothing would be removed. An inbox waits for a commit, as long
-            # as that lasts.
+            # On a busy disk these take seconds, while nothing would be removed.
             Job("flush of sealed segments", TICK_MS, self.flush_rolled, TICK_MS, "flush"),
             Job("flush.ms", flush, self.flush_due, min(flush, delay), "flush"),
             Job("removal of deleted files", TICK_MS, self.remove_due, TICK_MS),
@@ -86,6 +85,7 @@ class Upkeep:
             Job("checkpoint of high watermarks", watermarks, self.checkpoint_high_watermarks, watermarks),
             Job("expiry of producers", producers, self.expire_producers, producers),
             Job("retention", retention, self.retain, delay),
+            # These wait for a commit that is under way, as long as it lasts.
             Job("commits of inboxes", TICK_MS, self._inboxes.settle, TICK_MS, "inboxes"),
             Job("removal of old files of inboxes", 60_000, self.sweep_inboxes, 60_000, "inboxes"),
         ]
@@ -105,21 +105,21 @@ class Upkeep:
         self._check_writable()
         self._partitions.checkpoints.write_high_watermarks()
 
-    def roll_waited(self, now: int | None = None) -> int:
+    def roll_waited(self) -> int:
         """Seal segments that are older than `segment.ms`, where no append does it. Gives how many there were."""
-        date = self.clock() if now is None else now
-        return self._sum(lambda log: int(log.roll_if_waited(date)))
+        now = self.clock()
+        return self._sum(lambda log: int(log.roll_if_waited(now)))
 
     def flush_rolled(self) -> int:
         """Bring sealed segments onto the disk. Gives how many partitions had some."""
         return self._sum(_flush_rolled)
 
-    def flush_due(self, now: int | None = None) -> int:
+    def flush_due(self) -> int:
         """Flush what `flush.ms` says, and sealed segments. Gives how many partitions had something."""
-        time = self.steady() if now is None else now
+        now = self.steady()
 
         def flush(log: Log) -> int:
-            if not log.flush_is_due(time):
+            if not log.flush_is_due(now):
                 return _flush_rolled(log)
             log.flush()
             return 1
@@ -133,10 +133,10 @@ class Upkeep:
         self._deletions.hand_over(time, self._removals)
         return self._sum(lambda log: log.remove_due(time)) + self._removals.remove_due(time)
 
-    def expire_producers(self, now: int | None = None) -> int:
+    def expire_producers(self) -> int:
         """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many there were."""
-        date = self.clock() if now is None else now
-        return self._sum(lambda log: log.expire_producers(date))
+        now = self.clock()
+        return self._sum(lambda log: log.expire_producers(now))
 
     def retain(self, now: int | None = None) -> Removed:
         """Remove what retention says from the partitions that are not compacted; the others get that from who
@@ -144,10 +144,10 @@ class Upkeep:
         self._check_writable()
         return self._cleaning.retain_others(self.clock() if now is None else now)
 
-    def sweep_inboxes(self, now: int | None = None) -> int:
+    def sweep_inboxes(self) -> int:
         """Remove from inboxes what nobody has changed for a while. Gives how many files and directories went."""
         self._check_writable()
-        return self._inboxes.sweep(self.clock() if now is None else now, self.steady())
+        return self._inboxes.sweep(self.clock(), self.steady())
 
     def _sum(self, task: Callable[[Log], int]) -> int:
         """What the task gives for the partitions that are in use, added up."""
