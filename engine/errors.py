@@ -13,6 +13,11 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
+def shown(text: str) -> str:
+    """A text from a file, quoted and cut short, for a message."""
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"
+
+
 class EngineError(Exception):
     """Base of all errors that the engine raises on purpose."""
 

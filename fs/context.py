@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from topicfs.engine.errors import EngineError, PartitionNotEmptyError
-from topicfs.engine.files.names import partition_directory
-from topicfs.engine.files.views import VIEWS
+from topicfs.engine.format.paths import VIEWS, partition_directory
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.store.store import Store
 from topicfs.fs.appending.handle import Writers

@@ -15,17 +15,9 @@ import numpy as np
 from topicfs.engine.batch.columns import Columns, records_of
 from topicfs.engine.batch.table import Bytes, Ints, Longs
 from topicfs.engine.errors import CorruptBatchError, RecordTooLargeError
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE
 from topicfs.engine.kernels import decode as decoding
-from topicfs.engine.kernels.decode import CODEC_MASK, CONTROL
-from topicfs.engine.kernels.scan import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    COUNT,
-    HEADER_SIZE,
-    LAST_OFFSET,
-    POSITION,
-    SIZE,
-)
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET, POSITION, SIZE
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.kernels import parse as parsing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.engine.files.views import VIEWS
+from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.jobs import TICK_MS, Job
 from topicfs.engine.store.store import Store
 from topicfs.fs.fuse import adapter

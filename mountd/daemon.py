@@ -24,8 +24,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from topicfs.engine.files.metadata import META_PROPERTIES, CleanShutdown
-from topicfs.engine.files.place import LOGS
+from topicfs.engine.files.metadata import CleanShutdown
+from topicfs.engine.format.paths import LOGS, META_PROPERTIES
 from topicfs.engine.jobs import Job, Jobs
 from topicfs.engine.store.store import Store
 from topicfs.mountd import mounts

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, Protocol
 import click
 from rich.console import Console
 
+from topicfs.engine.format.paths import LOGS
 from topicfs.mountd import kernels, mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
@@ -186,7 +187,7 @@ def _opened(where: Path) -> Iterator[_Store]:
     if mount is not None and mount.backing is not None:
         yield _Mounted(place)
         return
-    if not (place / "logs").is_dir():
+    if not (place / LOGS).is_dir():
         raise _RefusedError(
             f"{place}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )

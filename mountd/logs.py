@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-LOG_FILE: Final = "topicfs.log"
+from topicfs.engine.format.paths import DAEMON_LOG
 
 # With the older ones at most 40 MiB.
 _BYTES: Final = 10 * 1024 * 1024
@@ -54,7 +54,7 @@ def file_of(backing: Path, mount: Path, read_only: bool) -> Path | None:
     """The file that the daemon logs to. A read-only mount leaves the backing directory alone: its log is in the user's
     state directory, by XDG's rules. None where there is no such directory, or it lies in the backing directory."""
     if not read_only:
-        return backing / LOG_FILE
+        return backing / DAEMON_LOG
     try:
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         directory = Path(os.path.realpath(base)) / "topicfs"

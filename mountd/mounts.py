@@ -37,6 +37,7 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from topicfs.engine.files import place
+from topicfs.engine.format.paths import CLEAN_SHUTDOWN, DAEMON_LOG, LOCK, LOGS
 from topicfs.engine.record import now_ms
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.mountd.users import User, in_words, users_of
@@ -81,9 +82,7 @@ class Made:
     def take_back(self, keep_store: bool = False) -> None:
         """Remove it, as there will be no mount. A store may have a log that tells why."""
         if self.store is not None and not keep_store:
-            from topicfs.mountd.logs import LOG_FILE  # noqa: PLC0415 - only after a failure
-
-            self.store.take_back({LOG_FILE})
+            self.store.take_back({DAEMON_LOG})
         place.remove_directories(self.directories)
 
 
@@ -167,10 +166,10 @@ def lock_owner(backing: Path) -> int | None:
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
     layout = "hhqqi4x"
-    logs = backing / place.LOGS
+    logs = backing / LOGS
     try:
         # Not to wait for ever where somebody has put a FIFO there.
-        descriptor = os.open((logs if logs.is_dir() else backing) / ".lock", os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open((logs if logs.is_dir() else backing) / LOCK, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as lock:
             question = struct.pack(layout, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, process = struct.unpack(layout, fcntl.fcntl(lock, fcntl.F_GETLK, question))
@@ -323,11 +322,11 @@ def leave(
     if find(point) == mount:
         # The daemon was killed before it could unmount.
         detach(point)
-    marker = mount.backing / "logs" / ".kafka_cleanshutdown"
+    marker = mount.backing / LOGS / CLEAN_SHUTDOWN
     if not marker.exists() and lock_owner(mount.backing) is None:
         raise MountError(
             f"{point}: unmounted, but {mount.backing} was not stopped cleanly: the next mount recovers it, "
-            f"and {mount.backing / 'topicfs.log'} says why"
+            f"and {mount.backing / DAEMON_LOG} says why"
         )
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import CorruptError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from topicfs.engine.files.atomic import read_bounded
 from topicfs.engine.files.regular import write_regular
-from topicfs.engine.parquet.table import LIST, SUFFIX
+from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX, TEMPORARY_SUFFIX
 
 # A map has some bytes for each index interval of a segment: of the largest one it is far below this.
 _MOST_BYTES: Final = 64 * 1024 * 1024
@@ -56,9 +56,9 @@ class DirectoryViewCache:
         for partition in _paths_in(self.directory):
             is_there = (logs / partition.name).exists()
             for path in _paths_in(partition):
-                if is_there and (SUFFIX in path.name or path.name.startswith(LIST)):
+                if is_there and (PARQUET_SUFFIX in path.name or path.name.startswith(PARQUET_LIST)):
                     continue
-                if not (logs / partition.name / f"{path.name.partition('.')[0]}.log").exists():
+                if not (logs / partition.name / (path.name.partition(".")[0] + LOG_SUFFIX)).exists():
                     path.unlink(missing_ok=True)
                     removed += 1
             if not is_there:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from topicfs.engine.format import paths
+from topicfs.engine.kernels.compile import FORMATS
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "engine": {"engine"},
@@ -135,9 +138,9 @@ def test_the_file_system_opens_no_file_by_itself() -> None:
 
 
 def test_the_file_system_imports_nothing_that_opens_files() -> None:
-    harmless = {"names", "integers", "views", "birth"}
-    # Of modules that do open files: an error, and how text is quoted.
-    parts = {"regular", "regular.NotRegularError", "atomic", "atomic.shown"}
+    harmless = {"integers", "birth"}
+    # Of a module that does open files: an error.
+    parts = {"regular", "regular.NotRegularError"}
     wrong = [
         f"{source.relative_to(ROOT)} imports {name}"
         for source in sources("fs")
@@ -149,6 +152,50 @@ def test_the_file_system_imports_nothing_that_opens_files() -> None:
             and name.removeprefix("engine.files.") not in parts
         )
     ]
+    assert not wrong
+
+
+# -- formats ------------------------------------------------------------------------------------------
+
+
+def test_formats_need_nothing_but_the_standard_library() -> None:
+    """The planning of Spark's queries reads them, and loads neither numpy nor the kernels for that."""
+    ours = ("engine.format", "engine.errors", "engine.record")
+    wrong = [
+        f"{source.relative_to(ROOT)} imports {name}"
+        for source in sources("engine/format")
+        for name in imports(source)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "numpy"} and not name.startswith(ours)
+    ]
+    assert not wrong
+    modules = ", ".join(f"topicfs.engine.format.{source.stem}" for source in sources("engine/format"))
+    program = f"import sys; sys.modules['numpy'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_the_stamp_of_compiled_kernels_knows_the_formats_that_they_use() -> None:
+    todo = [*sources("engine/kernels"), *sources("fs/kernels")]
+    used: set[Path] = set()
+    while todo:
+        names = {name for name in imports(todo.pop()) if name.startswith("engine.format.")}
+        found = {ROOT / "engine" / "format" / f"{name.split('.')[2]}.py" for name in names} - used
+        used |= found
+        todo += found
+    assert used == set(FORMATS)
+
+
+def test_names_of_files_are_written_in_one_place() -> None:
+    names = {value for value in vars(paths).values() if isinstance(value, str) and set(value) & set(".-")}
+    names -= {paths.__doc__, paths.__file__, paths.LOG_SUFFIX}  # what a program logs ends in `.log` too
+    wrong = [
+        f"{source.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
+        for package in MAY_IMPORT
+        for source in sources(package)
+        if source != Path(paths.__file__)
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert {".timeindex", "meta.properties"} <= names
     assert not wrong
 
 

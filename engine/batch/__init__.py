@@ -23,8 +23,9 @@ from topicfs.engine.batch.columns import (
     inspect,
     record_at,
 )
-from topicfs.engine.batch.marker import ABORT, COMMIT, Marker, end_marker, marker
+from topicfs.engine.batch.marker import Marker, end_marker, marker
 from topicfs.engine.batch.table import scan
+from topicfs.engine.format.batch_header import ABORT, COMMIT
 
 __all__ = [
     "ABORT",

@@ -17,14 +17,13 @@ from topicfs.engine.errors import (
     InvalidTimestampError,
     RecordTooLargeError,
 )
+from topicfs.engine.format.batch_header import CONTROL, HEADER_SIZE, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
-    HEADER_SIZE,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAX_TIMESTAMP,

@@ -10,8 +10,8 @@ from topicfs.engine.batch.build import Shape, finish
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import RecordTooLargeError
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.scan import HEADER_SIZE
 from topicfs.engine.record import NO_TIMESTAMP
 
 _SMALLEST: Final = 4096

@@ -11,20 +11,14 @@ import numpy.typing as npt
 from topicfs.engine.batch.compression import DECOMPRESSED_LIMIT, decompress
 from topicfs.engine.batch.table import Bytes, Ints, Longs
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels import decode as decoding
-from topicfs.engine.kernels.decode import (
-    CODEC_MASK,
-    CONTROL,
-    LOG_APPEND_TIME,
-    MIN_RECORD_SIZE,
-    NO_APPEND_TIME,
-)
+from topicfs.engine.kernels.decode import MIN_RECORD_SIZE, NO_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
     COUNT,
-    HEADER_SIZE,
     LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,

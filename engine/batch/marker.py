@@ -1,26 +1,16 @@
-"""Control batches: the markers that end a transaction.
-
-key    int16 version, int16 kind: 0 abort, 1 commit; others are no business of a partition
-value  int16 version, int32 coordinator epoch; a newer version may be longer
-"""
+"""Control batches: the markers that end a transaction, as `topicfs.engine.format.batch_header` draws them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
 
 from topicfs.engine.batch.build import from_records, write_header
 from topicfs.engine.batch.columns import columns
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
-from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.format.batch_header import ABORT, COMMIT, CONTROL, MARKER_KEY, MARKER_VALUE, TRANSACTIONAL
 from topicfs.engine.kernels.scan import ATTRIBUTES, COUNT
 from topicfs.engine.record import NO_SEQUENCE, Record
-
-ABORT: Final = 0
-COMMIT: Final = 1
 
 
 def end_marker(
@@ -31,8 +21,7 @@ def end_marker(
         raise InvalidRecordError(
             f"a transaction ends with {ABORT} (abort) or {COMMIT} (commit), found {kind}"
         )
-    key = np.array([0, kind], ">i2").tobytes()
-    value = np.array([0], ">i2").tobytes() + np.array([coordinator_epoch], ">i4").tobytes()
+    key, value = MARKER_KEY.pack(0, kind), MARKER_VALUE.pack(0, coordinator_epoch)
     plain = from_records([Record(key=key, value=value, timestamp=timestamp)], timestamp)
     write_header(
         plain,
@@ -70,7 +59,7 @@ def marker(buffer: Bytes, row: Longs, origin: int = 0) -> Marker | None:
                 f"control record at offset {record.offset} has the key {key.hex() or 'null'}, "
                 "expected a version of at least 0 and a type"
             )
-        kind = int.from_bytes(key[2:4], "big")
+        _, kind = MARKER_KEY.unpack_from(key)
         if kind not in (ABORT, COMMIT):
             return None
         if len(value) < 6 or value[0] & 0x80:
@@ -78,5 +67,5 @@ def marker(buffer: Bytes, row: Longs, origin: int = 0) -> Marker | None:
                 f"transaction marker at offset {record.offset} has the value {value.hex() or 'null'}, "
                 "expected a version of at least 0 and a coordinator epoch"
             )
-        return Marker(kind, int.from_bytes(value[2:6], "big", signed=True))
+        return Marker(kind, MARKER_VALUE.unpack_from(value)[1])
     return None

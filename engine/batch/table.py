@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import HEADER_SIZE, TRANSACTIONAL
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels import scan as scanning
-from topicfs.engine.kernels.scan import HEADER_SIZE
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, PRODUCER_ID
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
@@ -28,3 +32,20 @@ def scan(data: Bytes, check: bool = True) -> Longs:
         if status != scanning.FULL:
             raise CorruptBatchError(f"batch at byte {start} of {data.size}: {scanning.PROBLEMS[status]}")
         rows = min(4 * rows, 16384)
+
+
+def without_aborted(table: Longs, aborted: Callable[[int, int], Iterable[AbortedTransaction]]) -> Longs:
+    """The rows of batches that are not of an aborted transaction. `aborted` gives those that overlap the offsets
+    [start, end); it is asked only where a batch is of a transaction."""
+    transactional = table[:, ATTRIBUTES] & TRANSACTIONAL != 0
+    if not transactional.any():
+        return table
+    keep = np.ones(len(table), np.bool_)
+    for each in aborted(int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET]) + 1):
+        keep &= ~(
+            transactional
+            & (table[:, PRODUCER_ID] == each.producer_id)
+            & (table[:, BASE_OFFSET] >= each.first_offset)
+            & (table[:, LAST_OFFSET] <= each.last_offset)
+        )
+    return table[keep]

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.checkpoint import CLEANER_OFFSETS, OffsetCheckpoint
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
 from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.format.paths import CLEANER_OFFSETS
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from topicfs.engine.errors import (
     OffsetOutOfRangeError,
     OffsetOverflowError,
 )
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.compact import DISCARD
 from topicfs.engine.kernels.scan import LAST_OFFSET
 from topicfs.engine.partition.log import Log
@@ -32,7 +33,6 @@ from topicfs.engine.partition.reader import aborted_between
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)

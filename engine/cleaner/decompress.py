@@ -9,8 +9,9 @@ import numpy as np
 from topicfs.engine.batch.columns import records_of
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError
-from topicfs.engine.kernels.decode import CODEC_MASK, PROBLEMS
-from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, HEADER_SIZE, POSITION, SIZE
+from topicfs.engine.format.batch_header import CODEC_MASK, HEADER_SIZE
+from topicfs.engine.kernels.decode import PROBLEMS
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, POSITION, SIZE
 
 
 def decompressed(buffer: Bytes, row: Longs, origin: int, where: str) -> tuple[Bytes, Longs]:

@@ -31,14 +31,14 @@ from topicfs.engine.cleaner.producers import LiveProducers
 from topicfs.engine.cleaner.rewrite import Rewrite, RewriteCounts
 from topicfs.engine.cleaner.transactions import Passage, Transactions
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.format.paths import CLEANED_SUFFIX
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
 from topicfs.engine.segment.stored import SegmentSettings
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 _CHUNK: Final = 4 * 1024 * 1024
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.kernels.compact import RETAIN_EMPTY
-from topicfs.engine.kernels.decode import CONTROL
 from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, PRODUCER_EPOCH, PRODUCER_ID
 from topicfs.engine.producer.entry import ProducerEntry
 from topicfs.engine.record import NO_OFFSET

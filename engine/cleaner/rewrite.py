@@ -21,10 +21,12 @@ from topicfs.engine.cleaner.producers import LiveProducers
 from topicfs.engine.cleaner.transactions import Transactions
 from topicfs.engine.errors import CorruptSegmentError, OffsetOverflowError
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.format.batch_header import CODEC_MASK, HEADER_SIZE
+from topicfs.engine.format.paths import CLEANED_SUFFIX
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels import compact as compaction
 from topicfs.engine.kernels.compact import GROWTH, RETAIN_EMPTY
-from topicfs.engine.kernels.decode import CODEC_MASK, GOOD, MIN_RECORD_SIZE
+from topicfs.engine.kernels.decode import GOOD, MIN_RECORD_SIZE
 from topicfs.engine.kernels.hash import COMPRESSED, FULL
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
@@ -32,7 +34,6 @@ from topicfs.engine.kernels.scan import (
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
     COUNT,
-    HEADER_SIZE,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAX_TIMESTAMP,
@@ -46,7 +47,6 @@ from topicfs.engine.partition.chain import Chain
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 LARGEST_LOG: Final = MAX_INT32
 """Bytes of a `.log`. What would exceed it goes on in another segment."""

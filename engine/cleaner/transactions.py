@@ -16,8 +16,9 @@ import numpy as np
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.compact import DISCARD, EMPTY_TRANSACTION
-from topicfs.engine.kernels.decode import CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -27,7 +28,6 @@ from topicfs.engine.kernels.scan import (
     POSITION,
     PRODUCER_ID,
 )
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.cluster.image import Cluster, Image
 from topicfs.engine.cluster.records import MetadataRecord, read
 from topicfs.engine.errors import CorruptError, EngineError
-from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file
-from topicfs.engine.kernels.decode import CONTROL
+from topicfs.engine.format.batch_header import CONTROL
+from topicfs.engine.format.paths import LOG_SUFFIX, METADATA_LOG, log_file, offset_of_file
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.record import now_ms
 from topicfs.engine.segment.descriptors import Descriptors, PinnedFile
@@ -31,7 +31,6 @@ from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
 
 log = logging.getLogger(__name__)
 
-METADATA_LOG: Final = "__cluster_metadata-0"
 _SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 _FOOTER: Final = b"\0\0\0\4"
 """The key of the record that ends a snapshot: int16 version, int16 kind."""
@@ -96,7 +95,7 @@ def _read(directory: Path) -> Image:
     reach = _Reach(start)
     for base in bases:
         if first is not None and base >= first:
-            path = directory / f"{base:020d}{LOG_SUFFIX}"
+            path = directory / log_file(base)
             image.apply_all(_records(path, base, reach, is_last=base == bases[-1]))
     return image
 

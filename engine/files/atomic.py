@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
 
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.regular import read_regular, write_regular
-
-TEMPORARY_SUFFIX: Final = ".tmp"
+from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -48,8 +46,3 @@ def read_bounded(path: Path, limit: int, follow: bool = False) -> bytes:
     if len(data) > limit:
         raise CorruptCheckpointError(f"{path}: expected at most {limit} bytes, found {path.stat().st_size}")
     return data
-
-
-def shown(text: str) -> str:
-    """A text from a file, quoted and cut short, for a message."""
-    return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"

@@ -19,18 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.atomic import read_bounded, shown, write_atomically
+from topicfs.engine.errors import CorruptCheckpointError, shown
+from topicfs.engine.files.atomic import read_bounded, write_atomically
 from topicfs.engine.files.integers import parse_int32, parse_int64
 
 log = logging.getLogger(__name__)
 
 VERSION: Final = 0
 
-RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
-LOG_STARTS: Final = "log-start-offset-checkpoint"
-HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
-CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 
 # The longest entry has 281 bytes: enough for 230,000 partitions with names of full length.
 MAX_BYTES: Final = 64 * 1024 * 1024

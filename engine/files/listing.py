@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.files.names import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
+from topicfs.engine.format.paths import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
 
 PartitionKey = tuple[str, int]
 """Topic and number."""

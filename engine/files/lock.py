@@ -20,8 +20,7 @@ from typing import Final
 
 from topicfs.engine.errors import StoreLockedError
 from topicfs.engine.files.regular import open_regular
-
-LOCK_FILE: Final = ".lock"
+from topicfs.engine.format.paths import LOCK
 
 # Device and inode of each lock file that this process holds. Unlike paths they are the same under every
 # name of the directory, and while the descriptor is open no other file can get them.
@@ -45,7 +44,7 @@ class DirectoryLock:
     @classmethod
     def acquire(cls, directory: Path) -> DirectoryLock:
         """Lock the directory, which exists. StoreLockedError when it has an owner already; never waits."""
-        path = directory / LOCK_FILE
+        path = directory / LOCK
         with _held_guard:
             if path.exists() and _identity(path.stat()) in _held:
                 raise StoreLockedError(f"{path}: expected no owner, found another Store of this process")
@@ -62,7 +61,7 @@ class DirectoryLock:
     @classmethod
     def is_held(cls, directory: Path) -> bool:
         """Whether somebody has the directory open; False also where that cannot be told. Nothing is changed."""
-        path = directory / LOCK_FILE
+        path = directory / LOCK
         # Whoever closes a file lets go of its own process's lock: nothing of ours is opened here.
         with _held_guard:
             try:

@@ -28,17 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError
-from topicfs.engine.files.atomic import read_bounded, shown, sync_directory, write_atomically
+from topicfs.engine.errors import CorruptCheckpointError, InconsistentTopicIdError, InvalidNameError, shown
+from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
 from topicfs.engine.files.integers import parse_int32
 from topicfs.engine.files.properties import read_properties, write_properties
+from topicfs.engine.format.paths import CLEAN_SHUTDOWN, META_PROPERTIES, PARTITION_METADATA
 from topicfs.engine.record import MAX_INT64, Clock
 
 log = logging.getLogger(__name__)
 
-PARTITION_METADATA: Final = "partition.metadata"
-META_PROPERTIES: Final = "meta.properties"
-CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 
 NO_BROKER_EPOCH: Final = -1
 

@@ -17,13 +17,25 @@ from typing import Final
 
 from topicfs.engine.errors import InvalidNameError, NoStoreError, StoreLockedError
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.lock import LOCK_FILE, DirectoryLock
-from topicfs.engine.files.names import LOG_SUFFIX, offset_of_file, parse_partition_directory
-from topicfs.engine.files.views import VIEWS
-
-LOGS: Final = "logs"
-TOPICS: Final = "topics"
-STAGING: Final = "staging"
+from topicfs.engine.files.lock import DirectoryLock
+from topicfs.engine.format.paths import (
+    CLEAN_SHUTDOWN,
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LOCK,
+    LOG_STARTS,
+    LOG_SUFFIX,
+    LOGS,
+    META_PROPERTIES,
+    METADATA_LOG,
+    RECOVERY_POINTS,
+    SERVER_PROPERTIES,
+    STAGING,
+    TOPICS,
+    VIEWS,
+    offset_of_file,
+    parse_partition_directory,
+)
 
 BESIDE_LOGS: Final = (TOPICS, VIEWS, STAGING)
 """The directories that an opened store has beside its logs."""
@@ -36,26 +48,26 @@ _ADOPTION: Final = (
 # What a store without partitions has in its log directory when it was opened.
 _FILES_OF_EMPTY_LOGS: Final = frozenset(
     {
-        "meta.properties",
-        ".kafka_cleanshutdown",
-        "recovery-point-offset-checkpoint",
-        "log-start-offset-checkpoint",
-        "replication-offset-checkpoint",
-        "cleaner-offset-checkpoint",
+        META_PROPERTIES,
+        CLEAN_SHUTDOWN,
+        RECOVERY_POINTS,
+        LOG_STARTS,
+        HIGH_WATERMARKS,
+        CLEANER_OFFSETS,
     }
 )
 
 # What a broker or a store leaves in a log directory, and nothing else has.
-_FILES_OF_LOGS: Final = _FILES_OF_EMPTY_LOGS | {"__cluster_metadata-0"}
+_FILES_OF_LOGS: Final = _FILES_OF_EMPTY_LOGS | {METADATA_LOG}
 
 # What a file system of its own has from the beginning.
 _OF_A_DISK: Final = "lost+found"
 
 # What may be made before the store is: settings.
-_BEFORE: Final = frozenset({"server.properties", TOPICS, _OF_A_DISK})
+_BEFORE: Final = frozenset({SERVER_PROPERTIES, TOPICS, _OF_A_DISK})
 
 # What may be in logs/ of a store that was not opened yet, or not for long.
-_BEGUN: Final = frozenset({LOCK_FILE, _OF_A_DISK})
+_BEGUN: Final = frozenset({LOCK, _OF_A_DISK})
 
 
 class DirectoryKind(Enum):
@@ -170,7 +182,7 @@ class NewStore:
             if name not in self.before and (self.path / name).exists():
                 (self.path / name).rmdir()
         left = set(os.listdir(self.path / LOGS))
-        if left <= _FILES_OF_EMPTY_LOGS | {LOCK_FILE}:
+        if left <= _FILES_OF_EMPTY_LOGS | {LOCK}:
             for name in left:
                 (self.path / LOGS / name).unlink()
             for name in files:

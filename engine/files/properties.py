@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.atomic import read_bounded, shown, write_atomically
+from topicfs.engine.errors import CorruptCheckpointError, shown
+from topicfs.engine.files.atomic import read_bounded, write_atomically
 from topicfs.engine.record import Clock, now_ms
 
 # A file of every setting with a long comment each has some 50 KB.

@@ -26,6 +26,7 @@ from typing import Final
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.format.paths import COMMITTED, INBOX, JOURNAL
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.inbox.names import CommittedNames
@@ -43,7 +44,6 @@ PRODUCER_ID: Final = 1 << 62
 """Of the inbox, in every partition: far above what a coordinator, which counts from 0, ever gives out."""
 
 _EPOCH: Final = 0
-INBOX: Final = "inbox"
 
 Chunk = tuple[int, Columns]
 """Records for one partition, and its number."""
@@ -88,8 +88,8 @@ class Inbox:
         self.staging = Staging(directory / INBOX, places)
         self._numbers = numbers
         self._partition = partition
-        self._journal = Journal(directory / "journal")
-        self._names = CommittedNames(directory / "committed")
+        self._journal = Journal(directory / JOURNAL)
+        self._names = CommittedNames(directory / COMMITTED)
         self._unsettled = True
         self._gone = False
         self._unchanged: dict[str, tuple[int, int]] = {}

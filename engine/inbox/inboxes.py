@@ -15,6 +15,7 @@ from typing import Final
 from topicfs.engine.errors import EngineError, UnknownPartitionError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.regular import NotRegularError
+from topicfs.engine.format.paths import JOURNAL
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
 from topicfs.engine.inbox.journal import CommitState, Journal
 from topicfs.engine.partition.partition import Partition
@@ -84,12 +85,12 @@ class Inboxes:
                 log.error(f"{directory}: expected a directory, and is left alone")
             elif not self._numbers(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
-            elif (directory / "journal").exists():
+            elif (directory / JOURNAL).exists():
                 self._settle(self.of(directory.name))
 
     def show_settled(self, partition: Partition) -> None:
         """Show in a read-only partition what `recover` would make of a commit that a crash has stopped."""
-        found = Journal(self.directory / partition.topic / "journal").read()
+        found = Journal(self.directory / partition.topic / JOURNAL).read()
         if found is not None and partition.number in found.partitions:
             partition.log.decide(PRODUCER_ID, found.state is CommitState.COMMITTED)
 

@@ -11,9 +11,9 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Ints
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.murmur import partitions_of_keys
-from topicfs.engine.kernels.scan import HEADER_SIZE
 from topicfs.engine.partition.validate import batch_limit, check_records
 from topicfs.engine.settings.topic import TopicSettings
 

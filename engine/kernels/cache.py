@@ -81,11 +81,11 @@ class Directories:
 
 
 def prepare(folder: Path, *also: Path) -> None:
-    """Settle where the kernels of a folder are kept, whose helpers come from the folders `also` too. Called before the
-    first of them is imported."""
+    """Settle where the kernels of a folder are kept, whose helpers and constants come from the folders and files `also`
+    too. Called before the first of them is imported."""
     digest = hashlib.sha256()
     for place in (folder, *also):
-        for source in sorted(place.glob("*.py")):
+        for source in sorted(place.glob("*.py")) if place.is_dir() else (place,):
             digest.update(source.read_bytes())
     _DIRECTORIES[folder] = Directories(folder, digest.hexdigest())
 

@@ -12,19 +12,16 @@ from typing import Final
 
 from numba import types
 
-from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
-from topicfs.engine.kernels.decode import (
-    BAD_OFFSET,
+from topicfs.engine.format.batch_header import (
     CODEC_MASK,
     CONTROL,
     DELETE_HORIZON,
-    GOOD,
+    HEADER_SIZE,
     LOG_APPEND_TIME,
-    TOO_FEW,
-    TOO_MANY,
     TRANSACTIONAL,
-    walk_record,
 )
+from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
+from topicfs.engine.kernels.decode import BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
 from topicfs.engine.kernels.encode import write_header
 from topicfs.engine.kernels.hash import (
     COMPRESSED,
@@ -42,7 +39,6 @@ from topicfs.engine.kernels.scan import (
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
     COUNT,
-    HEADER_SIZE,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAX_TIMESTAMP,

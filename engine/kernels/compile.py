@@ -23,6 +23,7 @@ from numba import types
 from numba.core import sigutils
 from numba.core.ccallback import CFunc
 
+from topicfs.engine.format import batch_header, index, layout
 from topicfs.engine.kernels.cache import KernelCache, prepare
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,10 @@ log = logging.getLogger(__name__)
 Function = Callable[..., Any]
 
 
-prepare(Path(__file__).parent)
+FORMATS = tuple(map(Path, (batch_header.__file__, index.__file__, layout.__file__)))
+"""Whose constants kernels take."""
+
+prepare(Path(__file__).parent, *FORMATS)
 
 READ = types.Array(types.uint8, 1, "C", readonly=True)
 WRITE = types.Array(types.uint8, 1, "C")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, TABLE, inline, kernel, results
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
     COUNT,
-    HEADER_SIZE,
     LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,
@@ -44,12 +44,6 @@ PROBLEMS = {
     TOO_FEW: "fewer records than the header declares",
     TOO_MANY: "bytes remain behind the declared number of records",
 }
-
-CODEC_MASK = 0x07
-LOG_APPEND_TIME = 0x08
-TRANSACTIONAL = 0x10
-CONTROL = 0x20
-DELETE_HORIZON = 0x40
 
 NO_APPEND_TIME = -(2**63)
 """In place of an append time: each record has its own timestamp. An append time may be -1."""

@@ -11,20 +11,19 @@
         varint   name length; name (UTF-8)
         varint   value length, -1 = null; value
 
-The header before the records is drawn in `scan`. Base offset, size, leader epoch and magic lie outside its
-checksum, so that a leader sets offset and epoch without computing it again.
+The header before the records is drawn in `topicfs.engine.format.batch_header`. Base offset, size, leader epoch and
+magic lie outside its checksum, so that a leader sets offset and epoch without computing it again.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from topicfs.engine.format.batch_header import CHECKED_FROM, HEADER_SIZE
 from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
 from topicfs.engine.kernels.crc import crc32c_of
-from topicfs.engine.kernels.scan import HEADER_SIZE
 from topicfs.engine.kernels.varint import copy, find_byte, varint_size, write_varint
 
-CRC_START = 21
 RECORD_OVERHEAD = 36
 """No record is larger than this plus its key, value and headers section: 5 varints, a varlong, a byte."""
 
@@ -70,7 +69,7 @@ def write_header(
     _put(out, start + 51, producer_epoch, 2)
     _put(out, start + 53, base_sequence, 4)
     _put(out, start + 57, count, 4)
-    crc = np.int64(crc32c_of(out, start + CRC_START, end))
+    crc = np.int64(crc32c_of(out, start + CHECKED_FROM, end))
     _put(out, start + 17, crc, 4)
     return crc
 
@@ -92,7 +91,7 @@ def restamp(out, start, end, attributes, max_timestamp):
         return -1
     _put(out, start + 21, attributes, 2)
     _put(out, start + 35, max_timestamp, 8)
-    crc = np.int64(crc32c_of(out, start + CRC_START, end))
+    crc = np.int64(crc32c_of(out, start + CHECKED_FROM, end))
     _put(out, start + 17, crc, 4)
     return crc
 

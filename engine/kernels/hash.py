@@ -23,25 +23,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE
 from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, WRITE, inline, kernel, results
-from topicfs.engine.kernels.decode import (
-    BAD_OFFSET,
-    CODEC_MASK,
-    CONTROL,
-    GOOD,
-    TOO_FEW,
-    TOO_MANY,
-    walk_record,
-)
-from topicfs.engine.kernels.scan import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    COUNT,
-    HEADER_SIZE,
-    LAST_OFFSET,
-    POSITION,
-    SIZE,
-)
+from topicfs.engine.kernels.decode import BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET, POSITION, SIZE
 
 SLOT: Final = 3
 """Numbers a slot."""

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
-from topicfs.engine.kernels.decode import (
-    BAD_LENGTH,
-    BAD_NUMBER,
-    CODEC_MASK,
-    CONTROL,
-    GOOD,
-    LOG_APPEND_TIME,
-    TOO_FEW,
-    TOO_MANY,
-)
-from topicfs.engine.kernels.scan import (
-    ATTRIBUTES,
-    BASE_TIMESTAMP,
-    COUNT,
-    HEADER_SIZE,
-    MAX_TIMESTAMP,
-    POSITION,
-    SIZE,
-)
+from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_NUMBER, GOOD, TOO_FEW, TOO_MANY
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_TIMESTAMP, COUNT, MAX_TIMESTAMP, POSITION, SIZE
 from topicfs.engine.kernels.varint import MALFORMED, read_varint, read_varlong
 
 NONE = 2**63 - 1

@@ -1,15 +1,7 @@
 """Walks the batches of a buffer, and fills a table with what their headers say.
 
-    header of a batch, big-endian                           the checksum covers [21, end)
-    0   int64  base offset          23  int32  last offset delta     51  int16  producer epoch
-    8   int32  size after here      27  int64  base timestamp        53  int32  base sequence
-    12  int32  leader epoch         35  int64  max timestamp         57  int32  count of records
-    16  int8   magic, always 2      43  int64  producer id           61  …      records, see `encode`
-    17  uint32 CRC-32C
-    21  int16  attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
-
-The size is judged before the magic, and the magic before the batch's end: who fetches more bytes because a
-batch is cut off knows that they are a batch's.
+A header is drawn in `topicfs.engine.format.batch_header`. The size is judged before the magic, and the magic before the
+batch's end: who fetches more bytes because a batch is cut off knows that they are a batch's.
 """
 
 from __future__ import annotations
@@ -18,6 +10,7 @@ from typing import Final
 
 from numba import types
 
+from topicfs.engine.format.batch_header import HEAD_TO_MAGIC, HEADER_SIZE, MIN_SIZE_FIELD, SIZE_OVERHEAD
 from topicfs.engine.kernels.compile import INT, READ, TABLE, inline, kernel, results
 from topicfs.engine.kernels.crc import crc32c_of
 
@@ -53,10 +46,6 @@ PROBLEMS: Final = {
 }
 """What a status other than DONE and FULL means, for messages."""
 
-HEADER_SIZE: Final = 61
-SIZE_OVERHEAD: Final = 12  # offset and size field, which the size does not count
-HEAD_TO_MAGIC: Final = 17  # bytes before a batch can be told from garbage
-MIN_SIZE_FIELD: Final = 14
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 

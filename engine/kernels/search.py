@@ -1,9 +1,6 @@
 """Searching index files and batch headers, and choosing which batches get an index entry.
 
-    offset index   8 bytes an entry:  int32 offset - base, int32 position       both rise
-    time index    12 bytes an entry:  int64 timestamp, int32 offset - base      timestamps rise
-
-All big-endian. An entry names the last offset of a batch, and the position where that batch begins.
+Entries are drawn in `topicfs.engine.format.index`, headers in `topicfs.engine.format.batch_header`.
 """
 
 from __future__ import annotations
@@ -13,25 +10,22 @@ from typing import Final
 import numpy as np
 from numba import types
 
+from topicfs.engine.format.batch_header import HEADER_SIZE, SIZE_OVERHEAD
+from topicfs.engine.format.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
 from topicfs.engine.kernels.scan import (
     BAD_OFFSETS,
     BASE_OFFSET,
     DONE,
-    HEADER_SIZE,
     LAST_OFFSET,
     MAX_TIMESTAMP,
     PARTIAL,
     SIZE,
-    SIZE_OVERHEAD,
     int32_at,
     int64_at,
     offsets_are_possible,
     status_of_head,
 )
-
-OFFSET_ENTRY_SIZE: Final = 8
-TIME_ENTRY_SIZE: Final = 12
 
 FOUND: Final = 7
 """Beside the statuses of `topicfs.engine.kernels.scan`: the batch that was looked for."""

@@ -1,6 +1,6 @@
 """From an offset on, how early the records of one sealed segment are.
 
-    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.earliest     see engine.files.views; big-endian
+    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.earliest     see engine.format.paths; big-endian
 
     0   4 bytes  magic, "tfea"
     4   int16    version, always 1
@@ -34,11 +34,9 @@ from typing import Final
 import google_crc32c
 
 from topicfs.engine.errors import CorruptError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded
+from topicfs.engine.files.atomic import read_bounded
 from topicfs.engine.files.regular import write_regular
-from topicfs.engine.files.views import made_of
-
-SUFFIX: Final = ".earliest"
+from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, TEMPORARY_SUFFIX, made_of
 
 _MAGIC: Final = b"tfea"
 _VERSION: Final = 1
@@ -72,7 +70,7 @@ class MinTimestamps:
 def load(directory: Path, log: Path, base_offset: int) -> MinTimestamps | None:
     """What is known of a `.log` as it is now, from a partition's directory of views; None without a good file."""
     try:
-        name = made_of(base_offset, os.stat(log), SUFFIX)
+        name = made_of(base_offset, os.stat(log), MIN_TIMESTAMPS_SUFFIX)
         return _unpacked(read_bounded(directory / name, _LONGEST), base_offset)
     except (OSError, CorruptError):
         # Without it more is read: whatever the reason is, it must not end a query.

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX
-from topicfs.engine.files.views import made_of
+from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, TEMPORARY_SUFFIX, made_of
 from topicfs.engine.min_timestamps.build import build
-from topicfs.engine.min_timestamps.file import SUFFIX, load, write
+from topicfs.engine.min_timestamps.file import load, write
 from topicfs.engine.partition.hold import Hold
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Clock
@@ -105,7 +104,7 @@ class MinTimestampsUpkeep:
             names = os.listdir(self.directory / partition.name)
         except (FileNotFoundError, NotADirectoryError):
             names = []
-        ours = {name for name in names if name.removesuffix(TEMPORARY_SUFFIX).endswith(SUFFIX)}
+        ours = {name for name in names if name.removesuffix(TEMPORARY_SUFFIX).endswith(MIN_TIMESTAMPS_SUFFIX)}
         known = _Known(found=ours)
         known.settled = {name for name, each in sealed.items() if name not in ours and self._is_old(each)}
         return known
@@ -176,7 +175,7 @@ def _sealed(segments: Segments) -> dict[str, _Sealed]:
             status = os.stat(segment.log.path)
         except FileNotFoundError:
             continue
-        name = made_of(segment.base_offset, status, SUFFIX)
+        name = made_of(segment.base_offset, status, MIN_TIMESTAMPS_SUFFIX)
         found[name] = _Sealed(segment, status.st_mtime_ns // 1_000_000)
     return found
 

@@ -27,8 +27,8 @@ import pyarrow as pa
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes, Ints, Longs
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import LOG_APPEND_TIME
 from topicfs.engine.kernels import gather as gathering
-from topicfs.engine.kernels.decode import LOG_APPEND_TIME
 from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET
 from topicfs.engine.record import MAX_INT64
 

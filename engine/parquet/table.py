@@ -1,7 +1,7 @@
 """Which Parquet files make up a partition's table, and where they are on disk. Needs no pyarrow.
 
     BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   what is visible of one sealed segment, see
-                                                                      engine.files.views
+                                                                      engine.format.paths
     BACKING/views/<partition>/parquet.list                            JSON: the files of the table
 
 A file is named for the very `.log` file that it was made of, so a segment that compaction rewrote gets another one.
@@ -24,15 +24,12 @@ from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import CorruptError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, write_atomically
+from topicfs.engine.files.atomic import read_bounded, write_atomically
 from topicfs.engine.files.regular import open_regular
-from topicfs.engine.files.views import made_of
+from topicfs.engine.format.paths import PARQUET_LIST, PARQUET_SUFFIX, TEMPORARY_SUFFIX, made_of
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
-
-SUFFIX: Final = ".parquet"
-LIST: Final = "parquet.list"
 
 # Some 300 bytes for each segment of a partition.
 _LONGEST_LIST: Final = 64 * 1024 * 1024
@@ -200,7 +197,7 @@ class Tables:
         """Make these the partition's table, durably."""
         table = PartitionTable(partition.topic_id, files)
         content = {"topic_id": table.topic_id, "files": [asdict(file) for file in files]}
-        path = self.path(partition.name, LIST)
+        path = self.path(partition.name, PARQUET_LIST)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(content).encode())
         self._tables[partition.name] = table
@@ -225,12 +222,12 @@ class Tables:
         self.failures.pop(partition, None)
         self._tables[partition] = PartitionTable(None)
         # The list goes first: it must not name files that are gone.
-        self.path(partition, LIST).unlink(missing_ok=True)
+        self.path(partition, PARQUET_LIST).unlink(missing_ok=True)
         self.remove_others(partition, set())
 
     def has_files(self, partition: str) -> bool:
         """Whether anything of a table is on disk."""
-        return self.path(partition, LIST).exists() or bool(self._on_disk(partition))
+        return self.path(partition, PARQUET_LIST).exists() or bool(self._on_disk(partition))
 
     def _on_disk(self, partition: str) -> list[Path]:
         try:
@@ -240,7 +237,7 @@ class Tables:
         return [
             self.path(partition, name)
             for name in names
-            if name.removesuffix(TEMPORARY_SUFFIX).endswith(SUFFIX)
+            if name.removesuffix(TEMPORARY_SUFFIX).endswith(PARQUET_SUFFIX)
         ]
 
     def _load(self, partition: str) -> PartitionTable:
@@ -248,7 +245,7 @@ class Tables:
         with contextlib.suppress(
             FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
         ):
-            content = json.loads(read_bounded(self.path(partition, LIST), _LONGEST_LIST))
+            content = json.loads(read_bounded(self.path(partition, PARQUET_LIST), _LONGEST_LIST))
             files = tuple(TableFile(**each) for each in content["files"])
             if all(self.is_there(partition, file) for file in files):
                 return PartitionTable(content["topic_id"], files)
@@ -258,4 +255,4 @@ class Tables:
 def file_name(segment: Segment) -> tuple[str, int]:
     """The name of a segment's file, and the modification time of its `.log`; FileNotFoundError where it is gone."""
     status = os.stat(segment.path)
-    return made_of(segment.base_offset, status, SUFFIX), status.st_mtime_ns
+    return made_of(segment.base_offset, status, PARQUET_SUFFIX), status.st_mtime_ns

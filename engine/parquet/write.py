@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.regular import open_regular
+from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 from topicfs.engine.parquet.schema import FILE_SCHEMA, batches
 from topicfs.engine.parquet.table import TableFile
 from topicfs.engine.record import NO_TIMESTAMP

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.names import (
+from topicfs.engine.format.paths import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
     index_file,

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
@@ -22,8 +22,6 @@ from topicfs.engine.files.regular import open_regular
 from topicfs.engine.record import NO_LEADER_EPOCH, NO_OFFSET
 
 log = logging.getLogger(__name__)
-
-FILE_NAME: Final = "leader-epoch-checkpoint"
 
 
 class EpochEntry(NamedTuple):

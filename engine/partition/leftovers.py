@@ -6,8 +6,15 @@ import logging
 from pathlib import Path
 
 from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
-from topicfs.engine.files.names import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, offset_of_file
+from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.format.paths import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    TEMPORARY_SUFFIX,
+    offset_of_file,
+)
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.segment.segment import Segment

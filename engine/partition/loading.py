@@ -37,8 +37,9 @@ from pathlib import Path
 from topicfs.engine.errors import CorruptCheckpointError, CorruptError, lacks_room
 from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata
-from topicfs.engine.files.names import (
+from topicfs.engine.format.paths import (
     INDEX_SUFFIX,
+    LEADER_EPOCHS,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
@@ -48,7 +49,6 @@ from topicfs.engine.files.names import (
     transaction_index_file,
 )
 from topicfs.engine.partition.chain import Chain, segment_settings
-from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import finish_swaps, remove_temporary
 from topicfs.engine.partition.log import Log
@@ -95,7 +95,7 @@ def load(
     """Open a partition's directory: see the module's head for what may be found there."""
     chain = Chain(directory, segment_settings(settings), clock, descriptors, steady)
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
-    epochs, epochs_are_known = _open_epochs(directory / EPOCHS_FILE)
+    epochs, epochs_are_known = _open_epochs(directory / LEADER_EPOCHS)
     recovery = Recovery(chain, epochs, known.start, producer_expiration_ms, settings.file_delete_delay_ms)
     had_segments = _open_segments(chain, names)
     _recover_without_index(chain, names, recovery, known)

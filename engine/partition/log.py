@@ -26,8 +26,9 @@ from topicfs.engine.errors import (
     UnexpectedAppendOffsetError,
 )
 from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -48,7 +49,6 @@ from topicfs.engine.producer.entry import BatchInfo, Origin
 from topicfs.engine.producer.manager import CompletedTransaction, ProducerUpdate
 from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)

@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
-from topicfs.engine.files.names import LOG_SUFFIX, log_file, offset_of_file, time_index_file
 from topicfs.engine.files.regular import open_regular, read_regular
-from topicfs.engine.kernels.scan import HEADER_SIZE
-from topicfs.engine.kernels.search import TIME_ENTRY_SIZE
+from topicfs.engine.format.batch_header import HEADER_SIZE, BatchHeader
+from topicfs.engine.format.index import TIME_ENTRY, Index
+from topicfs.engine.format.paths import LOG_SUFFIX, log_file, offset_of_file, time_index_file
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.record import NO_TIMESTAMP
-
-_MAX_TIMESTAMP: Final = slice(35, 43)
-"""Where a batch's header has it."""
 
 
 class SegmentOnDisk:
@@ -62,7 +58,7 @@ class SegmentOnDisk:
             raise CorruptSegmentError(
                 f"{path}: expected a header of {HEADER_SIZE} bytes, found {len(header)}"
             )
-        return int.from_bytes(header[_MAX_TIMESTAMP], "big", signed=True)
+        return BatchHeader.read(header).max_timestamp
 
 
 def listed(directory: Path) -> list[SegmentOnDisk]:
@@ -91,27 +87,14 @@ def offsets_of(segments: Sequence[SegmentOnDisk], known: Known) -> LogOffsets:
 
 
 def _last_time(path: Path) -> int:
-    """The last timestamp of a time index, -1 without one. A broker gives an active index its full size at once:
-    behind its entries are zeros then."""
+    """The last timestamp of a time index, -1 without one."""
     try:
         descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return NO_TIMESTAMP
     try:
-
-        def entry(number: int) -> int:
-            data = os.pread(descriptor, TIME_ENTRY_SIZE, number * TIME_ENTRY_SIZE)
-            return int.from_bytes(data[:8], "big", signed=True) if any(data) else NO_TIMESTAMP
-
-        low, high = 0, os.fstat(descriptor).st_size // TIME_ENTRY_SIZE
-        if high and (last := entry(high - 1)) >= 0:
-            return last
-        while low < high:
-            middle = (low + high) // 2
-            if entry(middle) >= 0:
-                low = middle + 1
-            else:
-                high = middle
-        return entry(low - 1) if low else NO_TIMESTAMP
+        size = os.fstat(descriptor).st_size
+        found = Index(0, TIME_ENTRY, size, lambda at, length: os.pread(descriptor, length, at)).last()
+        return NO_TIMESTAMP if found is None else found[0]
     finally:
         os.close(descriptor)

@@ -24,8 +24,9 @@ from topicfs.engine.errors import (
     OffsetsOutOfOrderError,
     PolicyViolationError,
 )
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
-from topicfs.engine.kernels.scan import BASE_OFFSET, HEADER_SIZE, LAST_OFFSET
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET
 from topicfs.engine.partition import reader, timestamps
 from topicfs.engine.partition.hold import Hold
 from topicfs.engine.partition.log import Log

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.batch.table import Bytes, Longs, without_aborted
 from topicfs.engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRangeError
-from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
-from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID
+from topicfs.engine.format.batch_header import CONTROL
+from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.offsets import Isolation, LogOffsets
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,19 +194,7 @@ def read_record(segments: Segments, offsets: LogOffsets, offset: int, isolation:
 
 
 def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Longs:
-    transactional = table[:, ATTRIBUTES] & TRANSACTIONAL != 0
-    if not transactional.any():
-        return table
-    keep = np.ones(len(table), np.bool_)
-    start, end = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET]) + 1
-    for aborted in aborted_between(segments, segment, start, end):
-        keep &= ~(
-            transactional
-            & (table[:, PRODUCER_ID] == aborted.producer_id)
-            & (table[:, BASE_OFFSET] >= aborted.first_offset)
-            & (table[:, LAST_OFFSET] <= aborted.last_offset)
-        )
-    return table[keep]
+    return without_aborted(table, lambda start, end: aborted_between(segments, segment, start, end))
 
 
 def read_columns(

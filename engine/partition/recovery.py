@@ -11,7 +11,8 @@ import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptError, CorruptIndexError, InvalidOffsetError, OffsetOverflowError
-from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
+from topicfs.engine.format.batch_header import CONTROL, TRANSACTIONAL
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
@@ -20,7 +21,6 @@ from topicfs.engine.partition.split import split
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.stored import CHUNK
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import lacks_room
-from topicfs.engine.kernels.decode import CONTROL
+from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.producer.entry import BatchInfo, Origin

@@ -15,7 +15,7 @@ import numpy as np
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError, RollError
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.names import CLEANED_SUFFIX
+from topicfs.engine.format.paths import CLEANED_SUFFIX
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.record import MAX_INT32

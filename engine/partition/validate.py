@@ -22,8 +22,8 @@ from topicfs.engine.errors import (
     InvalidTimestampError,
     RecordTooLargeError,
 )
+from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,

@@ -29,16 +29,17 @@ from topicfs.engine.errors import (
     OffsetOverflowError,
 )
 from topicfs.engine.files.metadata import PartitionMetadata
-from topicfs.engine.files.names import (
+from topicfs.engine.format.paths import (
+    LEADER_EPOCHS,
     LOG_SUFFIX,
     SWAP_SUFFIX,
     index_file,
     offset_of_file,
     transaction_index_file,
 )
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import POSITION
 from topicfs.engine.partition.chain import Chain, segment_settings
-from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import begun_swaps, next_offset_of_swap
 from topicfs.engine.partition.loading import Known
@@ -51,7 +52,6 @@ from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.record import Clock
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def view(
     chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors, steady)
     names = set(os.listdir(directory))
     replaced = _open_segments(chain, names)
-    epochs, epochs_are_known = _look_at_epochs(directory / EPOCHS_FILE)
+    epochs, epochs_are_known = _look_at_epochs(directory / LEADER_EPOCHS)
     _check_what_is_doubtful(chain, names, replaced, epochs, known, producer_expiration_ms)
     producers = None
     if not known.clean:

@@ -14,17 +14,18 @@ from typing import Final
 
 from topicfs.engine.cleaner.candidates import Candidate, assess
 from topicfs.engine.errors import CorruptCheckpointError, CorruptError
-from topicfs.engine.files.checkpoint import (
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
+from topicfs.engine.files.listing import Listing, PartitionKey
+from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
+from topicfs.engine.files.place import logs_in
+from topicfs.engine.format.paths import (
+    CLEANED_SUFFIX,
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
-    OffsetCheckpoint,
+    SWAP_SUFFIX,
 )
-from topicfs.engine.files.listing import Listing, PartitionKey
-from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
-from topicfs.engine.files.names import CLEANED_SUFFIX, SWAP_SUFFIX
-from topicfs.engine.files.place import logs_in
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.on_disk import SegmentOnDisk, listed, offsets_of

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from topicfs.engine.batch.marker import Marker
+from topicfs.engine.format.batch_header import CONTROL, TRANSACTIONAL
 from topicfs.engine.kernels import scan
-from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
 from topicfs.engine.record import MAX_INT32, NO_OFFSET, NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
 
 KEPT_BATCHES: Final = 5  # a client has at most this many requests in flight, so it repeats no older batch

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from topicfs.engine.batch.marker import ABORT, Marker
+from topicfs.engine.batch.marker import Marker
 from topicfs.engine.errors import (
     CorruptSnapshotError,
     InvalidProducerEpochError,
@@ -34,8 +34,8 @@ from topicfs.engine.errors import (
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX
-from topicfs.engine.files.names import DELETED_SUFFIX, SNAPSHOT_SUFFIX, snapshot_file
+from topicfs.engine.format.batch_header import ABORT
+from topicfs.engine.format.paths import DELETED_SUFFIX, SNAPSHOT_SUFFIX, TEMPORARY_SUFFIX, snapshot_file
 from topicfs.engine.producer import snapshot
 from topicfs.engine.producer.entry import BatchInfo, BatchMetadata, Origin, ProducerEntry, increment
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PRODUCER_ID

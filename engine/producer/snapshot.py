@@ -1,28 +1,9 @@
-"""Producer snapshots: `<offset>.snapshot`, what a partition knows of its producers below that offset.
-
-    0   int16   version, always 1                the file, big-endian
-    2   uint32  CRC-32C of bytes [6, end)
-    6   int32   number of entries
-    10  entries, one behind the other, to the end
-
-    0   int64  producer id                       an entry, 46 bytes
-    8   int16  epoch, −1 none
-    10  int32  last sequence, −1 none
-    14  int64  last offset, −1 none: then the producer has no batch
-    22  int32  last offset − first offset of the last batch
-    26  int64  last timestamp
-    34  int32  coordinator epoch, −1 none
-    38  int64  first offset of the open transaction, −1 none
-
-Of a producer's batches only the last is stored. A snapshot comes into being whole: it is written as
-`<name>.tmp` and renamed.
-"""
+"""Writing and reading producer snapshots, which are drawn in `topicfs.engine.format.producer_snapshot`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
@@ -31,27 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptSnapshotError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, sync_directory
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.regular import open_regular, read_regular, write_regular
+from topicfs.engine.format.paths import TEMPORARY_SUFFIX
+from topicfs.engine.format.producer_snapshot import CHECKED_FROM, ENTRY, HEADER, VERSION, header_in
 from topicfs.engine.kernels.crc import crc32c
 from topicfs.engine.producer.entry import BatchMetadata, ProducerEntry
 from topicfs.engine.record import NO_OFFSET
 
-VERSION: Final = 1
-HEADER: Final = struct.Struct(">hIi")
-CHECKED_FROM: Final = 6
-ENTRY: Final = np.dtype(
-    [
-        ("producer_id", ">i8"),
-        ("epoch", ">i2"),
-        ("last_sequence", ">i4"),
-        ("last_offset", ">i8"),
-        ("offset_delta", ">i4"),
-        ("timestamp", ">i8"),
-        ("coordinator_epoch", ">i4"),
-        ("transaction_first_offset", ">i8"),
-    ]
-)
+_ROWS: Final = ENTRY.dtype()
 
 # 5.8 million producers. A longer file is refused before it is read: nothing that we trust says it is real.
 MAX_BYTES: Final = 256 * 1024 * 1024
@@ -72,10 +41,10 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
         )
         for entry in entries
     )
-    table = np.fromiter(rows, ENTRY, count=len(entries))
+    table = np.fromiter(rows, _ROWS, count=len(entries))
     data = bytearray(HEADER.size) + table.tobytes()
-    HEADER.pack_into(data, 0, VERSION, 0, len(entries))
-    HEADER.pack_into(data, 0, VERSION, _checksum(data), len(entries))
+    HEADER.struct.pack_into(data, 0, VERSION, 0, len(entries))
+    HEADER.struct.pack_into(data, 0, VERSION, _checksum(data), len(entries))
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         write_regular(temporary, data, fsync)
@@ -134,14 +103,7 @@ def _read_table(path: Path) -> npt.NDArray[Any]:
         if not HEADER.size <= size <= MAX_BYTES:
             raise CorruptSnapshotError(f"{path}: expected {HEADER.size} to {MAX_BYTES} bytes, found {size}")
         header = file.read(HEADER.size)
-        if len(header) < HEADER.size:
-            raise CorruptSnapshotError(f"{path}: expected {HEADER.size} bytes, found {len(header)}")
-        version, checksum, count = HEADER.unpack(header)
-        if version != VERSION:
-            raise CorruptSnapshotError(f"{path}: expected version {VERSION}, found {version}")
-        if size != HEADER.size + count * ENTRY.itemsize:
-            entries = (size - HEADER.size) / ENTRY.itemsize
-            raise CorruptSnapshotError(f"{path}: expected {count} entries as declared, found {entries:g}")
+        checksum, count = header_in(path, header, size)
         # Bounded once more: the file may grow between fstat and here.
         data = header + file.read(size - HEADER.size)
     if len(data) != size:
@@ -149,7 +111,7 @@ def _read_table(path: Path) -> npt.NDArray[Any]:
     found = _checksum(data)
     if found != checksum:
         raise CorruptSnapshotError(f"{path}: expected checksum {checksum:#010x}, found {found:#010x}")
-    return np.frombuffer(data, ENTRY, count, HEADER.size)
+    return np.frombuffer(data, _ROWS, count, HEADER.size)
 
 
 def _check_entries(path: Path, table: npt.NDArray[Any]) -> None:

@@ -1,9 +1,4 @@
-"""The offset index, and what both indexes of a segment share.
-
-    .index   an entry: int32 last offset of a batch - base, int32 position where that batch begins
-
-Big-endian, 8 bytes an entry, both fields rising. The number of entries is the file's length divided by 8,
-rounded down: no header, no counter. We never preallocate, so a file is always as long as its entries.
+"""The offset index, and what both indexes of a segment share. Their files are drawn in `topicfs.engine.format.index`.
 
 An index is *sealed* as loaded: its file is read whole at the first look-up and may be given up again. The
 first change makes it *active*: entries stay in memory and every change goes to the file at once.
@@ -12,7 +7,6 @@ first change makes it *active*: entries stay in memory and every change goes to 
 from __future__ import annotations
 
 import os
-import struct
 from typing import ClassVar, Final
 
 import numpy as np
@@ -20,7 +14,8 @@ import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
 from topicfs.engine.files.regular import read_regular
-from topicfs.engine.kernels.search import OFFSET_ENTRY_SIZE, floor_slot, lookup_offset
+from topicfs.engine.format.index import OFFSET_ENTRY
+from topicfs.engine.kernels.search import floor_slot, lookup_offset
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.descriptors import (
     Descriptor,
@@ -38,7 +33,7 @@ LARGEST_FILE: Final = 256 * 1024 * 1024
 """A longer index file is not loaded, unless the settings ask for indexes of that size."""
 
 _FIRST_CAPACITY: Final = 64
-_ENTRY: Final = struct.Struct(">ii")
+_POSITION_AT: Final = OFFSET_ENTRY.place_of("position")
 
 
 class IndexCache(SecondChance):
@@ -360,8 +355,8 @@ class OffsetIndex(IndexFile):
 
     __slots__ = ()
 
-    ENTRY_SIZE: ClassVar[int] = OFFSET_ENTRY_SIZE
-    FIELDS: ClassVar[np.dtype[np.void]] = np.dtype([("key", ">i4"), ("position", ">i4")])
+    ENTRY_SIZE: ClassVar[int] = OFFSET_ENTRY.size
+    FIELDS: ClassVar[np.dtype[np.void]] = OFFSET_ENTRY.dtype()
 
     @classmethod
     def create(
@@ -403,7 +398,7 @@ class OffsetIndex(IndexFile):
 
     def entry(self, number: int) -> tuple[int, int]:
         """Offset and position of one entry."""
-        relative, position = _ENTRY.unpack_from(*self._place_of(number))
+        relative, position = OFFSET_ENTRY.struct.unpack_from(*self._place_of(number))
         return self.base_offset + relative, position
 
     def lookup(self, offset: int) -> tuple[int, int]:
@@ -415,7 +410,7 @@ class OffsetIndex(IndexFile):
     def upper_bound(self, start_position: int, size: int) -> tuple[int, int] | None:
         """The first entry at or behind position `start_position + size`; None without one."""
         data, entries = self.view()
-        slot = floor_slot(data, entries, OFFSET_ENTRY_SIZE, 4, start_position + size - 1) + 1
+        slot = floor_slot(data, entries, OFFSET_ENTRY.size, _POSITION_AT, start_position + size - 1) + 1
         return self.entry(slot) if slot < entries else None
 
     def append(self, offset: int, position: int) -> None:
@@ -426,12 +421,12 @@ class OffsetIndex(IndexFile):
             raise InvalidOffsetError(
                 f"{self.path}: expected an offset above {self.last_offset}, found {offset}"
             )
-        self.append_bytes(memoryview(_ENTRY.pack(relative, position)))
+        self.append_bytes(memoryview(OFFSET_ENTRY.struct.pack(relative, position)))
 
     def truncate_to(self, offset: int) -> None:
         """Keep the entries below `offset`."""
         data, entries = self.view()
-        self.keep(floor_slot(data, entries, OFFSET_ENTRY_SIZE, 0, offset - 1 - self.base_offset) + 1)
+        self.keep(floor_slot(data, entries, OFFSET_ENTRY.size, 0, offset - 1 - self.base_offset) + 1)
 
     def sanity_check(self) -> None:
         """CorruptIndexError where the file cannot be an index of this segment."""

@@ -22,6 +22,8 @@ from topicfs.engine.errors import (
     RecordBatchTooLargeError,
     lacks_room,
 )
+from topicfs.engine.format.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
+from topicfs.engine.format.paths import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from topicfs.engine.kernels.scan import (
     BASE_OFFSET,
     FULL,
@@ -30,12 +32,7 @@ from topicfs.engine.kernels.scan import (
     PROBLEMS,
     SIZE,
 )
-from topicfs.engine.kernels.search import (
-    OFFSET_ENTRY_SIZE,
-    TIME_ENTRY_SIZE,
-    index_entries,
-    rising_rows,
-)
+from topicfs.engine.kernels.search import index_entries, rising_rows
 from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
 from topicfs.engine.segment.allocation import allocate, is_allocated_behind, release_behind
 from topicfs.engine.segment.descriptors import (
@@ -97,10 +94,10 @@ class Segment(StoredSegment):
         segment._largest = (NO_TIMESTAMP, base_offset)
         most = settings.max_index_bytes
         segment._offset_index = OffsetIndex.create(
-            segment._name(".index"), base_offset, most, descriptors=descriptors
+            segment._name(INDEX_SUFFIX), base_offset, most, descriptors=descriptors
         )
         segment._time_index = TimeIndex.create(
-            segment._name(".timeindex"), base_offset, most, descriptors=descriptors
+            segment._name(TIME_INDEX_SUFFIX), base_offset, most, descriptors=descriptors
         )
         return segment
 

@@ -34,12 +34,21 @@ from topicfs.engine.errors import (
     CorruptSegmentError,
     OffsetOutOfRangeError,
 )
+from topicfs.engine.format.batch_header import HEADER_SIZE, SIZE_OVERHEAD, BatchHeader
+from topicfs.engine.format.paths import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    file_of,
+)
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import (
     BAD_OFFSETS,
     BASE_OFFSET,
     COLUMNS,
     DONE,
-    HEADER_SIZE,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAX_TIMESTAMP,
@@ -47,7 +56,6 @@ from topicfs.engine.kernels.scan import (
     POSITION,
     PROBLEMS,
     SIZE,
-    SIZE_OVERHEAD,
     scan,
 )
 from topicfs.engine.kernels.search import (
@@ -64,7 +72,7 @@ from topicfs.engine.segment.descriptors import (
 )
 from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.time_index import TimeIndex
-from topicfs.engine.segment.transaction_index import AbortedTransaction, TransactionIndex
+from topicfs.engine.segment.transaction_index import TransactionIndex
 from topicfs.engine.segment.trust import latest_behind, remade, resume
 from topicfs.engine.segment.walk import NOTHING, walk
 
@@ -73,8 +81,6 @@ log = logging.getLogger(__name__)
 Found = tuple[int, int, int, int]
 """A batch: position, size, base offset, last offset."""
 
-DELETED: Final = ".deleted"
-TRANSACTION_INDEX: Final = ".txnindex"
 
 CHUNK: Final = 1024 * 1024
 _LONGEST_STEP: Final = 65536
@@ -174,7 +180,7 @@ class StoredSegment:
         self.settings = settings
         self.suffix = suffix
         self.created_ms = self.filled_ms = clock()
-        self.log = PinnedFile(f"{directory}/{base_offset:020d}.log{suffix}", descriptors)
+        self.log = PinnedFile(f"{directory}/{file_of(base_offset, LOG_SUFFIX)}{suffix}", descriptors)
         self._clock = clock
         self._size = -1
         self._largest: tuple[int, int] | None = None
@@ -215,7 +221,7 @@ class StoredSegment:
     # -- what it is ---------------------------------------------------------------------------------
 
     def _name(self, extension: str) -> str:
-        return f"{self.directory}/{self.base_offset:020d}{extension}{self.suffix}"
+        return f"{self.directory}/{file_of(self.base_offset, extension)}{self.suffix}"
 
     @property
     def path(self) -> Path:
@@ -251,7 +257,7 @@ class StoredSegment:
                 if self._offset_index is None:
                     most = self.settings.max_index_bytes
                     self._offset_index = OffsetIndex.load(
-                        self._name(".index"), self.base_offset, most, descriptors=self._descriptors
+                        self._name(INDEX_SUFFIX), self.base_offset, most, descriptors=self._descriptors
                     )
                 index = self._offset_index
         return index
@@ -264,7 +270,7 @@ class StoredSegment:
                 if self._time_index is None:
                     most = self.settings.max_index_bytes
                     self._time_index = TimeIndex.load(
-                        self._name(".timeindex"), self.base_offset, most, descriptors=self._descriptors
+                        self._name(TIME_INDEX_SUFFIX), self.base_offset, most, descriptors=self._descriptors
                     )
                 index = self._time_index
         return index
@@ -277,7 +283,7 @@ class StoredSegment:
             with _building:
                 if self._transactions is None:
                     self._transactions = TransactionIndex.open(
-                        Path(self._name(TRANSACTION_INDEX)), self.base_offset
+                        Path(self._name(TRANSACTION_INDEX_SUFFIX)), self.base_offset
                     )
                 index = self._transactions
         return index
@@ -320,7 +326,7 @@ class StoredSegment:
             status, *_ = find_batch(np.frombuffer(header, np.uint8), BY_OFFSET, 0, NO_OFFSET)
             if status != FOUND:
                 raise self._bad_batch(0, status)
-            self._first = int.from_bytes(header[35:43], "big", signed=True)
+            self._first = BatchHeader.read(header).max_timestamp
         return self._first
 
     # -- reading ------------------------------------------------------------------------------------
@@ -508,8 +514,10 @@ class StoredSegment:
     def header_at(self, position: int) -> list[int]:
         """The row of a batch table of the batch at a position, of which only the header is read; CorruptBatchError
         where there is none."""
-        header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
-        status, at, size, base_offset, last_offset = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
+        header = self.read(position, HEADER_SIZE)
+        status, at, size, base_offset, last_offset = find_batch(
+            np.frombuffer(header, np.uint8), BY_OFFSET, NO_OFFSET, NO_OFFSET
+        )
         if status != FOUND or at or position + size > self.size:
             raise self._bad_batch(position, PARTIAL if status in {FOUND, DONE} else status)
         row = [0] * COLUMNS
@@ -519,7 +527,7 @@ class StoredSegment:
             base_offset,
             last_offset,
         )
-        row[MAX_TIMESTAMP] = int.from_bytes(header[35:43].tobytes(), "big", signed=True)
+        row[MAX_TIMESTAMP] = BatchHeader.read(header).max_timestamp
         return row
 
     def next_offset(self) -> int:
@@ -773,10 +781,10 @@ class StoredSegment:
         # All index objects exist from here on, so that none is made for a name that is going.
         offset_index, time_index, transactions = self.offset_index, self.time_index, self.transactions
         self.suffix = suffix
-        self.log.rename(self._name(".log"))
-        offset_index.rename(self._name(".index"))
-        time_index.rename(self._name(".timeindex"))
-        transactions.rename(Path(self._name(TRANSACTION_INDEX)))
+        self.log.rename(self._name(LOG_SUFFIX))
+        offset_index.rename(self._name(INDEX_SUFFIX))
+        time_index.rename(self._name(TIME_INDEX_SUFFIX))
+        transactions.rename(Path(self._name(TRANSACTION_INDEX_SUFFIX)))
 
     @property
     def pins(self) -> int:
@@ -804,7 +812,7 @@ class StoredSegment:
         if self.pins:
             self.offset_index.hold()
             self.time_index.hold()
-        self._rename(self.suffix + DELETED)
+        self._rename(self.suffix + DELETED_SUFFIX)
         if not self.pins:
             self.transactions.close()
 

@@ -1,26 +1,19 @@
-"""The time index of a segment.
-
-    .timeindex   an entry: int64 timestamp, int32 offset - base
-
-Big-endian, 12 bytes an entry. An entry says: up to and including this offset no record is later than this
-timestamp, and the batch that ends with the offset holds one that has it. Timestamps rise strictly, offsets
-never fall. One entry's room is kept free for the entry that is added when the segment is sealed.
-"""
+"""The time index of a segment, which is drawn in `topicfs.engine.format.index`."""
 
 from __future__ import annotations
 
-import struct
 from typing import ClassVar, Final
 
 import numpy as np
 
 from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
-from topicfs.engine.kernels.search import TIME_ENTRY_SIZE, floor_slot, lookup_time
+from topicfs.engine.format.index import TIME_ENTRY
+from topicfs.engine.kernels.search import floor_slot, lookup_time
 from topicfs.engine.record import NO_TIMESTAMP
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.offset_index import ALONE, INDEX_CACHE, IndexBytes, IndexCache, IndexFile
 
-_ENTRY: Final = struct.Struct(">qi")
+_OFFSET_AT: Final = TIME_ENTRY.place_of("offset")
 
 
 class TimeIndex(IndexFile):
@@ -28,8 +21,8 @@ class TimeIndex(IndexFile):
 
     __slots__ = ()
 
-    ENTRY_SIZE: ClassVar[int] = TIME_ENTRY_SIZE
-    FIELDS: ClassVar[np.dtype[np.void]] = np.dtype([("key", ">i8"), ("offset", ">i4")])
+    ENTRY_SIZE: ClassVar[int] = TIME_ENTRY.size
+    FIELDS: ClassVar[np.dtype[np.void]] = TIME_ENTRY.dtype()
 
     @classmethod
     def create(
@@ -76,16 +69,16 @@ class TimeIndex(IndexFile):
 
     def entry(self, number: int) -> tuple[int, int]:
         """Timestamp and offset of one entry."""
-        timestamp, relative = _ENTRY.unpack_from(*self._place_of(number))
+        timestamp, relative = TIME_ENTRY.struct.unpack_from(*self._place_of(number))
         return timestamp, self.base_offset + relative
 
     def entry_of(self, timestamp: int, offset: int) -> IndexBytes:
         """An entry as it is stored."""
-        return np.frombuffer(_ENTRY.pack(timestamp, self._relative(offset)), np.uint8)
+        return np.frombuffer(TIME_ENTRY.struct.pack(timestamp, self._relative(offset)), np.uint8)
 
     def entry_in(self, entries: IndexBytes, number: int) -> tuple[int, int]:
         """Timestamp and offset of one of some entries as they are stored."""
-        timestamp, relative = _ENTRY.unpack_from(entries, number * TIME_ENTRY_SIZE)
+        timestamp, relative = TIME_ENTRY.struct.unpack_from(entries, number * TIME_ENTRY.size)
         return timestamp, self.base_offset + relative
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
@@ -104,12 +97,12 @@ class TimeIndex(IndexFile):
         if self.entries and timestamp < last_timestamp:
             raise ValueError(f"{self.path}: expected a timestamp from {last_timestamp} on, found {timestamp}")
         if timestamp > last_timestamp:
-            self.append_bytes(memoryview(_ENTRY.pack(timestamp, self._relative(offset))))
+            self.append_bytes(memoryview(TIME_ENTRY.struct.pack(timestamp, self._relative(offset))))
 
     def truncate_to(self, offset: int) -> None:
         """Keep the entries whose offset is below `offset`."""
         data, entries = self.view()
-        self.keep(floor_slot(data, entries, TIME_ENTRY_SIZE, 8, offset - 1 - self.base_offset) + 1)
+        self.keep(floor_slot(data, entries, TIME_ENTRY.size, _OFFSET_AT, offset - 1 - self.base_offset) + 1)
 
     def sanity_check(self) -> None:
         """CorruptIndexError where the file cannot be an index of this segment."""

@@ -1,14 +1,4 @@
-"""The transaction index of a segment, `<base>.txnindex`: the aborted transactions whose markers it holds.
-
-    entries of 34 bytes, one behind the other, big-endian; last offsets rise
-
-    0   int16  version, always 0
-    2   int64  producer id
-    10  int64  first offset         of the transaction's first record, in this segment or an earlier one
-    18  int64  last offset          of its marker
-    26  int64  last stable offset   when the marker was written: below it, every transaction was decided
-
-Most segments have no aborted transaction, and then no such file.
+"""The transaction index of a segment, whose file is drawn in `topicfs.engine.format.transaction_index`.
 
 A reader opens the file, reads up to the published size, and closes it: no descriptor is kept for each of
 thousands of segments. Once the index is marked deleted a descriptor is kept instead, since a new segment of
@@ -21,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,42 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
-from topicfs.engine.files.names import DELETED_SUFFIX
 from topicfs.engine.files.regular import open_regular
+from topicfs.engine.format.paths import DELETED_SUFFIX
+from topicfs.engine.format.transaction_index import ENTRY, VERSION, AbortedTransaction, aborted_in
 from topicfs.engine.record import NO_OFFSET
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 0
-ENTRY: Final = np.dtype(
-    [
-        ("version", ">i2"),
-        ("producer_id", ">i8"),
-        ("first_offset", ">i8"),
-        ("last_offset", ">i8"),
-        ("last_stable_offset", ">i8"),
-    ]
-)
-ENTRY_SIZE: Final = ENTRY.itemsize
+ENTRY_SIZE: Final = ENTRY.size
+_ROWS: Final = ENTRY.dtype()
 CHUNK_ENTRIES: Final = 2048  # 68 KiB: as much as one read brings in at little more than the cost of any read
 
 Entries = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AbortedTransaction:
-    """One entry of a transaction index.
-
-    producer_id         whose transaction it was
-    first_offset        of its first record
-    last_offset         of its abort marker
-    last_stable_offset  below it every transaction was decided when the marker was written
-    """
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    last_stable_offset: int
 
 
 class _Descriptor:
@@ -116,7 +81,7 @@ class TransactionIndex:
         if not entries:
             return cls(Path(os.devnull), base_offset, 0)
         kept = _Descriptor(os.memfd_create("topicfs-txnindex"))
-        data = b"".join(_bytes_of(entry) for entry in entries)
+        data = b"".join(entry.to_bytes() for entry in entries)
         _write(kept, data, 0)
         index = cls(Path(f"/proc/self/fd/{kept.number}"), base_offset, len(data))
         index._kept = kept
@@ -131,7 +96,7 @@ class TransactionIndex:
 
     def all(self) -> list[AbortedTransaction]:
         """Every entry, by rising last offset."""
-        return [entry for chunk in self._chunks(NO_OFFSET) for entry in _decode(chunk)]
+        return [entry for chunk in self._chunks(NO_OFFSET) for entry in aborted_in(chunk.tobytes())]
 
     def collect(self, fetch_offset: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
         """The aborted transactions that overlap [fetch_offset, upper), and whether that is all of them.
@@ -142,7 +107,7 @@ class TransactionIndex:
         for chunk in self._chunks(fetch_offset):
             decided = np.flatnonzero(chunk["last_stable_offset"] >= upper)
             searched = chunk[: decided[0] + 1] if decided.size else chunk
-            found += _decode(searched[searched["first_offset"] < upper])
+            found += aborted_in(searched[searched["first_offset"] < upper].tobytes())
             if decided.size:
                 return found, True
         return found, False
@@ -199,7 +164,7 @@ class TransactionIndex:
         if len(data) < (end - start) * ENTRY_SIZE and self._size >= end * ENTRY_SIZE:
             found = os.fstat(descriptor.number).st_size
             raise CorruptIndexError(f"{self.path}: expected {self._size} bytes as published, found {found}")
-        return np.frombuffer(data, ENTRY, len(data) // ENTRY_SIZE)
+        return np.frombuffer(data, _ROWS, len(data) // ENTRY_SIZE)
 
     def _check(self, chunk: Entries, number: int, previous: int) -> None:
         """Refuse entries of another version, and last offsets that do not rise above `previous`."""
@@ -257,7 +222,7 @@ class TransactionIndex:
             raise InvalidOffsetError(
                 f"{self.path}: expected a last offset above {last_offset}, found {entry.last_offset}"
             )
-        data = _bytes_of(entry)
+        data = entry.to_bytes()
         descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
         try:
             _write(descriptor, data, size)
@@ -351,17 +316,7 @@ class TransactionIndex:
         self._is_dirty = True
 
 
-def _decode(chunk: Entries) -> list[AbortedTransaction]:
-    return [AbortedTransaction(*fields) for _, *fields in chunk.tolist()]
-
-
 def _write(descriptor: _Descriptor, data: bytes, position: int) -> None:
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor.number, data[written:], position + written)
-
-
-def _bytes_of(entry: AbortedTransaction) -> bytes:
-    """The entry as it is stored."""
-    row = (VERSION, entry.producer_id, entry.first_offset, entry.last_offset, entry.last_stable_offset)
-    return np.array(row, ENTRY).tobytes()

@@ -15,8 +15,9 @@ import numpy as np
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import CorruptError
+from topicfs.engine.format.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, SIZE
-from topicfs.engine.kernels.search import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, index_entries
+from topicfs.engine.kernels.search import index_entries
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.time_index import TimeIndex

@@ -8,14 +8,8 @@ from typing import Final
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.kernels.scan import (
-    COLUMNS,
-    DONE,
-    FULL,
-    HEADER_SIZE,
-    SIZE_OVERHEAD,
-    scan,
-)
+from topicfs.engine.format.batch_header import HEADER_SIZE, size_of
+from topicfs.engine.kernels.scan import COLUMNS, DONE, FULL, scan
 
 _ROWS: Final = 16384
 """Rows of a batch table that is filled at once."""
@@ -48,7 +42,7 @@ def walk(
         if status > FULL:
             break
         if at == 0:
-            total = int.from_bytes(buffer[8:SIZE_OVERHEAD].tobytes(), "big") + SIZE_OVERHEAD
+            total = size_of(buffer.data)
             if length == end - position or total > end - position:
                 break
             buffer = np.empty(max(total, chunk), np.uint8)

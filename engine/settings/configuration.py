@@ -22,11 +22,18 @@ from typing import Final
 
 from topicfs.engine.cluster.image import Cluster, ClusterTopic
 from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError, InvalidSettingError
-from topicfs.engine.files.atomic import TEMPORARY_SUFFIX, read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata, parse_uuid
-from topicfs.engine.files.names import MAX_NAME_LENGTH, validate_topic
-from topicfs.engine.files.place import TOPICS
 from topicfs.engine.files.properties import MAX_BYTES, edit_properties, read_properties, write_properties
+from topicfs.engine.format.paths import (
+    CREATED_TOPICS,
+    MAX_NAME_LENGTH,
+    PROPERTIES_SUFFIX,
+    SERVER_PROPERTIES,
+    TEMPORARY_SUFFIX,
+    TOPICS,
+    validate_topic,
+)
 from topicfs.engine.record import Clock
 from topicfs.engine.settings import topic as topic_settings
 from topicfs.engine.settings.broker import split_lines
@@ -45,10 +52,6 @@ from topicfs.engine.settings.topic import (
 
 log = logging.getLogger(__name__)
 
-SERVER_PROPERTIES: Final = "server.properties"
-PROPERTIES_SUFFIX: Final = ".properties"
-
-CREATED: Final = "created-topics"
 
 INTERNAL_TOPICS: Final = frozenset(
     {
@@ -148,7 +151,7 @@ class Configuration:
                     raise InvalidNameError(f"{file}: {error}") from None
                 overrides[topic] = _read(file)
         state = _resolved(backing, lines, resolve_daemon(lines), overrides)
-        created = _read_created(backing / CREATED)
+        created = _read_created(backing / CREATED_TOPICS)
         return cls(backing, clock, state, cluster or Cluster(), found or {}, created, tuple(others))
 
     @property
@@ -242,7 +245,7 @@ class Configuration:
         """A topic with this id is about to be made here: written down before it is there, durably."""
         if topic_id in self._created:
             return
-        path = self._backing / CREATED
+        path = self._backing / CREATED_TOPICS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             size = os.fstat(descriptor).st_size
@@ -265,7 +268,7 @@ class Configuration:
             found = _ids_in(deleted).union(*map(self._ids, self._found))
             self._created &= {topic_id for topic_id in found if topic_id is not None}
             lines = "".join(f"{topic_id}\n" for topic_id in sorted(self._created))
-            write_atomically(self._backing / CREATED, lines.encode())
+            write_atomically(self._backing / CREATED_TOPICS, lines.encode())
 
     def forget_found(self, topic: str) -> None:
         """A topic that was found is gone: a later one of that name is another."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from topicfs.engine.cluster.reading import read_cluster
 from topicfs.engine.files.listing import PartitionKey
-from topicfs.engine.files.names import partition_directory
 from topicfs.engine.files.place import logs_in
+from topicfs.engine.format.paths import SERVER_PROPERTIES, partition_directory
 from topicfs.engine.record import Clock
-from topicfs.engine.settings.configuration import SERVER_PROPERTIES, Configuration
+from topicfs.engine.settings.configuration import Configuration
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from topicfs.engine.errors import InvalidSettingError
-from topicfs.engine.files.atomic import shown
+from topicfs.engine.errors import InvalidSettingError, shown
 from topicfs.engine.files.integers import parse_int32, parse_int64
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 

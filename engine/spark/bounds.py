@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
-from topicfs.engine.errors import CorruptSnapshotError
-from topicfs.engine.files.checkpoint import LOG_STARTS, OffsetCheckpoint
-from topicfs.engine.files.names import log_file, snapshot_file
-from topicfs.engine.spark.files import Aborted, Files, offset_index
-from topicfs.engine.spark.headers import ABORT, CONTROL, TRANSACTIONAL, Head, heads, marker_kind
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
+from topicfs.engine.format.batch_header import (
+    ABORT,
+    CONTROL,
+    TRANSACTIONAL,
+    BatchHeader,
+    headers,
+    marker_kind,
+)
+from topicfs.engine.format.paths import LOG_STARTS, log_file, snapshot_file
+from topicfs.engine.format.producer_snapshot import open_transactions
+from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.spark.files import Files, offset_index
 from topicfs.engine.spark.place import Place
-
-_SNAPSHOT_HEADER: Final = struct.Struct(">hIi")
-_SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Bounds:
 
     start: int
     end: int
-    aborted: tuple[Aborted, ...] = ()
+    aborted: tuple[AbortedTransaction, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Tail:
     position: int
     end: int
     open: dict[int, int] = field(default_factory=dict)
-    aborted: list[Aborted] = field(default_factory=list)
+    aborted: list[AbortedTransaction] = field(default_factory=list)
 
     @property
     def stable(self) -> int:
@@ -111,25 +113,26 @@ def _follow(files: Files, tail: Tail, size: int) -> None:
         return
     descriptor = os.open(files.directory / log_file(tail.base), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for head in heads(descriptor, tail.position, size):
+        for position, head in headers(descriptor, tail.position, size):
             if head.last_offset >= tail.end:  # not below a snapshot from whose batch on it is looked at
-                _take(tail, descriptor, head)
+                _take(tail, descriptor, position, head)
                 tail.end = head.last_offset + 1
-            tail.position = head.position + head.size
+            tail.position = position + head.size
     finally:
         os.close(descriptor)
 
 
-def _take(tail: Tail, descriptor: int, head: Head) -> None:
+def _take(tail: Tail, descriptor: int, position: int, head: BatchHeader) -> None:
     if not head.attributes & CONTROL:
         if head.attributes & TRANSACTIONAL:
             tail.open.setdefault(head.producer_id, head.base_offset)
         return
-    kind = marker_kind(descriptor, head)
+    kind = marker_kind(descriptor, position, head)
     if kind is not None:
         first = tail.open.pop(head.producer_id, None)
         if kind == ABORT and first is not None:
-            tail.aborted.append(Aborted(head.producer_id, first, head.last_offset))
+            stable = min(tail.open.values(), default=head.last_offset + 1)
+            tail.aborted.append(AbortedTransaction(head.producer_id, first, head.last_offset, stable))
 
 
 def _begun(files: Files) -> Tail:
@@ -143,13 +146,5 @@ def _begun(files: Files) -> Tail:
     index = offset_index(files.directory, base)
     below = index.count_up_to(0, offset - 1 - base)
     position = index.at(below - 1)[1] if below else 0
-    return Tail(base, position, offset, _open_transactions(files.directory / snapshot_file(offset)))
-
-
-def _open_transactions(path: Path) -> dict[int, int]:
-    """The open transactions of a producer snapshot; see `topicfs.engine.producer.snapshot`."""
-    data = path.read_bytes()
-    if len(data) < _SNAPSHOT_HEADER.size or (len(data) - _SNAPSHOT_HEADER.size) % _SNAPSHOT_ENTRY.size:
-        raise CorruptSnapshotError(f"{path}: expected whole entries, found {len(data)} bytes")
-    entries = _SNAPSHOT_ENTRY.iter_unpack(data[_SNAPSHOT_HEADER.size :])
-    return {producer: first for producer, *_, first in entries if first >= 0}
+    path = files.directory / snapshot_file(offset)
+    return Tail(base, position, offset, open_transactions(path, path.read_bytes()))

@@ -3,25 +3,21 @@
 Nothing here needs numpy or a kernel: see the package's head. Names are listed twice: who lists a directory while files
 in it are renamed may miss some. While a compaction puts its segments in place, which takes milliseconds, it is waited
 for; where that was broken off by a crash, the store must be opened once.
-
-    .index      int32 last offset of a batch - base, int32 position of the batch      see engine.segment.offset_index
-    .timeindex  int64 timestamp, int32 offset - base                                  see engine.segment.time_index
-    .txnindex   int16 version, int64 producer, first, last, last stable offset        see transaction_index
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
-from topicfs.engine.files.names import (
+from topicfs.engine.format.index import OFFSET_ENTRY, TIME_ENTRY, Index
+from topicfs.engine.format.paths import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     SWAP_SUFFIX,
@@ -32,21 +28,10 @@ from topicfs.engine.files.names import (
     time_index_file,
     transaction_index_file,
 )
+from topicfs.engine.format.transaction_index import AbortedTransaction, aborted_in
 
 _PATIENCE_S: Final = 5.0
 _PAUSE_S: Final = 0.01
-
-_OFFSET_ENTRY: Final = struct.Struct(">ii")
-_TIME_ENTRY: Final = struct.Struct(">qi")
-_ABORTED_ENTRY: Final = struct.Struct(">hqqqq")
-
-
-class Aborted(NamedTuple):
-    """A transaction that was aborted: whose, the first offset of its records, the offset of its marker."""
-
-    producer_id: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +61,12 @@ class Files:
         """The base of the segment behind, `end` behind the last one."""
         return self.bases[place + 1] if place + 1 < len(self.bases) else end
 
-    def aborted(self, start: int, end: int) -> Iterator[Aborted]:
+    def aborted(self, start: int, end: int) -> Iterator[AbortedTransaction]:
         """By the transaction indexes, what was aborted with offsets in [start, end)."""
         for base in self.aborting:
-            if base < self.bases[max(self.floor(start), 0)]:
-                continue
-            for _, producer, first, last, _ in _ABORTED_ENTRY.iter_unpack(
-                _whole(self.directory / transaction_index_file(base), _ABORTED_ENTRY.size)
-            ):
-                if first < end and last >= start:
-                    yield Aborted(producer, first, last)
+            if base >= self.bases[max(self.floor(start), 0)]:
+                found = aborted_in(_content(self.directory / transaction_index_file(base)))
+                yield from (each for each in found if each.overlaps(start, end))
 
 
 def listed(directory: Path) -> Files:
@@ -137,57 +118,19 @@ def _offsets(names: frozenset[str], suffix: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _whole(path: Path, entry_size: int) -> bytes:
-    """The whole entries of a file; nothing where there is none."""
+def _content(path: Path) -> bytes:
+    """The bytes of a file; none where there is no file."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         return b""
-    return data[: len(data) // entry_size * entry_size]
-
-
-class Index:
-    """A sorted file of entries, searched where it lies: some twenty reads of a few bytes.
-
-    A broker gives an active index its full size at once: behind its entries are zeros then, and they do not count."""
-
-    __slots__ = ("_data", "_entry", "base", "entries")
-
-    def __init__(self, base: int, entry: struct.Struct, data: bytes) -> None:
-        self.base = base
-        self._entry = entry
-        self._data = data
-        low, high = 0, len(data) // entry.size
-        while low < high:
-            middle = (low + high) // 2
-            if any(data[middle * entry.size : (middle + 1) * entry.size]):
-                low = middle + 1
-            else:
-                high = middle
-        self.entries = low
-
-    def at(self, number: int) -> tuple[int, int]:
-        """One entry, as it is stored."""
-        first, second = self._entry.unpack_from(self._data, number * self._entry.size)
-        return first, second
-
-    def count_up_to(self, field: int, limit: int) -> int:
-        """How many entries have at most `limit` in a field."""
-        low, high = 0, self.entries
-        while low < high:
-            middle = (low + high) // 2
-            if self.at(middle)[field] <= limit:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
 
 def offset_index(directory: Path, base: int) -> Index:
     """The offset index of a segment: entries of last offset - base and position."""
-    return Index(base, _OFFSET_ENTRY, _whole(directory / index_file(base), _OFFSET_ENTRY.size))
+    return Index.of(base, OFFSET_ENTRY, _content(directory / index_file(base)))
 
 
 def time_index(directory: Path, base: int) -> Index:
     """The time index of a segment: entries of timestamp and offset - base."""
-    return Index(base, _TIME_ENTRY, _whole(directory / time_index_file(base), _TIME_ENTRY.size))
+    return Index.of(base, TIME_ENTRY, _content(directory / time_index_file(base)))

@@ -17,6 +17,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from topicfs.engine.errors import InvalidNameError
+from topicfs.engine.format.paths import LOGS
 
 _TABLE: Final = Path("/proc/self/mountinfo")
 _TYPE: Final = b"fuse.topicfs"
@@ -38,7 +39,7 @@ class Place:
     @property
     def logs(self) -> Path:
         """The log directory."""
-        logs = self.backing / "logs"
+        logs = self.backing / LOGS
         return logs if logs.is_dir() else self.backing
 
 
@@ -49,7 +50,7 @@ def place_of(path: str) -> Place:
     for point, backing, _ in reversed(mounts):
         if point == real:
             return Place(backing, point)
-    if not (real / "logs").is_dir():
+    if not (real / LOGS).is_dir():
         raise InvalidNameError(
             f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
 from topicfs.engine.files.listing import Listing
-from topicfs.engine.files.names import log_file
+from topicfs.engine.format.index import Index
+from topicfs.engine.format.paths import log_file
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
-from topicfs.engine.spark.files import Aborted, Files, Index, listed, offset_index, time_index
+from topicfs.engine.spark.files import Files, listed, offset_index, time_index
 from topicfs.engine.spark.filters import TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
@@ -43,7 +46,7 @@ class OffsetRange:
     start: int
     end: int
     size: int
-    aborted: tuple[Aborted, ...]
+    aborted: tuple[AbortedTransaction, ...]
     fail_on_data_loss: bool
 
 
@@ -185,7 +188,8 @@ def may_reach(files: Files, place: int, timestamp: int) -> bool:
 def latest_of(files: Files, place: int) -> int | None:
     """A sealed segment's largest timestamp, None where its index has no entry."""
     index = time_index(files.directory, files.bases[place])
-    return index.at(index.entries - 1)[0] if index.entries else None
+    last = index.last()
+    return None if last is None else last[0]
 
 
 # -- tasks --------------------------------------------------------------------------------------------
@@ -284,9 +288,9 @@ def _late_from(files: Files, views: Path, place: int, last: int) -> int:
 
 
 def _with_aborted(partition: TopicPartition, part: OffsetRange) -> OffsetRange:
-    late = (each for each in partition.bounds.aborted if each.first < part.end and each.last >= part.start)
-    aborted = _while_files_change(lambda: (*partition.files.aborted(part.start, part.end), *late))
-    return replace(part, aborted=tuple(sorted(set(aborted))))
+    late = [each for each in partition.bounds.aborted if each.overlaps(part.start, part.end)]
+    aborted = _while_files_change(lambda: {*partition.files.aborted(part.start, part.end), *late})
+    return replace(part, aborted=tuple(sorted(aborted, key=attrgetter("last_offset"))))
 
 
 def _size(files: Files, start: int, end: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from topicfs.engine.files.views import VIEWS
+from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.spark.columns import arrow_schema
 from topicfs.engine.spark.filters import EVERYTHING, Filters, TimeBounds
 from topicfs.engine.spark.options import Options

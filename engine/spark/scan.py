@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,16 +22,14 @@ import pyarrow as pa
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Longs
+from topicfs.engine.batch.table import Longs, without_aborted
 from topicfs.engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
-    LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,
-    PRODUCER_ID,
 )
 from topicfs.engine.parquet.schema import batches as arrow_batch
 from topicfs.engine.parquet.schema import timestamp_types_of
@@ -126,7 +124,7 @@ def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int
             continue  # removed since it was listed
         segment, start, stop = opened
         for buffer, table in segment.batches(start, stop, chunk=_CHUNK, reuse=True):
-            kept = _visible(table, part.aborted, upper)
+            kept = _visible(table, part, upper)
             if len(kept):
                 yield buffer, kept, int(table[0, POSITION])
         at = upper
@@ -140,21 +138,11 @@ def _lose(part: OffsetRange, start: int, end: int) -> None:
         )
 
 
-def _visible(table: Longs, aborted: Sequence[tuple[int, int, int]], end: int) -> Longs:
-    attributes = table[:, ATTRIBUTES]
-    keep = (table[:, BASE_OFFSET] < end) & (attributes & CONTROL == 0)
-    if aborted:
-        transactional = attributes & TRANSACTIONAL != 0
-        first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
-        for producer, begin, marker in aborted:
-            if begin <= last and marker >= first:
-                keep &= ~(
-                    transactional
-                    & (table[:, PRODUCER_ID] == producer)
-                    & (table[:, BASE_OFFSET] >= begin)
-                    & (table[:, LAST_OFFSET] <= marker)
-                )
-    return table if keep.all() else table[keep]
+def _visible(table: Longs, part: OffsetRange, end: int) -> Longs:
+    kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]
+    return without_aborted(
+        kept, lambda start, end: (each for each in part.aborted if each.overlaps(start, end))
+    )
 
 
 def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSegment, int, int] | None:

@@ -40,7 +40,7 @@ from topicfs.engine.errors import (
     StoreLockedError,
     UnknownPartitionError,
 )
-from topicfs.engine.files.names import validate_topic
+from topicfs.engine.format.paths import INBOX, STAGING, validate_topic
 from topicfs.engine.spark.place import Place, place_of
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class ClosedInboxes:
         return made
 
     def _directory(self, topic: str, name: str) -> Path:
-        return self.backing / "staging" / topic / "inbox" / name
+        return self.backing / STAGING / topic / INBOX / name
 
     def sink(self, path: Path, schema: pa.Schema) -> Sink:
         """See Inboxes."""

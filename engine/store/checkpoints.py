@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.checkpoint import (
-    HIGH_WATERMARKS,
-    LOG_STARTS,
-    RECOVERY_POINTS,
-    OffsetCheckpoint,
-)
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
 from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.format.paths import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot

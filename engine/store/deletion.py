@@ -24,8 +24,10 @@ from typing import Any, Final, Self
 
 from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError
 from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
-from topicfs.engine.files.names import (
+from topicfs.engine.format.paths import (
     DELETE_SUFFIX,
+    DELETED,
+    DELETION_RECORD,
     parse_partition_directory,
     partition_directory,
     validate_topic,
@@ -36,10 +38,6 @@ from topicfs.engine.store.removal import Removals
 
 log = logging.getLogger(__name__)
 
-DELETED: Final = "deleted"
-SETTINGS: Final = "topic.properties"
-INBOX: Final = "staging"
-_RECORD: Final = "deletion.json"
 _LONGEST_RECORD: Final = 64 << 20
 """Bytes of a record: some 300 for each partition."""
 
@@ -195,7 +193,9 @@ class Deletions:
         found = []
         for place in sorted(self.directory.iterdir()):
             try:
-                deletion = Deletion.from_json(place.name, read_bounded(place / _RECORD, _LONGEST_RECORD))
+                deletion = Deletion.from_json(
+                    place.name, read_bounded(place / DELETION_RECORD, _LONGEST_RECORD)
+                )
             except (FileNotFoundError, NotADirectoryError):
                 # Its removal, or its making, was under way.
                 if not read_only:
@@ -262,7 +262,7 @@ class Deletions:
         place = self.place(deletion)
         try:
             place.mkdir(parents=True)
-            write_atomically(place / _RECORD, deletion.to_json())
+            write_atomically(place / DELETION_RECORD, deletion.to_json())
             sync_directory(self.directory)
             sync_directory(self.directory.parent)
         except OSError:
@@ -307,12 +307,12 @@ class Deletions:
                 self._forget(left)
 
     def _write(self, deletion: Deletion) -> None:
-        write_atomically(self.place(deletion) / _RECORD, deletion.to_json())
+        write_atomically(self.place(deletion) / DELETION_RECORD, deletion.to_json())
         self._known[deletion.id] = deletion
 
     def _forget(self, deletion: Deletion) -> None:
         place = self.place(deletion)
-        (place / _RECORD).unlink(missing_ok=True)
+        (place / DELETION_RECORD).unlink(missing_ok=True)
         sync_directory(place)
         del self._known[deletion.id]
         self._due.pop(deletion.id, None)

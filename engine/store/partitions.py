@@ -13,7 +13,7 @@ from typing import Final
 from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.files.metadata import CleanShutdown
-from topicfs.engine.files.names import parse_partition_directory, partition_directory
+from topicfs.engine.format.paths import parse_partition_directory, partition_directory
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot

@@ -1,15 +1,6 @@
 """The store: every partition under one directory, found, created, deleted and kept.
 
-    BACKING/
-    ├── server.properties            of the daemon, and defaults of topics
-    ├── topics/<topic>.properties    overrides of a topic
-    ├── created-topics               ids of the topics that were made here, not by a broker: engine/store/configuration
-    ├── logs/                        a Kafka log.dir
-    │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
-    │   └── <topic>-<partition>/ …
-    ├── staging/                     what is on its way in: engine/inbox, and what jobs write anew
-    ├── deleted/                     deletions that can be taken back: engine/store/deletion.py
-    └── views/                       not the engine's
+Its files are drawn in `topicfs.engine.format.paths`.
 
 After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
 After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep.run_due` is to be
@@ -29,7 +20,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from topicfs.engine.cleaner.manager import CleaningManager
 from topicfs.engine.cluster.image import ClusterTopic
@@ -51,13 +42,18 @@ from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.listing import Listing, PartitionKey
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
-from topicfs.engine.files.names import (
+from topicfs.engine.files.place import BESIDE_LOGS
+from topicfs.engine.format.paths import (
+    COMPACTING,
+    DELETED_SETTINGS,
+    DELETED_STAGING,
+    LOGS,
     NOT_PARTITIONS,
+    STAGING,
     deletion_directory,
     parse_partition_directory,
     partition_directory,
 )
-from topicfs.engine.files.place import BESIDE_LOGS, LOGS, STAGING
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
@@ -68,17 +64,12 @@ from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.configured import configured, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
-from topicfs.engine.store.deletion import INBOX as KEPT_INBOX
-from topicfs.engine.store.deletion import SETTINGS as KEPT_SETTINGS
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
 from topicfs.engine.store.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
-
-COMPACTING: Final = "compact"
-"""In a topic's part of it: segments that a job is writing anew. Who holds the log may remove it."""
 
 
 class Store:
@@ -544,10 +535,10 @@ class Store:
         place = self._deletions.place(deletion)
         kept = place if place.is_dir() else None
         if whole:
-            self._configuration.remove_topic(topic, kept and kept / KEPT_SETTINGS)
+            self._configuration.remove_topic(topic, kept and kept / DELETED_SETTINGS)
         if is_last:
             self._configuration.forget_found(topic)
-            self.inboxes.forget(topic, kept and kept / KEPT_INBOX)
+            self.inboxes.forget(topic, kept and kept / DELETED_STAGING)
         return deletion
 
     def _prepare_deletion(self, slots: Iterable[Slot], only_empty: bool) -> None:
@@ -658,11 +649,11 @@ class Store:
             places = self._kept_in(found)
             with self._deletions.restoring(found):
                 for place in places:
-                    self._configuration.restore_topic(topic, place / KEPT_SETTINGS)
+                    self._configuration.restore_topic(topic, place / DELETED_SETTINGS)
                 for part in found.partitions:
                     self._restore(topic, part)
                 for place in places:
-                    self.inboxes.restore(topic, place / KEPT_INBOX)
+                    self.inboxes.restore(topic, place / DELETED_STAGING)
                 self._checkpoints.write_all()
             return found
 
@@ -748,9 +739,9 @@ class Store:
             present = self._partitions.of_topic(deletion.topic)
             if deletion.restoring and present:
                 for each in self._kept_in(deletion):
-                    self.inboxes.restore(deletion.topic, each / KEPT_INBOX)
-            elif not present and not (place / KEPT_INBOX).exists():
-                self.inboxes.forget(deletion.topic, place / KEPT_INBOX)
+                    self.inboxes.restore(deletion.topic, each / DELETED_STAGING)
+            elif not present and not (place / DELETED_STAGING).exists():
+                self.inboxes.forget(deletion.topic, place / DELETED_STAGING)
             if deletion.restoring:
                 self._deletions.settle(deletion.id)
 

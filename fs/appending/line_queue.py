@@ -31,8 +31,8 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import EngineError, RecordTooLargeError
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
-from topicfs.engine.kernels.scan import HEADER_SIZE
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, shape_for

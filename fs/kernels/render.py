@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicfs.engine.format.batch_header import HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
-from topicfs.engine.kernels.decode import (
-    BAD_LENGTH,
-    BAD_OFFSET,
-    GOOD,
-    LOG_APPEND_TIME,
-    TOO_FEW,
-    TOO_MANY,
-    walk_record,
-)
+from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
     COUNT,
-    HEADER_SIZE,
     LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,

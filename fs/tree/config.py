@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from topicfs.engine.errors import InvalidSettingError
-from topicfs.engine.files.atomic import shown as quoted
+from topicfs.engine.errors import InvalidSettingError, shown
 from topicfs.engine.settings.lookup import TOPIC_BY_NAME, TOPIC_HINTS
 from topicfs.engine.settings.setting import Setting, refuse_unknown
 from topicfs.engine.settings.topic import Explained
@@ -93,7 +92,7 @@ def read_line(text: str) -> Line | None:
         return None
     name, equals, value = (part.strip() for part in statement.partition("="))
     if not equals or not name:
-        raise errors.BadInputError(f"expected name=value, found {quoted(text)}")
+        raise errors.BadInputError(f"expected name=value, found {shown(text)}")
     refuse_unknown("topic", (name,), TOPIC_BY_NAME, TOPIC_HINTS)
     setting = TOPIC_BY_NAME[name]
     source = "" if comment is None else text[comment.end() :].strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
-from topicfs.engine.files.names import parse_partition_directory
+from topicfs.engine.format.paths import parse_partition_directory
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Entry, FleetingFile
 from topicfs.fs.tree.deleting import Deleting

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topicfs.engine.errors import OffsetOutOfRangeError
-from topicfs.engine.files.atomic import shown as quoted
+from topicfs.engine.errors import OffsetOutOfRangeError, shown
 from topicfs.engine.files.integers import parse_int64
 from topicfs.fs import errors
 from topicfs.fs.context import Context
@@ -29,7 +28,7 @@ class StartFile(PartitionEntry, ControlFile):
             raise errors.BadInputError(f"expected one offset, found {len(lines)} lines")
         offset = parse_int64(lines[0].strip())
         if offset is None:
-            raise errors.BadInputError(f"expected an offset, or -1, found {quoted(lines[0])}")
+            raise errors.BadInputError(f"expected an offset, or -1, found {shown(lines[0])}")
         partition = self.views.partition
         self.views.writers.await_closing()
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.format.paths import MAP_SUFFIX, file_of
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.segment import Segment
@@ -176,4 +177,4 @@ class RenderedSegments:
 
 
 def _name(segment: Segment, fmt: Format) -> str:
-    return f"{segment.base_offset:020d}.{fmt.suffix}.map"
+    return file_of(segment.base_offset, f".{fmt.suffix}{MAP_SUFFIX}")

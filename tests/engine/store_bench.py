@@ -11,7 +11,8 @@ import pytest
 from verify import verify, verify_files
 
 from topicfs import Record, Store
-from topicfs.engine.files.checkpoint import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS, OffsetCheckpoint
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
+from topicfs.engine.format.paths import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from topicfs.engine.partition.partition import Partition
 
 START = 1_700_000_000_000

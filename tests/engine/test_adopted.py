@@ -12,9 +12,8 @@ from store_bench import SMALL, START, StoreBench, checked_store_bench
 from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
 
 from topicfs import Record, Store
-from topicfs.engine.cluster.reading import METADATA_LOG
+from topicfs.engine.format.paths import CREATED_TOPICS, METADATA_LOG
 from topicfs.engine.plan.plan import plan
-from topicfs.engine.settings.configuration import CREATED
 
 DAY = 86_400_000
 LATER = START + 3650 * DAY
@@ -36,7 +35,7 @@ def adopted(store_bench: StoreBench) -> StoreBench:
             partition.append(Record(b"v" * 120, b"key", START + number))
     store.close()
     shutil.rmtree(store_bench.root / "topics")
-    (store_bench.root / CREATED).unlink()
+    (store_bench.root / CREATED_TOPICS).unlink()
     return store_bench
 
 
@@ -97,13 +96,13 @@ def test_a_topic_that_may_be_compacted_is_not_deleted_by_a_line_on_retention(
         introduce(adopted, "t", setting(OF_TOPIC, "t", "cleanup.policy", "delete"), other_id=True)
     store = adopted.open()
     before = segments(store)
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == before
     assert source(store, "cleanup.policy") == ("", "kept")
     assert "until cleanup.policy is set, for the topic or for all of them in" in (store.why_kept("t") or "")
     store.configure("t", {"cleanup.policy": "delete"})
     assert store.why_kept("t") is None
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == 1
 
 
@@ -122,7 +121,7 @@ def test_what_metadata_that_is_not_believed_tells_of_is_kept_whatever_is_said_of
         store = adopted.open()
     assert "cannot be read" in caplog.text
     before = segments(store)
-    store.retain(LATER)
+    store.upkeep.retain(LATER)
     assert segments(store) == before
     assert (store.why_kept("t") or "").endswith(
         "until cleanup.policy and retention.ms are set, for the topic"
@@ -266,7 +265,7 @@ def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(stor
 def test_the_list_of_what_was_made_here_survives_half_a_line(store_bench: StoreBench) -> None:
     store = store_bench.open()
     store.create("t", 0)
-    path: Path = store_bench.root / CREATED
+    path: Path = store_bench.root / CREATED_TOPICS
     with path.open("a") as file:
         file.write("half")
     store = store_bench.reopen()
@@ -280,7 +279,7 @@ def test_the_list_of_what_was_made_here_is_bounded(store_bench: StoreBench) -> N
     store = store_bench.open()
     store.create("t", 0)
     store.close()
-    path = store_bench.root / CREATED
+    path = store_bench.root / CREATED_TOPICS
     with path.open("a") as file:
         file.writelines(f"{number:022d}\n" for number in range(0, 40_000, 16))
     store = store_bench.open()

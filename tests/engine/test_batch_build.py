@@ -48,8 +48,8 @@ from topicfs.engine.errors import (
     InvalidTimestampError,
     RecordTooLargeError,
 )
+from topicfs.engine.format.batch_header import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.record import MAX_INT32, Codec, Record, TimestampType
 
 APPEND_TIME = Shape(timestamp_type=TimestampType.LOG_APPEND_TIME)

@@ -40,14 +40,9 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns, Inspection, codec_of, unordered_columns
 from topicfs.engine.batch.compression import compress
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels import decode as decoding
-from topicfs.engine.kernels.decode import (
-    CONTROL,
-    DELETE_HORIZON,
-    LOG_APPEND_TIME,
-    NO_APPEND_TIME,
-    TRANSACTIONAL,
-)
+from topicfs.engine.kernels.decode import NO_APPEND_TIME
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, BASE_TIMESTAMP, COUNT, MAX_TIMESTAMP
 from topicfs.engine.record import Codec, Record
 

@@ -45,9 +45,10 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns, records_of, unordered_columns
 from topicfs.engine.batch.compression import compress, decompress
 from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
+from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels import decode as decoding
 from topicfs.engine.kernels import scan as scanning
-from topicfs.engine.kernels.decode import CODEC_MASK, CONTROL, LOG_APPEND_TIME, NO_APPEND_TIME
+from topicfs.engine.kernels.decode import NO_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,

@@ -29,8 +29,8 @@ from plain_batches import (
 
 from topicfs.engine import batch as batches
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,

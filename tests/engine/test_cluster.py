@@ -14,7 +14,7 @@ from opening import open_partition
 from topicfs import Record
 from topicfs.engine import batch as batches
 from topicfs.engine.cluster.image import Cluster, Image
-from topicfs.engine.cluster.reading import METADATA_LOG, read_cluster
+from topicfs.engine.cluster.reading import read_cluster
 from topicfs.engine.cluster.records import (
     CorruptRecordError,
     PartitionRecord,
@@ -24,8 +24,9 @@ from topicfs.engine.cluster.records import (
     Transaction,
     read,
 )
+from topicfs.engine.format.batch_header import CONTROL
+from topicfs.engine.format.paths import METADATA_LOG
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL
 
 OF_TOPIC, OF_BROKER = 2, 4
 IDS = {name: bytes([number + 1]) * 16 for number, name in enumerate(("a", "b", "c"))}

@@ -14,9 +14,9 @@ from partition_bench import NOW, Bench, bases_of, batch, values
 from verify import verify
 
 from topicfs.engine.errors import ClosedError
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Record
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 class Disk:

@@ -25,8 +25,8 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch import ABORT, COMMIT, Marker
 from topicfs.engine.batch.compression import compress
 from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
+from topicfs.engine.format.batch_header import CONTROL, TRANSACTIONAL
 from topicfs.engine.kernels import encode as encoding
-from topicfs.engine.kernels.decode import CONTROL, TRANSACTIONAL
 from topicfs.engine.record import Codec, Record
 
 

@@ -17,11 +17,11 @@ from plain_batches import CODECS, RECORD, RECORDS, array, batch, entries
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.compression import compress
 from topicfs.engine.errors import CorruptBatchError
-from topicfs.engine.files.views import made_of
-from topicfs.engine.kernels.decode import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, made_of
 from topicfs.engine.kernels.min_timestamps import min_timestamp_record, min_timestamps
 from topicfs.engine.min_timestamps.build import build, min_timestamp_in
-from topicfs.engine.min_timestamps.file import SUFFIX, MinTimestamps, load, write
+from topicfs.engine.min_timestamps.file import MinTimestamps, load, write
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Codec, Record
 
@@ -171,7 +171,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def put(log: Path, known: MinTimestamps = SOME) -> Path:
-    path = log.parent / "views" / made_of(7, log.stat(), SUFFIX)
+    path = log.parent / "views" / made_of(7, log.stat(), MIN_TIMESTAMPS_SUFFIX)
     write(path, known)
     return path
 

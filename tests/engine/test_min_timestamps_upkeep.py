@@ -13,7 +13,8 @@ from store_bench import START, StoreBench, checked_store_bench
 
 import topicfs.engine.min_timestamps.upkeep as upkeeping
 from topicfs.engine.cleaner.clean import Cleaner
-from topicfs.engine.min_timestamps.file import SUFFIX, MinTimestamps, load
+from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX
+from topicfs.engine.min_timestamps.file import MinTimestamps, load
 from topicfs.engine.min_timestamps.upkeep import RECENT_MS, RETRY_MS, MinTimestampsUpkeep
 from topicfs.engine.record import Record
 
@@ -182,7 +183,7 @@ def test_a_damaged_file_is_made_again_and_what_a_crash_left_is_removed(kept: Kee
     first, second = kept.on_disk()
     (kept.directory / first).write_bytes(b"")
     (kept.directory / f"{second}.tmp").write_bytes(b"half")
-    (kept.directory / f"{0:020d}.1-2-3{SUFFIX}").write_bytes(b"of another file")
+    (kept.directory / f"{0:020d}.1-2-3{MIN_TIMESTAMPS_SUFFIX}").write_bytes(b"of another file")
     (kept.directory / f"{0:020d}.txt.map").write_bytes(b"not ours")
     kept.start()
     kept.run()

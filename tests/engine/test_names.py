@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.files import names
-from topicfs.engine.files.names import (
+from topicfs.engine.format import paths
+from topicfs.engine.format.paths import (
     deletion_directory,
     offset_of_file,
     parse_partition_directory,
@@ -167,11 +167,11 @@ def test_leading_zero_of_a_partition_is_refused_lest_two_names_mean_one(name: st
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [
-        (names.log_file, ".log"),
-        (names.index_file, ".index"),
-        (names.time_index_file, ".timeindex"),
-        (names.transaction_index_file, ".txnindex"),
-        (names.snapshot_file, ".snapshot"),
+        (paths.log_file, ".log"),
+        (paths.index_file, ".index"),
+        (paths.time_index_file, ".timeindex"),
+        (paths.transaction_index_file, ".txnindex"),
+        (paths.snapshot_file, ".snapshot"),
     ],
 )
 def test_file_name_is_the_offset_with_20_digits_and_is_parsed_back(name, suffix: str) -> None:  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ from topicfs.engine import batch as reading
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.compression import compress
 from topicfs.engine.errors import CorruptBatchError
-from topicfs.engine.kernels.decode import LOG_APPEND_TIME
+from topicfs.engine.format.batch_header import LOG_APPEND_TIME
 from topicfs.engine.parquet.schema import FILE_SCHEMA, SCHEMA, batches, timestamp_types_of
 from topicfs.engine.record import MAX_INT64, Codec, Record
 

@@ -17,8 +17,9 @@ from store_bench import START, StoreBench, checked_store_bench
 
 import topicfs.engine.parquet.upkeep
 from topicfs.engine.cleaner.clean import Cleaner
+from topicfs.engine.format.paths import PARQUET_LIST
 from topicfs.engine.parquet import write
-from topicfs.engine.parquet.table import LIST, Tables
+from topicfs.engine.parquet.table import Tables
 from topicfs.engine.parquet.upkeep import RETRY_MS, TableUpkeep
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import Record
@@ -106,7 +107,7 @@ def test_each_sealed_segment_has_a_file_with_its_records_and_the_active_one_has_
     assert kept.rows()[2] | {"timestamp": 0} == {
         "topic": "orders", "offset": 2, "timestamp": 0, "key": b"k", "value": b"c", "headers": None,
     }  # fmt: skip
-    assert kept.on_disk() == {LIST, *(path.name for path in kept.paths())}
+    assert kept.on_disk() == {PARQUET_LIST, *(path.name for path in kept.paths())}
 
 
 def test_records_of_aborted_transactions_and_markers_are_left_out(kept: Keeping) -> None:
@@ -201,7 +202,7 @@ def test_compaction_does_not_take_records_from_the_table_before_the_new_files_ar
     assert kept.values() == before
     kept.run()
     assert kept.values() == ["old 2", "last"]
-    assert kept.on_disk().isdisjoint(names - {LIST})
+    assert kept.on_disk().isdisjoint(names - {PARQUET_LIST})
 
 
 def test_the_table_of_before_a_compaction_is_there_after_a_restart(kept: Keeping) -> None:
@@ -349,7 +350,7 @@ def test_a_full_disk_leaves_nothing_half_and_is_tried_again(
         patch.setattr(write, "_sync", full)
         kept.run()
     assert kept.bases == []
-    assert not [name for name in kept.on_disk() if name != LIST]
+    assert not [name for name in kept.on_disk() if name != PARQUET_LIST]
     status = kept.tables.status(kept.partition)
     assert status is not None
     assert "No space left" in str(status["error"])
@@ -365,7 +366,7 @@ def test_what_a_crash_left_half_written_is_removed(kept: Keeping) -> None:
     (kept.directory / f"{0:020d}.1-2-3.parquet").write_bytes(b"of another segment")
     (kept.directory / f"{0:020d}.txt.map").write_bytes(b"not of the table")
     kept.run()
-    assert kept.on_disk() == {LIST, kept.paths()[0].name, f"{0:020d}.txt.map"}
+    assert kept.on_disk() == {PARQUET_LIST, kept.paths()[0].name, f"{0:020d}.txt.map"}
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_what_a_crash_left_half_written_is_removed(kept: Keeping) -> None:
 def test_a_list_that_is_no_list_counts_as_none(kept: Keeping, content: bytes) -> None:
     kept.segment("a")
     kept.run()
-    (kept.directory / LIST).write_bytes(content)
+    (kept.directory / PARQUET_LIST).write_bytes(content)
     kept.start()
     assert kept.bases == []
     kept.run()
@@ -407,7 +408,7 @@ def test_a_stop_breaks_off_within_a_segment(kept: Keeping) -> None:
 
     kept.run(stop)
     assert kept.bases == []
-    assert not [name for name in kept.on_disk() if name != LIST]
+    assert not [name for name in kept.on_disk() if name != PARQUET_LIST]
     kept.run()
     assert sum(file.records for file in kept.tables.files(kept.partition)) == 4000
 
@@ -426,7 +427,7 @@ def test_a_run_without_anything_to_do_asks_no_file(kept: Keeping, monkeypatch: p
 def test_the_list_says_what_each_file_is(kept: Keeping) -> None:
     kept.segment("a", "b")
     kept.run()
-    content = json.loads((kept.directory / LIST).read_bytes())
+    content = json.loads((kept.directory / PARQUET_LIST).read_bytes())
     status = (kept.partition.directory / f"{0:020d}.log").stat()
     assert content["topic_id"] == kept.partition.topic_id
     (file,) = content["files"]

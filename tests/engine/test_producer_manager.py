@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topicfs.engine.batch.marker import ABORT, COMMIT, Marker
+from topicfs.engine.batch.marker import Marker
 from topicfs.engine.errors import (
     InvalidProducerEpochError,
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
+from topicfs.engine.format.batch_header import ABORT, COMMIT
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.producer.entry import (
     BatchInfo,
     BatchMetadata,
@@ -34,7 +36,6 @@ from topicfs.engine.producer.entry import (
     last_sequence_of,
 )
 from topicfs.engine.producer.manager import CompletedTransaction, OpenTransaction, ProducerStates
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 MAXI = 2**31 - 1
 PRODUCER = 1

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.segment import transaction_index
-from topicfs.engine.segment.transaction_index import AbortedTransaction, TransactionIndex
+from topicfs.engine.segment.transaction_index import TransactionIndex
 
 FOUR = [
     AbortedTransaction(0, 0, 10, 11),

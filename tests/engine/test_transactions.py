@@ -14,11 +14,11 @@ import pytest
 from partition_bench import Bench, bases_of, batch, marker
 
 from topicfs.engine.errors import InvalidProducerEpochError, TransactionCoordinatorFencedError
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.producer.entry import Origin
 from topicfs.engine.record import Record
-from topicfs.engine.segment.transaction_index import AbortedTransaction
 
 
 class Writer:

@@ -27,8 +27,9 @@ from plain_formats import (
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.build import write_header
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import encode_columns, stamp
-from topicfs.engine.kernels.scan import ATTRIBUTES, HEADER_SIZE, POSITION
+from topicfs.engine.kernels.scan import ATTRIBUTES, POSITION
 from topicfs.engine.record import Codec, Record, TimestampType
 from topicfs.fs.formats import Format
 

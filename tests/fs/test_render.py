@@ -28,8 +28,9 @@ from plain_formats import (
 
 from topicfs.engine import batch as batches
 from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels import decode as decoding
-from topicfs.engine.kernels.scan import BASE_TIMESTAMP, COUNT, HEADER_SIZE, POSITION, SIZE
+from topicfs.engine.kernels.scan import BASE_TIMESTAMP, COUNT, POSITION, SIZE
 from topicfs.engine.record import Record
 from topicfs.fs.formats import Format
 from topicfs.fs.kernels import render as rendering

@@ -176,7 +176,7 @@ def test_what_is_not_known_is_kept(directory: Directory, tmp_path: Path) -> None
             assert store.partition(topic, 0).start_offset == 0
         assert store.partition("plain", 0).end_offset == 100
         store.configure_daemon({"log.retention.ms": "3600000"})
-        store.retain(now_ms())
+        store.upkeep.retain(now_ms())
         assert store.partition("compacted", 0).start_offset == 0
         store.configure_daemon({"log.cleanup.policy": "delete"})
         assert store.why_kept("plain") is None

@@ -46,11 +46,11 @@ from topicfs.engine.cleaner.rewrite import RewriteCounts
 from topicfs.engine.cleaner.transactions import Passage
 from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
 from topicfs.engine.files.listing import PartitionKey
-from topicfs.engine.files.place import STAGING
+from topicfs.engine.format.paths import COMPACTING, STAGING
 from topicfs.engine.record import Clock, now_ms
 from topicfs.engine.spark import register
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
-from topicfs.engine.store.store import COMPACTING, Store
+from topicfs.engine.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -34,13 +34,23 @@ from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
-from topicfs.engine.files.names import partition_directory, validate_topic
-from topicfs.engine.files.place import STAGING, TOPICS, refuse_unless_store
+from topicfs.engine.files.place import refuse_unless_store
+from topicfs.engine.format.paths import (
+    IMPORTING,
+    LEADER_EPOCHS,
+    LOG_SUFFIX,
+    LOGS,
+    PUBLISHING,
+    STAGING,
+    TOPICS,
+    file_of,
+    partition_directory,
+    validate_topic,
+)
 from topicfs.engine.inbox.routing import choose, first_refused
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
 from topicfs.engine.partition.chain import segment_settings
-from topicfs.engine.partition.epochs import FILE_NAME as EPOCHS_FILE
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
@@ -126,7 +136,7 @@ def import_rows(
     refuse_unless_store(backing)
     for name in (TOPICS, STAGING):
         (backing / name).mkdir(exist_ok=True)
-    lock = DirectoryLock.acquire(backing / "logs")
+    lock = DirectoryLock.acquire(backing / LOGS)
     try:
         if _publish(backing, topic):
             raise PartitionExistsError(
@@ -145,27 +155,27 @@ def _import(
     partitions: int,
     overrides: Mapping[str, str],
 ) -> Imported:
-    if any(name == topic for name, _ in Listing.of(backing / "logs").partitions):
+    if any(name == topic for name, _ in Listing.of(backing / LOGS).partitions):
         raise PartitionExistsError(
-            f"{backing / 'logs'}: topic {topic} exists; rows are imported into a new topic only"
+            f"{backing / LOGS}: topic {topic} exists; rows are imported into a new topic only"
         )
     configuration = Configuration.load(backing, {}, now_ms)
     settings = configuration.check(topic, overrides)
-    work = backing / "staging" / topic / "import"
+    work = backing / STAGING / topic / IMPORTING
     shutil.rmtree(work, ignore_errors=True)
     for number in range(partitions):
         (work / "pieces" / str(number)).mkdir(parents=True)
-        (work / "logs" / partition_directory(topic, number)).mkdir(parents=True)
+        (work / LOGS / partition_directory(topic, number)).mkdir(parents=True)
     try:
         pieces = _staged(rows, work, partitions, settings)
-        outputs = list(_outputs(work / "logs", topic, partitions, pieces, settings))
+        outputs = list(_outputs(work / LOGS, topic, partitions, pieces, settings))
         made = spread(spark, outputs, _Segments(settings), _SEGMENTS).collect()
         shutil.rmtree(work / "pieces")
         topic_id = random_uuid()
-        _finish(work / "logs", topic, partitions, topic_id)
+        _finish(work / LOGS, topic, partitions, topic_id)
         configuration.note_created(topic_id)
         configuration.set_topic(topic, overrides)
-        (work / "logs").rename(work.with_name("publishing"))
+        (work / LOGS).rename(work.with_name(PUBLISHING))
         sync_directory(work.parent)
         _publish(backing, topic)
     finally:
@@ -342,7 +352,7 @@ class _Segments:
 
 def _remove_left(output: Output) -> None:
     """Of a task that is tried again."""
-    for path in output.directory.glob(f"{output.base:020d}.*"):
+    for path in output.directory.glob(file_of(output.base, ".*")):
         path.unlink(missing_ok=True)
 
 
@@ -353,9 +363,9 @@ def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
         metadata = PartitionMetadata.load(directory)
         metadata.record(topic_id)
         metadata.maybe_flush()
-        segments = sorted(directory.glob("*.log"))
+        segments = sorted(directory.glob("*" + LOG_SUFFIX))
         if segments[-1].stat().st_size:
-            epochs = LeaderEpochs.open(directory / EPOCHS_FILE)
+            epochs = LeaderEpochs.open(directory / LEADER_EPOCHS)
             epochs.assign_all([(_EPOCH, 0)])
             epochs.flush()
         # Who reads segments in the order of their times then reads them in the order of their offsets.
@@ -369,13 +379,13 @@ def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
 
 def _publish(backing: Path, topic: str) -> bool:
     """Give partitions that are whole their names in the log. Gives whether there were any."""
-    ready = backing / "staging" / topic / "publishing"
+    ready = backing / STAGING / topic / PUBLISHING
     try:
         names = sorted(os.listdir(ready))
     except FileNotFoundError:
         return False
     for name in names:
-        (ready / name).rename(backing / "logs" / name)
-    sync_directory(backing / "logs")
+        (ready / name).rename(backing / LOGS / name)
+    sync_directory(backing / LOGS)
     ready.rmdir()
     return True

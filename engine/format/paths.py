@@ -1,10 +1,33 @@
-"""The names under a log directory: topics, partition directories and the files in them.
+"""The names of directories and files under BACKING.
 
-    <topic>-<partition>                       a live partition; split at the last '-'
-    <topic>-<partition>.<uuid32>-delete       renamed, waits for its removal; the topic may be cut short
-    <topic>-<partition>.<uuid32>-stray        belongs to no topic known by that id; may be cut short
-    <topic>-<partition>.<uuid32>-future       the copy of a partition that moves to this directory
-    <offset, 20 digits>.<log|index|timeindex|txnindex|snapshot>[.cleaned|.swap|.deleted]
+    BACKING/
+    ├── server.properties                 of the daemon, and defaults of topics
+    ├── topics/<topic>.properties         overrides of a topic
+    ├── created-topics                    ids of the topics that were made here
+    ├── topicfs.log                       what the daemon logs
+    ├── logs/                             a Kafka log.dir
+    │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
+    │   ├── __cluster_metadata-0/         a controller's log
+    │   └── <topic>-<partition>/          a live partition; split at the last '-'
+    │       ├── partition.metadata  leader-epoch-checkpoint
+    │       └── <offset>.<log|index|timeindex|txnindex|snapshot>[.cleaned|.swap|.deleted]
+    ├── staging/<topic>/
+    │   ├── journal  committed            the commit that is under way, and the names of those before
+    │   ├── inbox/                        files on their way in
+    │   └── compact/  import/  publishing/   segments that a job makes
+    ├── deleted/<id>/
+    │   ├── deletion.json                 what was deleted
+    │   ├── topic.properties  staging/    of the topic, where it was deleted as a whole
+    └── views/<partition>/                what is made of segments, and may be deleted at any time
+        ├── <base>.<inode>-<size>-<mtime>.<earliest|parquet>
+        ├── parquet.list
+        └── <base>.<format>.map
+
+An offset has 20 digits. Beside live partitions there are, each with a UUID of 32 digits:
+
+    <topic>-<partition>.<uuid>-delete     waits for its removal; the topic may be cut short
+    <topic>-<partition>.<uuid>-stray      belongs to no topic known by that id; may be cut short
+    <topic>-<partition>.<uuid>-future     the copy of a partition that moves to this directory
 
 Kafka also parses other spellings of a number, such as `t-01` or `+5.log`. They are refused here, so that two
 names never mean one partition or one segment. For the same reason, and because what it names will be removed,
@@ -13,16 +36,38 @@ a suffixed directory must carry a UUID as a rename writes it.
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from typing import Final, NamedTuple
 
-from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.files.atomic import shown
+from topicfs.engine.errors import InvalidNameError, shown
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 
 MAX_TOPIC_LENGTH: Final = 249
 MAX_NAME_LENGTH: Final = 255
+
+SERVER_PROPERTIES: Final = "server.properties"
+TOPICS: Final = "topics"
+PROPERTIES_SUFFIX: Final = ".properties"
+CREATED_TOPICS: Final = "created-topics"
+DAEMON_LOG: Final = "topicfs.log"
+
+LOGS: Final = "logs"
+LOCK: Final = ".lock"
+META_PROPERTIES: Final = "meta.properties"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
+METADATA_LOG: Final = "__cluster_metadata-0"
+
+# A broker keeps them beside the partitions, and does not load them as such.
+NOT_PARTITIONS: Final = frozenset({METADATA_LOG, "remote-log-index-cache"})
+
+PARTITION_METADATA: Final = "partition.metadata"
+LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
 
 DELETE_SUFFIX: Final = "-delete"
 STRAY_SUFFIX: Final = "-stray"
@@ -38,8 +83,29 @@ CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
 
-# A broker keeps them beside the partitions, and does not load them as such.
-NOT_PARTITIONS: Final = frozenset({"__cluster_metadata-0", "remote-log-index-cache"})
+TEMPORARY_SUFFIX: Final = ".tmp"
+"""Of a file that is written, before it is renamed to take another's place."""
+
+STAGING: Final = "staging"
+JOURNAL: Final = "journal"
+COMMITTED: Final = "committed"
+INBOX: Final = "inbox"
+COMPACTING: Final = "compact"
+"""Segments that a job is writing anew. Who holds the log may remove it."""
+
+IMPORTING: Final = "import"
+PUBLISHING: Final = "publishing"
+
+DELETED: Final = "deleted"
+DELETION_RECORD: Final = "deletion.json"
+DELETED_SETTINGS: Final = "topic.properties"
+DELETED_STAGING: Final = "staging"
+
+VIEWS: Final = "views"
+MIN_TIMESTAMPS_SUFFIX: Final = ".earliest"
+PARQUET_SUFFIX: Final = ".parquet"
+PARQUET_LIST: Final = "parquet.list"
+MAP_SUFFIX: Final = ".map"
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -120,6 +186,11 @@ def parse_partition_directory(name: str) -> PartitionName:
     return PartitionName(topic, partition, suffix)
 
 
+def file_of(offset: int, suffix: str) -> str:
+    """The name of a file of an offset, which is not looked at; the suffix begins with a dot."""
+    return f"{offset:020d}{suffix}"
+
+
 def log_file(base_offset: int) -> str:
     """The name of the segment's records."""
     return _file(base_offset, LOG_SUFFIX)
@@ -157,6 +228,12 @@ def offset_of_file(name: str) -> int:
     return offset
 
 
+def made_of(base_offset: int, log: os.stat_result, suffix: str) -> str:
+    """The name of what is made of a segment's `.log`. It has that very file's identity, in hexadecimal: a segment that
+    compaction rewrote is another file, and what was made of the one before is not taken for its own."""
+    return file_of(base_offset, f".{log.st_ino:x}-{log.st_size:x}-{log.st_mtime_ns:x}{suffix}")
+
+
 def _validate(topic: str, partition: int) -> None:
     validate_topic(topic)
     if not 0 <= partition <= MAX_INT32:
@@ -170,4 +247,4 @@ def _file(offset: int, suffix: str) -> str:
         raise InvalidNameError(
             f"name of a {suffix} file: expected an offset in 0..{MAX_INT64}, found {offset}"
         )
-    return f"{offset:020d}{suffix}"
+    return file_of(offset, suffix)

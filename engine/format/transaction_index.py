@@ -1,0 +1,55 @@
+"""The transaction index of a segment, `<base>.txnindex`: the aborted transactions whose markers it holds.
+
+    entries of 34 bytes, one behind the other, big-endian; last offsets rise
+
+    0   int16  version, always 0
+    2   int64  producer id
+    10  int64  first offset         of the transaction's first record, in this segment or an earlier one
+    18  int64  last offset          of its marker
+    26  int64  last stable offset   when the marker was written: below it, every transaction was decided
+
+Most segments have no aborted transaction, and then no such file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from topicfs.engine.format.layout import Layout
+
+VERSION: Final = 0
+ENTRY: Final = Layout(version="h", producer_id="q", first_offset="q", last_offset="q", last_stable_offset="q")
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """One entry of a transaction index.
+
+    producer_id         whose transaction it was
+    first_offset        of its first record
+    last_offset         of its abort marker
+    last_stable_offset  below it every transaction was decided when the marker was written
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+    def to_bytes(self) -> bytes:
+        """The entry as it is stored."""
+        return ENTRY.struct.pack(
+            VERSION, self.producer_id, self.first_offset, self.last_offset, self.last_stable_offset
+        )
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether an offset in [start, end) may be of this transaction."""
+        return self.first_offset < end and self.last_offset >= start
+
+
+def aborted_in(data: bytes) -> Iterator[AbortedTransaction]:
+    """The entries of a file, as far as they are whole."""
+    for _, *fields in ENTRY.struct.iter_unpack(ENTRY.whole(data)):
+        yield AbortedTransaction(*fields)
