@@ -30,6 +30,10 @@ PIECE: Final = 4096
 """A write of so many bytes, a whole buffer of stdio, may be a piece of a long text. A shorter one is all of it."""
 
 
+_LARGE_PIECE: Final = 64 * 1024
+"""Behind a request of so many bytes may come another one of the same write(2): pieces have up to 128 KiB."""
+
+
 class Target(Protocol):
     """Where whole lines go.
 
@@ -70,7 +74,9 @@ class AppendHandle:
 
     target      where
     _tail       the beginning of a line whose newline has not come
-    _tail_lost  why it is gone: a close(2) or an fsync was told of a failure, so it is not to be appended
+    _tail_lost  why it is gone: a close(2) or an fsync was told of a failure, so it is not to be appended; or the line
+                was refused, and the kernel may have kept that to itself
+    _size       bytes of the last write
     """
 
     def __init__(self, target: Target, writers: Writers) -> None:
@@ -78,6 +84,7 @@ class AppendHandle:
         self._writers = writers
         self._tail = bytearray()
         self._tail_lost: EngineError | OSError | None = None
+        self._size = 0
         self._lock = threading.Lock()
 
     def write(self, data: Bytes) -> int:
@@ -105,6 +112,10 @@ class AppendHandle:
         for writers in self.target.writers():
             writers.end_close(self)
         self._tell_of_lost_tail()
+        # Where a piece of a write(2) fails behind others, its writer is told of a short write, and begins the next one
+        # in the middle of the line that is refused.
+        is_piece = bool(self._tail) and self._size >= _LARGE_PIECE
+        self._size = int(data.size)
         done = self._take(data[:end]) if end else 0
         if done == end:
             try:
@@ -115,7 +126,9 @@ class AppendHandle:
                 if not end:
                     raise
         if not done:
-            raise self._refused()
+            error = self._refused()
+            self._tail_lost = error if is_piece else None
+            raise error
         return done
 
     def _take(self, lines: Bytes) -> int:
@@ -150,8 +163,8 @@ class AppendHandle:
         return True
 
     def _tell_of_lost_tail(self) -> None:
-        """Tell of the error that a close(2) or an fsync was given in the middle of a line, once more: it may have been
-        that of a forked child."""
+        """Tell of an error in the middle of a line once more: the close(2) that was told may have been that of a forked
+        child."""
         if self._tail_lost is not None:
             error, self._tail_lost = self._tail_lost, None
             raise error

@@ -20,7 +20,7 @@ from opening import Clock
 from patience import PATIENCE_S
 
 from topicfs.engine.batch import from_records
-from topicfs.engine.errors import ClosedError, RecordTooLargeError
+from topicfs.engine.errors import ClosedError, EngineError, RecordTooLargeError
 from topicfs.engine.kernels.scan import BASE_OFFSET
 from topicfs.engine.record import Record
 from topicfs.engine.segment import offset_index
@@ -279,6 +279,28 @@ def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: Furni
     place.clock.ms += LINGER_MS
     place.files.context.writers.linger.flush_due()
     assert values(place) == [b"first", b"one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "rest"),
+    [
+        ("log.tsv", b"\r" + b"x" * 90_000, b"rest\tvalue\n"),
+        ("log.txt", b"y" * 90_000, b"y" * 90_000 + b"\n"),
+    ],
+)
+def test_the_rest_of_a_line_that_is_refused_in_a_later_piece_of_a_write_is_no_line(
+    place: Furnished, name: str, first: bytes, rest: bytes
+) -> None:
+    """regression: the kernel told of a short write, and what was left of the line was taken for a whole one"""
+    place.store.configure("t", {"max.message.bytes": "100000"})
+    handle = writer(place, name)
+    assert handle.write(array(first)) == len(first)
+    for _ in range(2):
+        with pytest.raises(EngineError):
+            handle.write(array(rest))
+    handle.write(array(FIRST[name]))
+    handle.release()
+    assert values(place) == [b"first"]
 
 
 def test_a_bad_line_that_ends_an_unfinished_one_is_refused_with_it(place: Furnished) -> None:

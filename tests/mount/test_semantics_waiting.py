@@ -530,7 +530,7 @@ def test_poll_says_ready(mount: Served) -> None:
 
 def test_long_writes_come_in_pieces(mount: Served) -> None:
     """X4. A write of more than 128 KiB reaches the daemon in pieces: a refusal in a later piece leaves the
-    earlier ones appended, as a short write.
+    earlier ones appended, as a short write, and the next write gives the error.
     """
     partition = mount.new()
     good = b'{"value":"' + b"x" * 987 + b'"}\n'
@@ -541,6 +541,17 @@ def test_long_writes_come_in_pieces(mount: Served) -> None:
         with pytest.raises(OSError, match="Invalid argument"):
             write_all(file, (good * lines + b"bad\n" + good)[done:])
     assert mount.status(partition)["end_offset"] == lines
+    for name, line in (
+        ("log.txt", b"x" * 2_000_000 + b"\n"),
+        ("log.tsv", b"\r" + b"x" * 200_000 + b"\tv\n"),
+    ):
+        with opened(partition / name, APPEND) as file:
+            done = os.write(file, line)
+            assert 100_000 < done < len(line)
+            with pytest.raises(OSError, match=r"Invalid argument|too long"):
+                os.write(file, line[done:])
+            write_all(file, line[-4:] if name == "log.txt" else b"k\tv\n")
+    assert (partition / "offset" / f"{lines}-.txt").read_bytes() == b"xxx\nv\n"
 
 
 def test_the_last_close_is_told_to_nobody(mount: Served) -> None:
