@@ -194,8 +194,9 @@ def test_lingering_lines(mount: Served, tmp_path: Path) -> None:
 
 
 def test_partitions_by_key(mount: Served) -> None:
-    """A8. `in.<fmt>` sends a record with a key to the partition that Kafka's default partitioner chooses,
-    and lines without keys to one partition after the other.
+    """A8. `in.<fmt>` sends a record with a key to the partition that Kafka's default partitioner chooses of those that
+    are here, and lines without keys to one partition after the other. Where a broker's directory has only some of a
+    topic's partitions, name them: A9.
     """
     (mount / "topics/keyed").mkdir()
     for number in (1, 2, 3):
@@ -213,6 +214,13 @@ def test_partitions_by_key(mount: Served) -> None:
     for _ in range(8):
         append(mount / "topics/keyed/in.txt", b"no key\n")
     assert [len(read(mount / f"keyed-{number}")) for number in range(4)] == [size + 14 for size in before]
+    delete(mount / "topics/keyed")
+    (mount / "topics/keyed").mkdir()
+    (mount / "keyed-7").mkdir()
+    append(
+        mount / "topics/keyed/in.tsv", b"21\teven\nlkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8\todd\n"
+    )
+    assert [read(mount / f"keyed-{number}") for number in (0, 7)] == [b"even\n", b"odd\n"]
     delete(mount / "topics/keyed")
 
 
