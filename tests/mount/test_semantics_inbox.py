@@ -681,7 +681,8 @@ def test_what_is_no_file(mount: Served, tmp_path: Path) -> None:
     assert topic.values() == ["x"]
 
 
-def test_a_commit_while_the_mount_goes_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_command", [False, True], ids=["SIGTERM", "umount --force"])
+def test_a_commit_while_the_mount_goes_away(tmp_path: Path, by_command: bool) -> None:
     """I20. A commit that has begun when the daemon is told to unmount is brought to its end, and its
     caller hears so; one that is asked for later is ESHUTDOWN, or fails with the mount, and nothing is
     appended.
@@ -702,23 +703,31 @@ def test_a_commit_while_the_mount_goes_away(tmp_path: Path) -> None:
                 # The last: while a file is renamed, the kernel lets nobody else change the directory.
                 ["mv", topic.inbox / ".renamed", topic.inbox / "renamed.txt"],
             ]
-            pool, running = ThreadPoolExecutor(len(asked)), []
+            pool, running = ThreadPoolExecutor(len(asked) + 1), []
             for words in asked:
                 running.append(pool.submit(subprocess.run, words, capture_output=True, check=False))
                 eventually(
                     lambda: served.steer("commits_under_way", topic.partition()) == len(running),
                     "it has begun",
                 )
-            served.process.terminate()
+            plain = served.umount()
+            assert (plain.returncode, "nothing was done, as it is in use by" in plain.stderr) == (1, True)
+            if by_command:
+                ending = pool.submit(served.umount, "--force")
+            else:
+                served.process.terminate()
             eventually(lambda: served.steer("commits_end", topic.partition()), "it is told")
             with refused(errno.ESHUTDOWN):
                 commit(batches[2])
             served.steer("release_commits", topic.partition())
             results = [each.result() for each in running]
             assert [(each.returncode, each.stderr) for each in results] == [(0, b"")] * len(asked)
+            if by_command:
+                assert ending.result().returncode == 0
+            else:
+                assert served.process.wait() == 0
+                served.process = None
             pool.shutdown()
-            assert served.process.wait() == 0
-            served.process = None
             served.start()
             assert topic.values() == ["created", "moved", "renamed", "touched"]
             assert os.listdir(topic.inbox) == ["late"]
