@@ -606,7 +606,8 @@ def test_mappings_of_what_grows(mount: Served) -> None:
 
 def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) -> None:
     """X9. While somebody holds `log.<fmt>` from before records were removed at its beginning, whoever opens
-    it later reads it, but cannot map it or send it by sendfile(2): that is SIGBUS, and EIO.
+    it later reads it, but cannot map it or send it by sendfile(2): that is SIGBUS, and EIO. So it is with `config` and
+    `start` while somebody has them mapped from before a change.
     """
     partition = letters(mount)
     script = (
@@ -614,7 +615,7 @@ def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) 
         "file = os.open(sys.argv[1], os.O_RDONLY)\n"
         "mmap.mmap(file, 2, mmap.MAP_PRIVATE, mmap.PROT_READ)[:]\n"
     )
-    mapping = [sys.executable, "-c", script, partition / "log.txt"]
+    mapping = [sys.executable, "-c", script]
     with opened(partition / "log.txt") as holder, (tmp_path / "out").open("wb") as out:
         assert os.pread(holder, 10, 0) == b"a\nb\nc\n"
         mount.steer("raise_start", partition, 2)
@@ -623,10 +624,26 @@ def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) 
             with refused(errno.EIO):
                 os.sendfile(out.fileno(), file, 0, 2)
             assert os.pread(file, 10, 0) == b"c\n"
-        assert subprocess.run(mapping, check=False).returncode == -signal.SIGBUS
+        assert subprocess.run([*mapping, partition / "log.txt"], check=False).returncode == -signal.SIGBUS
         assert os.pread(holder, 10, 0) == b"a\nb\nc\n"
     eventually(lambda: (partition / "log.txt").stat().st_size == 2, "nobody holds it")
-    assert subprocess.run(mapping, check=False).returncode == 0
+    assert subprocess.run([*mapping, partition / "log.txt"], check=False).returncode == 0
+    config = mount / "topics" / partition.name.rpartition("-")[0] / "config"
+    for path, change in ((config, b"retention.ms=12345\n"), (partition / "start", b"3\n")):
+        with opened(path) as holder:
+            before = os.pread(holder, 1 << 16, 0)
+            held = mmap.mmap(holder, len(before), mmap.MAP_PRIVATE, mmap.PROT_READ)
+            assert held[:] == before
+            append(path, change)
+            with opened(path) as file, (tmp_path / "out").open("wb") as out:
+                after = os.pread(file, 1 << 16, 0)
+                assert after not in (b"", before)
+                with refused(errno.EIO):
+                    os.sendfile(out.fileno(), file, 0, len(after))
+            assert subprocess.run([*mapping, path], check=False).returncode == -signal.SIGBUS
+            assert held[:] == before
+            held.close()
+        assert subprocess.run([*mapping, path], check=False).returncode == 0
 
 
 def test_locks_of_what_became_another_file(mount: Served) -> None:
