@@ -387,6 +387,28 @@ def test_numpy_and_pyarrow_map(mount: Served, lone: Path) -> None:
         np.memmap(growing, np.uint8, "r")
 
 
+def test_ripgrep_maps(mount: Served, lone: Path) -> None:
+    fill(mount, lone, "old")
+    growing = lone / "log.txt"
+
+    def count(path: Path, *options: str) -> int:
+        words = ["rg", "--no-config", "--mmap", "--text", "--count", *options, r"^old \d{20}$", path]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return int(done.stdout or 0)
+
+    for name in (f"segments/{BASE}.txt", f"sealed/txt/{BASE}.txt"):
+        assert (count(lone / name), count(lone / name, "--invert-match")) == (COUNT, 0)
+    write = f"for number in $(seq 500); do printf 'old %020d\\n' $number >> {growing}; done"
+    with subprocess.Popen(["bash", "-c", write]) as writer:
+        counts = [COUNT]
+        while writer.poll() is None:
+            counts.append(count(growing))
+            assert count(growing, "--invert-match") == 0
+    assert counts == sorted(counts)
+    assert count(growing) == COUNT + 500
+
+
 # -- what was deleted while it was open -----------------------------------------------------------------------
 
 
