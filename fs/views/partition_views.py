@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from topicfs.engine.errors import ClosedError
 from topicfs.engine.files.birth import Birth, birth
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
@@ -141,7 +142,16 @@ class PartitionViews:
 
     def _size_from_start(self, fmt: Format) -> int:
         log = self.partition.log
-        offsets, segments = log.offsets, log.chain.segments
+        while True:
+            offsets, segments = log.offsets, log.chain.segments
+            try:
+                return self._size_of(fmt, segments, offsets)
+            except ClosedError:
+                # A segment was removed while it was measured: the log has others now. Or it is closed itself.
+                if log.chain.segments is segments:
+                    raise
+
+    def _size_of(self, fmt: Format, segments: Segments, offsets: LogOffsets) -> int:
         sealed = self._sealed_sizes.get(fmt.suffix)
         if sealed is None or sealed.segments is not segments or sealed.start != offsets.start:
             sealed = self._measure(fmt, segments, offsets)

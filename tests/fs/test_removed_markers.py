@@ -1,4 +1,6 @@
-"""Aborted records do not show, also where the segment that tells of their end was removed under an open file."""
+"""What is asked for while segments are removed: aborted records do not show, also where the segment that tells of their
+end was removed under an open file, and the log's size is that of what is left.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,9 @@ from furnished import Furnished, furnished, lines, remove_below, whole
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import MAX_INT64, Record
+from topicfs.engine.segment.segment import Segment
+from topicfs.fs.formats import Format
+from topicfs.fs.views.rendered_segment import RenderedSegment
 
 
 @pytest.fixture
@@ -38,6 +43,27 @@ def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
     found = whole(lambda position, into: place.files.read(handle, position, into))
     place.files.release(handle)
     assert found == b"one\n"
+
+
+def test_the_size_of_a_log_whose_first_segments_go_while_it_is_measured_is_that_of_the_rest(
+    place: Furnished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: it was EIO where `file.delete.delay.ms` is 0"""
+    views = place.create()
+    partition, rendered = views.partition, views.rendered
+    for value in (b"one", b"two", b"three"):
+        lines(partition, value)
+        partition.roll()
+    find = rendered.of
+
+    def remove_first(segment: Segment, fmt: Format) -> RenderedSegment:
+        monkeypatch.setattr(rendered, "of", find)
+        remove_below(partition, 2)
+        partition.log.remove_due(MAX_INT64)
+        return find(segment, fmt)
+
+    monkeypatch.setattr(rendered, "of", remove_first)
+    assert place.files.getattr("/t-0/log.txt", None).size == len(b"three\n")
 
 
 def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
