@@ -207,6 +207,12 @@ class Partition:
             lambda: timestamps.find(self.log.chain, self.offsets, self.log.epochs, timestamp, isolation)
         )
 
+    def first_offset_at(self, timestamp: int) -> int:
+        """The offset of the first record that is not earlier; the stable offset where no reader may see one."""
+        return self._while_segments_change(
+            lambda: timestamps.first_offset(self.log.chain, self.offsets, timestamp)
+        )
+
     def _while_segments_change(self, look: Callable[[], T]) -> T:
         """Look again when a segment was removed, or cut and appended to, while it was looked at."""
         while True:

@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from topicfs.engine import batch as batches
 from topicfs.engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
@@ -19,7 +20,7 @@ from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.offsets import Isolation, LogOffsets
 from topicfs.engine.partition.reader import check_end
-from topicfs.engine.record import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.record import MAX_INT64, NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
 
@@ -28,6 +29,9 @@ EARLIEST: Final = -2
 MAX: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,30 @@ def first_in(segments: Segments, segment: Segment, offsets: LogOffsets, timestam
         return None
     check_end(segments, segment, offsets, batch[2], batch[3])
     return Found(*record)
+
+
+def first_offset(chain: Chain, offsets: LogOffsets, timestamp: int) -> int:
+    """The offset of the first record that is not earlier; the stable offset where no reader may see one."""
+    if timestamp > MAX_INT64:
+        return offsets.stable
+    segments = chain.segments
+    first = segments.first_not_before(timestamp)
+    found = first_of(
+        () if first is None else segments.from_base(first.base_offset),
+        lambda segment: segment.largest_timestamp >= timestamp,
+        lambda segment: first_in(segments, segment, offsets, timestamp),
+    )
+    return offsets.stable if found is None else min(found.offset, offsets.stable)
+
+
+def first_of(
+    segments: Iterable[S], may_reach: Callable[[S], bool], look: Callable[[S], T | None]
+) -> T | None:
+    """What is found in the first segment that has a record not earlier than some time. A segment may reach that time
+    and have none: it lies below the start offset, or compaction has taken every record of the batch. A broker's look-up
+    ends there, and so does `find`."""
+    found = (look(segment) for segment in segments if may_reach(segment))
+    return next((each for each in found if each is not None), None)
 
 
 def _epoch(epoch: int | None) -> int:

@@ -164,17 +164,21 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
 
 def first_at(partition: TopicPartition, timestamp: int) -> int | None:
     """The first offset with a record that is not earlier; None without one. Exact: see `StoredSegment`."""
-    from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415 - loads the kernels
+    # They load the kernels.
+    from topicfs.engine.partition.timestamps import first_of  # noqa: PLC0415
+    from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415
 
     files, bounds = partition.files, partition.bounds
-    for place, base in enumerate(files.bases):
-        if base >= bounds.end:
-            break
-        if files.end_of(place, bounds.end) > bounds.start and may_reach(files, place, timestamp):
-            reached = offset_by_timestamp(files.directory, base, timestamp, bounds.start)
-            if reached is not None:
-                return reached if reached < bounds.end else None
-    return None
+    reached = first_of(
+        [
+            place
+            for place, base in enumerate(files.bases)
+            if base < bounds.end and files.end_of(place, bounds.end) > bounds.start
+        ],
+        lambda place: may_reach(files, place, timestamp),
+        lambda place: offset_by_timestamp(files.directory, files.bases[place], timestamp, bounds.start),
+    )
+    return reached if reached is not None and reached < bounds.end else None
 
 
 def may_reach(files: Files, place: int, timestamp: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 
-from topicfs.engine.partition.timestamps import MAX, first_in
+from topicfs.engine.partition.timestamps import MAX
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.fs.entry import (
     Attributes,
@@ -49,31 +49,10 @@ def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | Non
         case LastSelection(count):
             return max(now.start, now.stable - count), now.stable
         case TimeSelection(start, end):
-            first = now.start if start is None else _first_at(views, start)
-            return first, None if end is None else max(first, _first_at(views, end))
+            first = now.start if start is None else partition.first_offset_at(start)
+            return first, None if end is None else max(first, partition.first_offset_at(end))
         case RecentSelection(span):
-            return _first_at(views, max(0, partition.log.clock() - span)), None
-
-
-def _first_at(views: PartitionViews, timestamp: int) -> int:
-    """The first offset that is not earlier; the end where there is none."""
-    partition = views.partition
-    if timestamp > MAX_INT64:
-        return partition.stable_offset
-    found = partition.offset_for_timestamp(timestamp)
-    if found is not None:
-        return found.offset
-    # The look-up ends in the first segment with that time. It may have that only below the start offset, or in a batch
-    # from which compaction has taken every record.
-    now, segments = partition.offsets, partition.log.chain.segments
-    segment = segments.first_not_before(timestamp)
-    while segment is not None:
-        if segment.largest_timestamp >= timestamp:
-            later = first_in(segments, segment, now, timestamp)
-            if later is not None:
-                return min(later.offset, now.stable)
-        segment = segments.higher(segment.base_offset)
-    return now.stable
+            return partition.first_offset_at(max(0, partition.log.clock() - span)), None
 
 
 class ResolvedRange(PartitionEntry):

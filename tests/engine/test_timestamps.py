@@ -113,6 +113,18 @@ def test_only_the_first_segment_that_reaches_the_time_is_searched(bench: Bench) 
     assert offset_at(partition, NOW + 55) == 2
 
 
+def test_the_first_offset_at_a_time_is_looked_for_in_all_segments(bench: Bench) -> None:
+    partition = bench.open(lone=False)
+    at_times(partition, NOW + 50)
+    partition.roll()
+    at_times(partition, NOW + 10, NOW + 60, NOW + 70)
+    partition.log.set_high_watermark(3)
+    assert partition.first_offset_at(NOW + 20) == 0
+    partition.delete_records(1)
+    for time, offset in ((0, 1), (NOW + 20, 2), (NOW + 65, 3), (NOW + 71, 3), (2**63, 3)):
+        assert partition.first_offset_at(time) == offset
+
+
 @pytest.mark.parametrize("timestamp", [-6, -7, -(2**63)])
 def test_an_unknown_special_time_is_an_error(bench: Bench, timestamp: int) -> None:
     partition = bench.open()
