@@ -7,7 +7,7 @@ first change makes it *active*: entries stay in memory and every change goes to 
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,32 @@ class IndexFile:
         self._file = WrittenFile(descriptors)
         self._is_trimmed = False
         self._cache = cache
+
+    @classmethod
+    def create(
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
+    ) -> Self:
+        """An index without entries. The file comes into being with the first entry, flush or seal."""
+        index = cls(path, base_offset, max_bytes, cache, descriptors)
+        index._own(np.empty(0, np.uint8), 0)
+        return index
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
+    ) -> Self:
+        """The index in a file, which is not opened before it is asked for something."""
+        return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
     def entries(self) -> int:
@@ -358,32 +384,6 @@ class OffsetIndex(IndexFile):
     ENTRY_SIZE: ClassVar[int] = OFFSET_ENTRY.size
     FIELDS: ClassVar[np.dtype[np.void]] = OFFSET_ENTRY.dtype()
 
-    @classmethod
-    def create(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> OffsetIndex:
-        """An index without entries. The file comes into being with the first entry, flush or seal."""
-        index = cls(path, base_offset, max_bytes, cache, descriptors)
-        index._own(np.empty(0, np.uint8), 0)
-        return index
-
-    @classmethod
-    def load(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> OffsetIndex:
-        """The index in a file, which is not opened before it is asked for something."""
-        return cls(path, base_offset, max_bytes, cache, descriptors)
-
     @property
     def last_offset(self) -> int:
         """Offset of the last entry; the base offset without one."""
@@ -403,9 +403,7 @@ class OffsetIndex(IndexFile):
 
     def lookup(self, offset: int) -> tuple[int, int]:
         """Offset and position of the last entry at or below; (base, 0) without one."""
-        data, entries = self.view()
-        slot, relative, position = lookup_offset(data, entries, offset - self.base_offset)
-        return (self.base_offset, 0) if slot < 0 else (self.base_offset + relative, position)
+        return self.floor(offset)[1:]
 
     def upper_bound(self, start_position: int, size: int) -> tuple[int, int] | None:
         """The first entry at or behind position `start_position + size`; None without one."""

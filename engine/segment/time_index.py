@@ -10,8 +10,7 @@ from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
 from topicfs.engine.format.index import TIME_ENTRY
 from topicfs.engine.kernels.search import floor_slot, lookup_time
 from topicfs.engine.record import NO_TIMESTAMP
-from topicfs.engine.segment.descriptors import Descriptors
-from topicfs.engine.segment.offset_index import ALONE, INDEX_CACHE, IndexBytes, IndexCache, IndexFile
+from topicfs.engine.segment.offset_index import IndexBytes, IndexFile
 
 _OFFSET_AT: Final = TIME_ENTRY.place_of("offset")
 
@@ -23,32 +22,6 @@ class TimeIndex(IndexFile):
 
     ENTRY_SIZE: ClassVar[int] = TIME_ENTRY.size
     FIELDS: ClassVar[np.dtype[np.void]] = TIME_ENTRY.dtype()
-
-    @classmethod
-    def create(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> TimeIndex:
-        """An index without entries. The file comes into being with the first entry, flush or seal."""
-        index = cls(path, base_offset, max_bytes, cache, descriptors)
-        index._own(np.empty(0, np.uint8), 0)
-        return index
-
-    @classmethod
-    def load(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> TimeIndex:
-        """The index in a file, which is not opened before it is asked for something."""
-        return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
     def room(self) -> int:
@@ -83,9 +56,7 @@ class TimeIndex(IndexFile):
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
         """Timestamp and offset of the last entry at or before; (-1, base) without one."""
-        data, entries = self.view()
-        slot, found, relative = lookup_time(data, entries, timestamp)
-        return (NO_TIMESTAMP, self.base_offset) if slot < 0 else (found, self.base_offset + relative)
+        return self.floor(timestamp)[1:]
 
     def maybe_append(self, timestamp: int, offset: int, skip_full: bool = False) -> None:
         """Add an entry if it is later than the last one. `skip_full` uses the room kept for sealing."""
