@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import CorruptError
-from topicfs.engine.files.atomic import read_bounded
-from topicfs.engine.files.regular import write_regular
-from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX, TEMPORARY_SUFFIX
+from topicfs.engine.files.atomic import read_bounded, write_atomically
+from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX
 
 # A map has some bytes for each index interval of a segment: of the largest one it is far below this.
 _MOST_BYTES: Final = 64 * 1024 * 1024
@@ -37,9 +35,7 @@ class DirectoryViewCache:
         """Keep it, in place of what was there. Not synced: what a power cut takes is built again."""
         path = self.directory / partition / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(name + TEMPORARY_SUFFIX)
-        write_regular(beside, data, sync=False)
-        os.replace(beside, path)
+        write_atomically(path, data, sync=False)
 
     def remove(self, partition: str, name: str) -> None:
         """Forget it."""

@@ -15,18 +15,19 @@ from topicfs.engine.files.regular import read_regular, write_regular
 from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file's content, durably. On an error the old content stays."""
+def write_atomically(path: Path, data: bytes | bytearray, sync: bool = True) -> None:
+    """Replace the file's content. On an error the old content stays. Durable when it returns, unless not to `sync`."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        write_regular(temporary, data, sync=True)
+        write_regular(temporary, data, sync)
         temporary.replace(path)
     except OSError:
         # A disk that is full stays full as long as the half-written file is there.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    if sync:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

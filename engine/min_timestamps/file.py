@@ -34,9 +34,8 @@ from typing import Final
 import google_crc32c
 
 from topicfs.engine.errors import CorruptError
-from topicfs.engine.files.atomic import read_bounded
-from topicfs.engine.files.regular import write_regular
-from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, TEMPORARY_SUFFIX, made_of
+from topicfs.engine.files.atomic import read_bounded, write_atomically
+from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, made_of
 
 _MAGIC: Final = b"tfea"
 _VERSION: Final = 1
@@ -80,14 +79,7 @@ def load(directory: Path, log: Path, base_offset: int) -> MinTimestamps | None:
 def write(path: Path, noted: MinTimestamps) -> None:
     """Put it in place whole. Not synced: what a power cut takes is found to be damaged, and made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        write_regular(beside, _packed(noted), sync=False)
-        beside.replace(path)
-    except OSError:
-        # A disk that is full stays full as long as the half-written file is there.
-        beside.unlink(missing_ok=True)
-        raise
+    write_atomically(path, _packed(noted), sync=False)
 
 
 def _packed(noted: MinTimestamps) -> bytes:

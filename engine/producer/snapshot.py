@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptSnapshotError
-from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.regular import open_regular, read_regular, write_regular
-from topicfs.engine.format.paths import TEMPORARY_SUFFIX
+from topicfs.engine.files.atomic import sync_directory, write_atomically
+from topicfs.engine.files.regular import open_regular, read_regular
 from topicfs.engine.format.producer_snapshot import CHECKED_FROM, ENTRY, HEADER, VERSION, header_in
 from topicfs.engine.kernels.crc import crc32c
 from topicfs.engine.producer.entry import BatchMetadata, ProducerEntry
@@ -45,17 +43,7 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
     data = bytearray(HEADER.size) + table.tobytes()
     HEADER.struct.pack_into(data, 0, VERSION, 0, len(entries))
     HEADER.struct.pack_into(data, 0, VERSION, _checksum(data), len(entries))
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        write_regular(temporary, data, fsync)
-        temporary.replace(path)
-    except OSError:
-        # A disk that is full stays full as long as the half-written file is there.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    if fsync:
-        sync_directory(path.parent)
+    write_atomically(path, data, fsync)
 
 
 def flush(path: Path) -> None:
