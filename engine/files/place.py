@@ -33,7 +33,7 @@ from topicfs.engine.format.paths import (
     STAGING,
     TOPICS,
     VIEWS,
-    offset_of_file,
+    offset_before,
     parse_partition_directory,
 )
 
@@ -115,17 +115,9 @@ def _has_logs(directory: Path, names: Collection[str]) -> bool:
 def _is_partition(directory: Path, name: str) -> bool:
     try:
         parse_partition_directory(name)
-        return any(map(_is_segment, os.listdir(directory / name)))
+        return any(offset_before(LOG_SUFFIX, each) is not None for each in os.listdir(directory / name))
     except (InvalidNameError, NotADirectoryError):
         return False
-
-
-def _is_segment(name: str) -> bool:
-    try:
-        offset_of_file(name)
-    except InvalidNameError:
-        return False
-    return name.endswith(LOG_SUFFIX)
 
 
 def refuse_unless_store(path: Path) -> None:

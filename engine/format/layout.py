@@ -31,7 +31,3 @@ class Layout:
         """Where in an entry a field begins."""
         before = list(self._codes)[: list(self._codes).index(field)]
         return struct.calcsize(">" + "".join(self._codes[name] for name in before))
-
-    def whole(self, data: bytes) -> bytes:
-        """The bytes, without part of an entry at their end."""
-        return data[: len(data) // self.size * self.size]

@@ -228,6 +228,14 @@ def offset_of_file(name: str) -> int:
     return offset
 
 
+def offset_before(suffix: str, name: str) -> int | None:
+    """The offset in a file name that ends so; None where it ends otherwise, or has none."""
+    try:
+        return offset_of_file(name) if name.endswith(suffix) else None
+    except InvalidNameError:
+        return None
+
+
 def made_of(base_offset: int, log: os.stat_result, suffix: str) -> str:
     """The name of what is made of a segment's `.log`. It has that very file's identity, in hexadecimal: a segment that
     compaction rewrote is another file, and what was made of the one before is not taken for its own."""

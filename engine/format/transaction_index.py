@@ -51,5 +51,5 @@ class AbortedTransaction:
 
 def aborted_in(data: bytes) -> Iterator[AbortedTransaction]:
     """The entries of a file, as far as they are whole."""
-    for _, *fields in ENTRY.struct.iter_unpack(ENTRY.whole(data)):
+    for _, *fields in ENTRY.struct.iter_unpack(data[: len(data) // ENTRY.size * ENTRY.size]):
         yield AbortedTransaction(*fields)

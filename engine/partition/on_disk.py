@@ -10,11 +10,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
+from topicfs.engine.errors import CorruptSegmentError
 from topicfs.engine.files.regular import open_regular, read_regular
 from topicfs.engine.format.batch_header import HEADER_SIZE, BatchHeader
 from topicfs.engine.format.index import TIME_ENTRY, Index
-from topicfs.engine.format.paths import LOG_SUFFIX, log_file, offset_of_file, time_index_file
+from topicfs.engine.format.paths import LOG_SUFFIX, log_file, offset_before, time_index_file
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.record import NO_TIMESTAMP
@@ -66,11 +66,8 @@ def listed(directory: Path) -> list[SegmentOnDisk]:
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith(LOG_SUFFIX):
-                try:
-                    base = offset_of_file(entry.name)
-                except InvalidNameError:
-                    continue
+            base = offset_before(LOG_SUFFIX, entry.name)
+            if base is not None:
                 status = entry.stat()
                 found.append(SegmentOnDisk(directory, base, status.st_size, status.st_mtime_ns // 1_000_000))
     return sorted(found, key=lambda segment: segment.base_offset)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import CorruptSegmentError, InvalidNameError
+from topicfs.engine.errors import CorruptSegmentError
 from topicfs.engine.format.index import OFFSET_ENTRY, TIME_ENTRY, Index
 from topicfs.engine.format.paths import (
     LOG_SUFFIX,
@@ -24,7 +24,7 @@ from topicfs.engine.format.paths import (
     TRANSACTION_INDEX_SUFFIX,
     index_file,
     log_file,
-    offset_of_file,
+    offset_before,
     time_index_file,
     transaction_index_file,
 )
@@ -108,14 +108,7 @@ def _files(directory: Path, names: frozenset[str]) -> Files:
 
 
 def _offsets(names: frozenset[str], suffix: str) -> tuple[int, ...]:
-    found = []
-    for name in names:
-        if name.endswith(suffix):
-            try:
-                found.append(offset_of_file(name))
-            except InvalidNameError:
-                continue  # no segment's file
-    return tuple(sorted(found))
+    return tuple(sorted(found for name in names if (found := offset_before(suffix, name)) is not None))
 
 
 def _content(path: Path) -> bytes:

@@ -194,3 +194,10 @@ def test_file_name_is_the_offset_with_20_digits_and_is_parsed_back(name, suffix:
 def test_file_name_without_a_canonical_offset_is_refused_and_named(name: str) -> None:
     with pytest.raises(InvalidNameError, match=f"found '{re.escape(name)}'"):
         offset_of_file(name)
+
+
+def test_an_offset_is_found_before_its_suffix_alone() -> None:
+    name = paths.log_file(7)
+    assert paths.offset_before(".log", name) == 7
+    for other in (f"{name}.swap", "7.log", f"x{name}", paths.index_file(7), ".log"):
+        assert paths.offset_before(".log", other) is None
