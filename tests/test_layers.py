@@ -48,9 +48,17 @@ def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(source: Path) -> Iterator[str]:
+def imports(source: Path, for_types: bool = True) -> Iterator[str]:
     """The modules that a file imports, wherever it does so."""
-    for node in ast.walk(ast.parse(source.read_text())):
+    tree = ast.parse(source.read_text())
+    left_out = (
+        set()
+        if for_types
+        else {each for node in ast.walk(tree) if only_for_types(node) for each in ast.walk(node)}
+    )
+    for node in ast.walk(tree):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             yield from (short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -62,6 +70,11 @@ def imports(source: Path) -> Iterator[str]:
             # The kernels' compiler names the modules of a package that it is given.
             if ast.unparse(name) != "f'{package.__name__}.{name}'":
                 yield ast.literal_eval(name)
+
+
+def only_for_types(node: ast.AST) -> bool:
+    """Whether only a type checker reads it."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def short(name: str) -> str:
@@ -262,3 +275,71 @@ def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None
         check=False,
     )
     assert done.stdout == f"{site}/fs/__init__.py {site}/topicfs/__init__.py [b'text']\n", done.stderr
+
+
+# -- no circles ---------------------------------------------------------------------------------------
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its name, without what is imported as `topicfs` itself."""
+    found = {}
+    for package in MAY_IMPORT:
+        for source in sources(package):
+            if ROOT / PUBLIC not in source.parents:
+                name = ".".join(source.relative_to(ROOT).with_suffix("").parts)
+                found[name.removesuffix(".__init__")] = source
+    return found
+
+
+def dependencies() -> dict[str, set[str]]:
+    """The modules that each module imports when it runs. What only a type checker reads does not count, nor does a
+    package of which only a module is imported."""
+    known = modules()
+    found = {}
+    for name, source in known.items():
+        others = {other for other in imports(source, for_types=False) if other in known and other != name}
+        found[name] = {other for other in others if not any(each.startswith(f"{other}.") for each in others)}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that lead to each other, by the nodes that each node reaches."""
+    reached: dict[str, set[str]] = {}
+    for start, first in graph.items():
+        seen: set[str] = set()
+        waiting = list(first)
+        while waiting:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                waiting.extend(graph.get(node, ()))
+        reached[start] = seen
+    groups = {frozenset(b for b in graph if b in reached[a] and a in reached[b]) for a in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    assert len(modules()) > 200
+    assert not circles(dependencies())
+
+
+def test_packages_import_each_other_in_no_circle() -> None:
+    """A package may be read after those that it imports, and needs none that import it."""
+    packages: dict[str, set[str]] = {}
+    for name, others in dependencies().items():
+        mine = ".".join(name.split(".")[:2])
+        packages.setdefault(mine, set()).update(
+            other for other in (".".join(each.split(".")[:2]) for each in others) if other != mine
+        )
+    assert not circles(packages)
+
+
+def test_the_page_on_architecture_names_files_that_are_there() -> None:
+    page = (ROOT / "engine/ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`((?:engine|fs|mountd)/[\w/]+\.(?:py|md))`", page))
+    assert len(named) > 40
+    assert not sorted(name for name in named if not (ROOT / name).is_file())

@@ -13,12 +13,12 @@ from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, Un
 from topicfs.engine.files.listing import Listing
 from topicfs.engine.format.index import Index
 from topicfs.engine.format.paths import log_file
-from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
 from topicfs.engine.spark.files import Files, listed, offset_index, time_index
 from topicfs.engine.spark.filters import TimeBounds
+from topicfs.engine.spark.offset_range import OffsetRange
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
 
@@ -28,26 +28,6 @@ TASK_BYTES: Final = 128 * 1024 * 1024
 _TRIES: Final = 20
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """What one task reads of one partition: the records at the offsets [start, end).
-
-    directory          the partition's
-    size               bytes of `.log` files, about
-    aborted            transactions within it whose records are left out
-    fail_on_data_loss  records that were removed meanwhile are an error
-    """
-
-    topic: str
-    number: int
-    directory: Path
-    start: int
-    end: int
-    size: int
-    aborted: tuple[AbortedTransaction, ...]
-    fail_on_data_loss: bool
 
 
 @dataclass(frozen=True, slots=True)

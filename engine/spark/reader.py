@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.spark.columns import arrow_schema
 from topicfs.engine.spark.filters import EVERYTHING, Filters, TimeBounds
+from topicfs.engine.spark.offset_range import OffsetRange
 from topicfs.engine.spark.options import Options
 from topicfs.engine.spark.place import place_of
 from topicfs.engine.spark.ranges import (
-    OffsetRange,
     TopicPartition,
     checked,
     chosen,

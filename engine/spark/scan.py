@@ -38,7 +38,7 @@ from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
 from topicfs.engine.spark.files import listed
 from topicfs.engine.spark.filters import EVERYTHING, TimeBounds
-from topicfs.engine.spark.ranges import OffsetRange
+from topicfs.engine.spark.offset_range import OffsetRange
 
 ROWS: Final = 20_000
 """Records of an Arrow batch: less costs more calls, more no longer helps (measured, see SPARK.md §4)."""
