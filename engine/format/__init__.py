@@ -1,4 +1,4 @@
-"""The layout of every file under BACKING, and its name: each is drawn and read here, and nowhere else.
+"""The bytes of Kafka's binary files, and the name of every file under BACKING: each is drawn here, and nowhere else.
 
 Nothing is opened, and nothing but the standard library is imported, so that who reads a few bytes, as the planning of
 Spark's queries does, waits for neither numpy nor the kernels. Where an array comes out, numpy is imported then.
