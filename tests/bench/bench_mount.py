@@ -36,7 +36,10 @@ def mount(backing: Path, place: Path) -> Iterator[Path]:
 def run() -> None:
     with folder() as place, nothing() as idle:
         show("Mount: transfers of 100-byte lines", [*writing(place, idle.path), *reading(place, idle.path)])
-        show("Mount: single records", [*echoes(place, idle.path), *lookups(place, idle.path)])
+        show(
+            "Mount: single records",
+            [*echoes(place, idle.path), *loggers(place, idle.path), *lookups(place, idle.path)],
+        )
 
 
 def _limit(transfer: float, plain: float) -> float:
@@ -145,6 +148,61 @@ def echoes(place: Path, idle: Path) -> list[Row]:
             ratio >= 0.5,
         )
     ]
+
+
+def loggers(place: Path, idle: Path) -> list[Row]:
+    """Eight processes that each log line by line through a file of their own, as programs with a log handler do."""
+    with mount(place / "loggers", place / "loggers-mount") as root:
+        (root / "bench-0").mkdir()
+        ours, theirs, ratio = compare(
+            lambda: lines_logged(root / "bench-0/log.txt"), lambda: lines_logged(idle / "direct"), rounds=5
+        )
+    return [
+        Row(
+            "eight logging writers",
+            f"{ours / 1000:.0f} k lines/s",
+            f"do-nothing {theirs / 1000:.0f} k lines/s",
+            f"{ratio:.2f} x, >= 0.5 x",
+            ratio >= 0.5,
+        )
+    ]
+
+
+LOGGER = """
+import os, sys
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+line = b"x" * 99 + b"\\n"
+print("open", flush=True)
+input()
+for _ in range(int(sys.argv[2])):
+    os.write(log, line)
+os.close(log)
+"""
+
+
+def lines_logged(path: Path, writers: int = 8, each: int = 5_000) -> float:
+    """How many lines a second the writers of one file get rid of, all together."""
+    command = [sys.executable, "-S", "-c", LOGGER, path, str(each)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(writers)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    start = time.perf_counter()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    if any(process.wait() for process in processes):
+        raise RuntimeError("a writer failed")
+    taken = time.perf_counter() - start
+    for process in processes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+    return writers * each / taken
 
 
 def lookups(place: Path, idle: Path) -> list[Row]:
