@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from directory_check import bases, check_directory, path_of
-from opening import NEVER, NOW, Clock, open_partition
+from partition_opening import NEVER, NOW, Clock, open_partition
 
 from topicfs.engine import batch as batches
 from topicfs.engine.cleaner.clean import Cleaned, Cleaner

@@ -343,3 +343,14 @@ def test_the_page_on_architecture_names_files_that_are_there() -> None:
     named = set(re.findall(r"`((?:engine|fs|mountd)/[\w/]+\.(?:py|md))`", page))
     assert len(named) > 40
     assert not sorted(name for name in named if not (ROOT / name).is_file())
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Tests are imported by their file names, without packages: pytest refuses to collect the second of two."""
+    names = [
+        file.name
+        for file in (ROOT / "tests").rglob("*.py")
+        if file.name not in ("conftest.py", "__main__.py")
+    ]
+    assert len(names) > 150
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from compacted import Cleaning, cleaner
 from directory_check import check_directory
-from opening import CLEAN, NEVER, open_partition
+from partition_opening import CLEAN, NEVER, open_partition
 from syscalls import Calls, Crash
 
 from topicfs.engine.errors import EngineError

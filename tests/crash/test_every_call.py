@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import bases, check_directory, content, parse, path_of
-from opening import CLEAN, NOW, open_partition
+from partition_opening import CLEAN, NOW, open_partition
 from syscalls import Calls, Crash
 
 from topicfs.engine.errors import EngineError

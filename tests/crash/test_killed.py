@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import check_directory
-from opening import CLEAN, open_partition
+from partition_opening import CLEAN, open_partition
 
 from topicfs.engine.partition.loading import Known
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import check_directory, content
-from opening import CLEAN, NOW, Clock, open_partition
+from partition_opening import CLEAN, NOW, Clock, open_partition
 from syscalls import Calls, Crash
 
 from topicfs.engine.errors import EngineError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from compacted import DAY, NOW, Cleaning, cleaner, records, several
 from directory_check import path_of
-from opening import NEVER, Known, open_partition, without_fsync
+from partition_opening import NEVER, Known, open_partition, without_fsync
 
 from topicfs.engine import batch as batches
 from topicfs.engine.cleaner import rewrite

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from compacted import Cleaning
 from directory_check import path_of
-from opening import Known, open_partition, without_fsync
+from partition_opening import Known, open_partition, without_fsync
 
 from topicfs.engine import batch as batches
 from topicfs.engine.cleaner.grouping import grouped

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compacted import DAY, Cleaning, cleaner, nothing
-from opening import without_fsync
+from partition_opening import without_fsync
 
 from topicfs.engine.cleaner.clean import Cleaned, Work
 from topicfs.engine.cleaner.distributed import (

@@ -17,7 +17,7 @@ import pytest
 from cleaning import StandInCleaner
 from compacted import DAY, NOW, Cleaning, cleaner
 from directory_check import path_of
-from opening import Known, open_partition, without_fsync
+from partition_opening import Known, open_partition, without_fsync
 from store_bench import START, StoreBench, checked_store_bench
 
 from topicfs import Record

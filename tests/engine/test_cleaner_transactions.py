@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compacted import DAY, NOW, Cleaning, cleaner
-from opening import without_fsync
+from partition_opening import without_fsync
 
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.partition.offsets import Isolation

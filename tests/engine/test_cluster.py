@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import open_partition
+from partition_opening import open_partition
 
 from topicfs import Record
 from topicfs.engine import batch as batches

@@ -43,7 +43,7 @@ from topicfs.engine.kernels.cache import prepare
 logging.getLogger("topicfs.engine.kernels.compile").setLevel(logging.INFO)
 logging.getLogger("topicfs.engine.kernels.compile").addHandler(Told())
 prepare(Path(sys.argv[1]))
-from small import twice_more
+from memory_files import twice_more
 print(twice_more(5))
 """
 STRANGER = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
@@ -63,7 +63,7 @@ def folder() -> Iterator[Path]:
         made = Path(name) / "sources"
         made.mkdir()
         (made / "helper.py").write_text(HELPER)
-        (made / "small.py").write_text(KERNEL)
+        (made / "memory_files.py").write_text(KERNEL)
         yield made
 
 

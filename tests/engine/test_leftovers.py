@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import bases, check_directory, content, path_of
-from opening import NOW, Known, open_partition, without_fsync
+from partition_opening import NOW, Known, open_partition, without_fsync
 
 from topicfs.engine.partition.leftovers import remove_temporary
 from topicfs.engine.partition.partition import Partition

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import bases, check_directory, check_rebuilt, content
-from opening import CLEAN, NOW, Clock, open_partition
+from partition_opening import CLEAN, NOW, Clock, open_partition
 
 from topicfs.engine.errors import (
     CorruptBatchError,

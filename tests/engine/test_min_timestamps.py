@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import NOW, open_partition
+from partition_opening import NOW, open_partition
 from plain_batches import CODECS, RECORD, RECORDS, array, batch, entries
 
 from topicfs.engine import batch as batches

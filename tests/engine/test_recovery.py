@@ -26,7 +26,7 @@ from directory_check import (
     path_of,
     recoverable,
 )
-from opening import NOW, Known, open_partition
+from partition_opening import NOW, Known, open_partition
 from patience import PATIENCE_S
 
 from topicfs.engine import batch as batches

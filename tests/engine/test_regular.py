@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from opening import without_fsync
+from partition_opening import without_fsync
 
 from topicfs import Record, Store
 from topicfs.engine.errors import EngineError

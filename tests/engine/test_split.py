@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from directory_check import bases, check_directory, check_rebuilt, path_of
-from opening import NOW, Known, open_partition, without_fsync
+from partition_opening import NOW, Known, open_partition, without_fsync
 
 from topicfs.engine import batch as batches
 from topicfs.engine.errors import RollError

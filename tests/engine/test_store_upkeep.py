@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opening import Clock
+from partition_opening import Clock
 from store_bench import SMALL, START, StoreBench, checked_store_bench, some
 
 from topicfs import Producer, Record, Store

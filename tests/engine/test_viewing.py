@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opening import NEVER, Clock, open_partition, without_fsync
+from partition_opening import NEVER, Clock, open_partition, without_fsync
 
 from topicfs import Isolation, Record
 from topicfs.engine.errors import EngineError, ReadOnlyError

@@ -13,11 +13,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from furnished import APPEND, LINGER_MS, Furnished, array, furnished
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import Clock
+from partition_opening import Clock
 from patience import PATIENCE_S
+from tree_bench import APPEND, LINGER_MS, TreeBench, array, tree_bench
 
 from topicfs.engine.batch import from_records
 from topicfs.engine.errors import ClosedError, EngineError, RecordTooLargeError
@@ -34,13 +34,13 @@ from topicfs.fs.views.partition_views import PartitionViews
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         made.create()
         yield made
 
 
-def writer(place: Furnished, name: str = "log.txt", batch_size: int | None = None) -> AppendHandle:
+def writer(place: TreeBench, name: str = "log.txt", batch_size: int | None = None) -> AppendHandle:
     views = place.views()
     fmt = place.entry(f"/t-0/{name}").format  # type: ignore[attr-defined]
     size = place.files.context.batch_size if batch_size is None else batch_size
@@ -54,7 +54,7 @@ FIRST = {
 }
 
 
-def busy_writer(place: Furnished, name: str = "log.txt") -> AppendHandle:
+def busy_writer(place: TreeBench, name: str = "log.txt") -> AppendHandle:
     """One whose next lines gather: its first line, with the value `first`, was appended just now."""
     made = writer(place, name)
     made.write(array(FIRST[name]))
@@ -62,7 +62,7 @@ def busy_writer(place: Furnished, name: str = "log.txt") -> AppendHandle:
     return made
 
 
-def values(place: Furnished) -> list[bytes | None]:
+def values(place: TreeBench) -> list[bytes | None]:
     return [record.value for record in place.views().partition.records()]
 
 
@@ -115,7 +115,7 @@ def refused(call) -> int:  # type: ignore[no-untyped-def]
 def test_any_pieces_give_the_same_lines(
     tmp_path_factory: pytest.TempPathFactory, text: list[bytes], batch_size: int
 ) -> None:
-    with furnished(tmp_path_factory.mktemp("pieces")) as made:
+    with tree_bench(tmp_path_factory.mktemp("pieces")) as made:
         made.create()
         handle = writer(made, batch_size=batch_size)
         for piece in text:
@@ -128,7 +128,7 @@ def test_any_pieces_give_the_same_lines(
         assert values(made) == (lines if lines[-1] else lines[:-1])
 
 
-def test_lines_that_come_fast_wait_until_the_file_is_closed(place: Furnished) -> None:
+def test_lines_that_come_fast_wait_until_the_file_is_closed(place: TreeBench) -> None:
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     handle.write(array(b"two\n"))
@@ -137,7 +137,7 @@ def test_lines_that_come_fast_wait_until_the_file_is_closed(place: Furnished) ->
     assert values(place) == [b"first", b"one", b"two"]
 
 
-def test_lines_that_fill_a_batch_do_not_wait(place: Furnished) -> None:
+def test_lines_that_fill_a_batch_do_not_wait(place: TreeBench) -> None:
     handle = writer(place, batch_size=1000)
     lines = [b"%d " % at + b"x" * 60 for at in range(30)]
     for at, line in enumerate(lines):
@@ -147,7 +147,7 @@ def test_lines_that_fill_a_batch_do_not_wait(place: Furnished) -> None:
     assert values(place) == lines
 
 
-def test_a_large_write_does_not_wait_and_takes_along_what_does(place: Furnished) -> None:
+def test_a_large_write_does_not_wait_and_takes_along_what_does(place: TreeBench) -> None:
     handle = busy_writer(place)
     handle.write(array(b"small\nbegun "))
     handle.write(array(b"and ended\n" + b"large\n" * 10_000))
@@ -155,7 +155,7 @@ def test_a_large_write_does_not_wait_and_takes_along_what_does(place: Furnished)
     assert len(batches_of(place)) == 2
 
 
-def batches_of(place: Furnished) -> list[int]:
+def batches_of(place: TreeBench) -> list[int]:
     """Base offsets of the batches."""
     segments = place.views().partition.log.chain.segments
     return [
@@ -169,7 +169,7 @@ def batches_of(place: Furnished) -> list[int]:
 # -- several writers ----------------------------------------------------------------------------------------
 
 
-def test_a_line_by_itself_is_appended_by_its_write(place: Furnished) -> None:
+def test_a_line_by_itself_is_appended_by_its_write(place: TreeBench) -> None:
     handle = busy_writer(place)
     for at in range(3):
         place.clock.ms += LINGER_MS
@@ -177,7 +177,7 @@ def test_a_line_by_itself_is_appended_by_its_write(place: Furnished) -> None:
         assert values(place)[1:] == [b"%d" % each for each in range(at + 1)]
 
 
-def test_the_first_line_of_an_open_file_is_appended_by_its_write(place: Furnished) -> None:
+def test_the_first_line_of_an_open_file_is_appended_by_its_write(place: TreeBench) -> None:
     busy = busy_writer(place)
     busy.write(array(b"waits\n"))
     handle = writer(place)
@@ -187,7 +187,7 @@ def test_the_first_line_of_an_open_file_is_appended_by_its_write(place: Furnishe
 
 @pytest.mark.parametrize("names", [("log.txt", "log.txt"), ("log.txt", "log.jsonl"), ("log.tsv", "log.txt")])
 def test_the_order_of_lines_is_that_of_their_writes_whoever_closes_first(
-    place: Furnished, names: tuple[str, str]
+    place: TreeBench, names: tuple[str, str]
 ) -> None:
     one, other = busy_writer(place, names[0]), busy_writer(place, names[1])
     spelled = {"log.txt": b"%s\n", "log.tsv": b"k\t%s\n", "log.jsonl": b'{"value":"%s"}\n'}
@@ -202,7 +202,7 @@ def test_the_order_of_lines_is_that_of_their_writes_whoever_closes_first(
     assert values(place) == [b"first", b"first", b"one", b"other", b"one more"]
 
 
-def test_lines_of_jsonl_keep_their_times_beside_plain_ones(place: Furnished) -> None:
+def test_lines_of_jsonl_keep_their_times_beside_plain_ones(place: TreeBench) -> None:
     one, other = busy_writer(place, "log.jsonl"), busy_writer(place)
     one.write(array(b'{"value":"old","timestamp":5}\n'))
     place.clock.ms += 1
@@ -212,7 +212,7 @@ def test_lines_of_jsonl_keep_their_times_beside_plain_ones(place: Furnished) -> 
     assert found == [(b"old", 5), (b"new", place.clock.ms)]
 
 
-def test_what_others_append_comes_behind_the_lines_that_wait(place: Furnished) -> None:
+def test_what_others_append_comes_behind_the_lines_that_wait(place: TreeBench) -> None:
     partition = place.views().partition
     appends = [
         lambda: partition.append(Record(b"record")),
@@ -232,7 +232,7 @@ def test_what_others_append_comes_behind_the_lines_that_wait(place: Furnished) -
     assert partition.log.chain.active.size == 0
 
 
-def test_an_unfinished_line_waits_for_the_last_close(place: Furnished) -> None:
+def test_an_unfinished_line_waits_for_the_last_close(place: TreeBench) -> None:
     handle = writer(place)
     handle.write(array(b"half"))
     handle.flush()
@@ -246,7 +246,7 @@ def test_an_unfinished_line_waits_for_the_last_close(place: Furnished) -> None:
     assert values(place)[1:] == [b"rest"]
 
 
-def test_writers_do_not_mix_their_lines(place: Furnished) -> None:
+def test_writers_do_not_mix_their_lines(place: TreeBench) -> None:
     one, other = writer(place), writer(place)
     one.write(array(b"one "))
     other.write(array(b"other "))
@@ -260,7 +260,7 @@ def test_writers_do_not_mix_their_lines(place: Furnished) -> None:
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_a_bad_line_behind_good_ones_gives_a_short_write_and_then_the_error(place: Furnished) -> None:
+def test_a_bad_line_behind_good_ones_gives_a_short_write_and_then_the_error(place: TreeBench) -> None:
     handle = writer(place, "log.tsv")
     data = b"k\tone\nk\ttwo\nbad\nk\tthree\n"
     assert handle.write(array(data)) == len(b"k\tone\nk\ttwo\n")
@@ -270,7 +270,7 @@ def test_a_bad_line_behind_good_ones_gives_a_short_write_and_then_the_error(plac
     assert values(place) == [b"one", b"two"]
 
 
-def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: Furnished) -> None:
+def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: TreeBench) -> None:
     """regression: the flusher was not told of them"""
     handle = writer(place, "log.tsv")
     handle.write(array(b"k\tfirst\n"))
@@ -289,7 +289,7 @@ def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: Furni
     ],
 )
 def test_the_rest_of_a_line_that_is_refused_in_a_later_piece_of_a_write_is_no_line(
-    place: Furnished, name: str, first: bytes, rest: bytes
+    place: TreeBench, name: str, first: bytes, rest: bytes
 ) -> None:
     """regression: the kernel told of a short write, and what was left of the line was taken for a whole one"""
     place.store.configure("t", {"max.message.bytes": "100000"})
@@ -303,7 +303,7 @@ def test_the_rest_of_a_line_that_is_refused_in_a_later_piece_of_a_write_is_no_li
     assert values(place) == [b"first"]
 
 
-def test_a_bad_line_that_ends_an_unfinished_one_is_refused_with_it(place: Furnished) -> None:
+def test_a_bad_line_that_ends_an_unfinished_one_is_refused_with_it(place: TreeBench) -> None:
     handle = writer(place, "log.tsv")
     handle.write(array(b"no "))
     with pytest.raises(BadInputError):
@@ -313,7 +313,7 @@ def test_a_bad_line_that_ends_an_unfinished_one_is_refused_with_it(place: Furnis
     assert values(place) == [b"next"]
 
 
-def test_a_refusal_can_be_read_afterwards(place: Furnished) -> None:
+def test_a_refusal_can_be_read_afterwards(place: TreeBench) -> None:
     handle = writer(place, "log.tsv")
     with pytest.raises(BadInputError):
         handle.write(array(b"bad\n"))
@@ -323,7 +323,7 @@ def test_a_refusal_can_be_read_afterwards(place: Furnished) -> None:
     assert "line 1" in refusal[1]
 
 
-def test_a_line_that_is_too_long_is_refused_before_its_end_comes(place: Furnished) -> None:
+def test_a_line_that_is_too_long_is_refused_before_its_end_comes(place: TreeBench) -> None:
     place.store.configure("t", {"max.message.bytes": "1000"})
     handle = writer(place)
     taken = 0
@@ -335,7 +335,7 @@ def test_a_line_that_is_too_long_is_refused_before_its_end_comes(place: Furnishe
     assert values(place) == []
 
 
-def test_lines_before_one_that_is_too_long_are_a_short_write(place: Furnished) -> None:
+def test_lines_before_one_that_is_too_long_are_a_short_write(place: TreeBench) -> None:
     """regression: they were taken, but the write failed, so who tried again wrote them twice"""
     place.store.configure("t", {"max.message.bytes": "1000"})
     handle = writer(place)
@@ -351,7 +351,7 @@ def test_lines_before_one_that_is_too_long_are_a_short_write(place: Furnished) -
     assert values(place) == [b"good", b"more"]
 
 
-def test_a_refused_line_leaves_nothing_waiting(place: Furnished) -> None:
+def test_a_refused_line_leaves_nothing_waiting(place: TreeBench) -> None:
     place.store.configure("t", {"max.message.bytes": "1000"})
     handle = writer(place)
     with pytest.raises(RecordTooLargeError):
@@ -366,7 +366,7 @@ def test_a_refused_line_leaves_nothing_waiting(place: Furnished) -> None:
 @pytest.mark.parametrize("name", ["log.txt", "log.tsv", "log.jsonl"])
 @pytest.mark.parametrize("batch_size", [0, 300, 1 << 20])
 def test_a_disk_that_fails_now_and_then_loses_and_doubles_nothing(
-    place: Furnished, name: str, batch_size: int, disk: Callable[[], AbstractContextManager[None]]
+    place: TreeBench, name: str, batch_size: int, disk: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Who writes goes on as a program does: what a write did not take is written again."""
     handle = writer(place, name, batch_size)
@@ -394,7 +394,7 @@ def test_a_disk_that_fails_now_and_then_loses_and_doubles_nothing(
     assert failures > 0 or batch_size > 0
 
 
-def test_a_full_disk_is_told_by_the_write_whatever_came_before(place: Furnished) -> None:
+def test_a_full_disk_is_told_by_the_write_whatever_came_before(place: TreeBench) -> None:
     """regression: the line was taken, and the close that failed is looked at by no shell"""
     busy = busy_writer(place)
     with full_disk():
@@ -423,7 +423,7 @@ def test_a_full_disk_is_told_by_the_write_whatever_came_before(place: Furnished)
     assert set(found[3:-1]) == {b"x" * 200_000}
 
 
-def test_an_unfinished_line_has_its_room_or_is_refused_by_its_write(place: Furnished) -> None:
+def test_an_unfinished_line_has_its_room_or_is_refused_by_its_write(place: TreeBench) -> None:
     """regression: the last close appends it, and nobody was told that there is no room"""
     finished = writer(place)
     finished.write(array(b"x" * 5000))
@@ -437,7 +437,7 @@ def test_an_unfinished_line_has_its_room_or_is_refused_by_its_write(place: Furni
     assert values(place) == [b"x" * 5000]
 
 
-def test_a_line_that_a_short_write_begins_behind_others_has_its_room_or_is_refused(place: Furnished) -> None:
+def test_a_line_that_a_short_write_begins_behind_others_has_its_room_or_is_refused(place: TreeBench) -> None:
     """regression: there was room for the first line of `printf 'a\\nb' >>` only, and close(2) told nobody in a shell"""
     handle = writer(place)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -452,7 +452,7 @@ def test_a_line_that_a_short_write_begins_behind_others_has_its_room_or_is_refus
     assert values(place) == [b"a", b"c", b"d"]
 
 
-def test_the_end_of_a_long_text_without_a_newline_is_refused_by_close(place: Furnished) -> None:
+def test_the_end_of_a_long_text_without_a_newline_is_refused_by_close(place: TreeBench) -> None:
     handle = writer(place)
     handle.write(array(b"line\n" + b"x" * 9000))
     with full_disk():
@@ -461,7 +461,7 @@ def test_the_end_of_a_long_text_without_a_newline_is_refused_by_close(place: Fur
     assert values(place) == [b"line"]
 
 
-def test_a_line_that_a_close_refused_does_not_go_on(place: Furnished) -> None:
+def test_a_line_that_a_close_refused_does_not_go_on(place: TreeBench) -> None:
     """A forked child closes its descriptor in the middle of a line, for which there is no room."""
     handle = writer(place)
     handle.write(array(b"line\n" + b"x" * 9000))
@@ -473,7 +473,7 @@ def test_a_line_that_a_close_refused_does_not_go_on(place: Furnished) -> None:
     assert values(place) == [b"line", b"whole"]
 
 
-def test_others_do_not_use_up_the_room_of_lines_that_wait(place: Furnished) -> None:
+def test_others_do_not_use_up_the_room_of_lines_that_wait(place: TreeBench) -> None:
     partition = place.views().partition
     unfinished, busy = writer(place), busy_writer(place)
     unfinished.write(array(b"x" * 3000))
@@ -488,7 +488,7 @@ def test_others_do_not_use_up_the_room_of_lines_that_wait(place: Furnished) -> N
 
 
 def test_an_index_without_room_refuses_no_line_that_was_accepted(
-    place: Furnished, caplog: pytest.LogCaptureFixture
+    place: TreeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.store.configure("t", {"index.interval.bytes": "100"})
     place.views().partition.append(Record(b"sealed"))
@@ -512,7 +512,7 @@ def test_an_index_without_room_refuses_no_line_that_was_accepted(
         assert record.value.startswith(beginning)
 
 
-def test_without_allocation_no_line_waits(place: Furnished) -> None:
+def test_without_allocation_no_line_waits(place: TreeBench) -> None:
     with mock.patch.object(segments, "allocate", return_value=False):
         handle = writer(place)
         for at in range(5):
@@ -522,7 +522,7 @@ def test_without_allocation_no_line_waits(place: Furnished) -> None:
     assert values(place)[-1] == b"unfinished"
 
 
-def test_room_that_was_not_used_is_given_back(place: Furnished) -> None:
+def test_room_that_was_not_used_is_given_back(place: TreeBench) -> None:
     handle = busy_writer(place)
     handle.write(array(b"line\n"))
     log_file = place.views().partition.log.chain.active.log.path
@@ -539,7 +539,7 @@ def test_room_that_was_not_used_is_given_back(place: Furnished) -> None:
     assert place.views().partition.log.promised == 0
 
 
-def test_a_segment_does_not_roll_under_lines_that_have_room_in_it(place: Furnished) -> None:
+def test_a_segment_does_not_roll_under_lines_that_have_room_in_it(place: TreeBench) -> None:
     place.store.configure("t", {"segment.ms": "1000"})
     log = place.views().partition.log
     busy = busy_writer(place)
@@ -556,7 +556,7 @@ def test_a_segment_does_not_roll_under_lines_that_have_room_in_it(place: Furnish
 # -- a broken disk ------------------------------------------------------------------------------------------
 
 
-def test_what_a_close_was_told_of_is_never_appended(place: Furnished) -> None:
+def test_what_a_close_was_told_of_is_never_appended(place: TreeBench) -> None:
     """regression: release tried again, and appended it behind lines that others had been acknowledged"""
     one, other = busy_writer(place), busy_writer(place)
     one.write(array(b"lost\n"))
@@ -572,7 +572,7 @@ def test_what_a_close_was_told_of_is_never_appended(place: Furnished) -> None:
 
 @pytest.mark.parametrize("told", ["flush", "persist"])
 def test_an_unfinished_line_goes_with_those_before_it_of_which_its_writer_was_told(
-    place: Furnished, told: str
+    place: TreeBench, told: str
 ) -> None:
     """regression: it was appended by the last close, and again by whoever wrote all of it anew"""
     handle = busy_writer(place)
@@ -587,7 +587,7 @@ def test_an_unfinished_line_goes_with_those_before_it_of_which_its_writer_was_to
     assert values(place) == [b"first", b"lost", b"unfini"]
 
 
-def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: Furnished) -> None:
+def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: TreeBench) -> None:
     """regression: it waited, was dropped where it could not be appended, and its last line was kept"""
     handle = place.files.open("/t-0/log.txt", APPEND | os.O_SYNC).handle
     place.files.write(handle, array(b"first\n"))
@@ -608,7 +608,7 @@ def test_what_a_write_with_o_sync_was_refused_is_written_again_once(place: Furni
 
 def test_a_write_that_fails_behind_the_lines_that_wait_gives_its_own_error(tmp_path: Path) -> None:
     """regression: it was an AssertionError, and the beginning of its first line was forgotten"""
-    with furnished(tmp_path) as place:
+    with tree_bench(tmp_path) as place:
         place.create(max_message_bytes=50_000)
         handle = busy_writer(place)
         waiting = [b"%d" % at + b"x" * 600 for at in range(20)]
@@ -633,7 +633,7 @@ def test_a_write_that_fails_behind_the_lines_that_wait_gives_its_own_error(tmp_p
         assert values(place) == [b"first", *waiting, b"begun " + long[:-1]]
 
 
-def test_what_is_tried_again_keeps_its_place(place: Furnished) -> None:
+def test_what_is_tried_again_keeps_its_place(place: TreeBench) -> None:
     one, other = busy_writer(place), busy_writer(place)
     one.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
@@ -649,7 +649,7 @@ def test_what_is_tried_again_keeps_its_place(place: Furnished) -> None:
     assert values(place) == [b"first", b"first", b"one", b"other"]
 
 
-def test_a_failure_that_one_writer_is_told_of_drops_its_lines_only(place: Furnished) -> None:
+def test_a_failure_that_one_writer_is_told_of_drops_its_lines_only(place: TreeBench) -> None:
     one, other = busy_writer(place), busy_writer(place, "log.tsv")
     for at in range(3):
         one.write(array(b"one %d\n" % at))
@@ -661,7 +661,7 @@ def test_a_failure_that_one_writer_is_told_of_drops_its_lines_only(place: Furnis
     assert values(place)[2:] == [b"other 0", b"other 1", b"other 2"]
 
 
-def test_after_a_failure_each_write_is_appended_until_one_succeeds(place: Furnished) -> None:
+def test_after_a_failure_each_write_is_appended_until_one_succeeds(place: TreeBench) -> None:
     handle = busy_writer(place)
     with broken_disk():
         handle.write(array(b"waits\n"))
@@ -675,7 +675,7 @@ def test_after_a_failure_each_write_is_appended_until_one_succeeds(place: Furnis
     handle.flush()
 
 
-def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(place: Furnished) -> None:
+def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(place: TreeBench) -> None:
     """regression: close told of a failure that was made good, and who heard it wrote everything again"""
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
@@ -688,7 +688,7 @@ def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(pl
     assert values(place) == [b"first", b"one"]
 
 
-def test_the_flusher_tries_again_and_not_all_the_time(place: Furnished) -> None:
+def test_the_flusher_tries_again_and_not_all_the_time(place: TreeBench) -> None:
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
@@ -705,7 +705,7 @@ def test_the_flusher_tries_again_and_not_all_the_time(place: Furnished) -> None:
 
 
 def test_what_the_last_close_could_not_append_is_gone_and_logged(
-    place: Furnished, caplog: pytest.LogCaptureFixture
+    place: TreeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = writer(place)
     handle.write(array(b"one"))
@@ -716,7 +716,7 @@ def test_what_the_last_close_could_not_append_is_gone_and_logged(
     assert values(place) == []
 
 
-def test_appending_to_a_partition_that_was_deleted_fails(place: Furnished) -> None:
+def test_appending_to_a_partition_that_was_deleted_fails(place: TreeBench) -> None:
     handle, waiting = busy_writer(place), busy_writer(place)
     waiting.write(array(b"waits\n"))
     place.delete("/t-0")
@@ -732,7 +732,7 @@ def test_appending_to_a_partition_that_was_deleted_fails(place: Furnished) -> No
 # -- lingering ----------------------------------------------------------------------------------------------
 
 
-def test_lines_wait_for_the_linger_time_and_no_longer(place: Furnished) -> None:
+def test_lines_wait_for_the_linger_time_and_no_longer(place: TreeBench) -> None:
     linger = place.files.context.writers.linger
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
@@ -751,7 +751,7 @@ def test_lines_wait_for_the_linger_time_and_no_longer(place: Furnished) -> None:
 
 
 def test_the_flusher_does_not_wait_for_a_writer_at_work_which_looks_at_the_time_itself(
-    place: Furnished,
+    place: TreeBench,
 ) -> None:
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
@@ -765,7 +765,7 @@ def test_the_flusher_does_not_wait_for_a_writer_at_work_which_looks_at_the_time_
 
 def test_a_clock_that_is_set_back_stops_no_line(tmp_path: Path) -> None:
     """regression: lines waited for as long as the clock was set back, and kill -9 lost them"""
-    with furnished(tmp_path) as place:
+    with tree_bench(tmp_path) as place:
         place.create()
         steady = Clock(1000)
         place.files.context.writers.linger.clock = steady
@@ -777,7 +777,7 @@ def test_a_clock_that_is_set_back_stops_no_line(tmp_path: Path) -> None:
         assert values(place) == [b"first", b"one"]
 
 
-def test_a_writer_that_is_gone_is_forgotten(place: Furnished) -> None:
+def test_a_writer_that_is_gone_is_forgotten(place: TreeBench) -> None:
     writers = place.files.context.writers
     handle = busy_writer(place)
     handle.write(array(b"one\ntail"))
@@ -787,7 +787,7 @@ def test_a_writer_that_is_gone_is_forgotten(place: Furnished) -> None:
     assert not writers.linger._waiting
 
 
-def test_the_end_of_the_mount_appends_everything(place: Furnished) -> None:
+def test_the_end_of_the_mount_appends_everything(place: TreeBench) -> None:
     one, other = writer(place), writer(place)
     one.write(array(b"one\nunfinished"))
     other.write(array(b"other\n"))
@@ -798,7 +798,7 @@ def test_the_end_of_the_mount_appends_everything(place: Furnished) -> None:
 # -- readers that come right behind -------------------------------------------------------------------------
 
 
-def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Furnished) -> None:
+def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: TreeBench) -> None:
     views: PartitionViews = place.views()
     with mock.patch.object(partition_writers, "CLOSE_GRACE", 0.05):
         handle = writer(place)
@@ -816,7 +816,7 @@ def test_a_reader_waits_for_a_close_that_is_under_way_and_not_for_long(place: Fu
 
 
 @pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/views/log.tsv", "/t-0/views/offset/0-.txt"])
-def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, path: str) -> None:
+def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: TreeBench, path: str) -> None:
     """regression: readers waited for a tenth of a second, also where the disk was at work on the line"""
     views: PartitionViews = place.views()
     append = views.partition.append_waiting
@@ -848,7 +848,7 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: Furnished, p
 
 
 @pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/log.tsv", "/topics/t/in.txt"])
-def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Furnished, path: str) -> None:
+def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: TreeBench, path: str) -> None:
     """regression: the kernel tells of the last close after close(2) has returned, and of the next open meanwhile"""
     first = place.files.open("/t-0/log.txt", APPEND).handle
     place.files.write(first, array(b"first"))
@@ -864,7 +864,7 @@ def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Fur
     assert values(place) == [b"first", b"second"]
 
 
-def test_an_open_for_appending_needs_append(place: Furnished) -> None:
+def test_an_open_for_appending_needs_append(place: TreeBench) -> None:
     for flags in (os.O_WRONLY, os.O_RDWR, APPEND | os.O_TRUNC):
         with pytest.raises(Exception, match="appended to"):
             place.files.open("/t-0/log.txt", flags)

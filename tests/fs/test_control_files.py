@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from furnished import APPEND, Furnished, array, furnished, lines
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_bench import APPEND, TreeBench, array, lines, tree_bench
 
 from topicfs.engine.errors import EngineError, InvalidSettingError
 from topicfs.engine.settings.topic import Explained
@@ -21,17 +21,17 @@ CONFIG, START = "/topics/t/config", "/t-0/start"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         lines(made.create().partition, b"a", b"b", b"c")
         yield made
 
 
-def own(place: Furnished) -> dict[str, str]:
+def own(place: TreeBench) -> dict[str, str]:
     return {name: value for name, value, source in place.store.explain("t") if source == "topic"}
 
 
-def opened(place: Furnished, path: str, flags: int = os.O_WRONLY) -> int:
+def opened(place: TreeBench, path: str, flags: int = os.O_WRONLY) -> int:
     return place.files.open(path, flags).handle
 
 
@@ -137,14 +137,14 @@ def test_what_is_read_changes_nothing_when_it_is_written(held: dict[str, tuple[s
 # -- handles ----------------------------------------------------------------------------------------------
 
 
-def test_a_line_may_come_in_pieces(place: Furnished) -> None:
+def test_a_line_may_come_in_pieces(place: TreeBench) -> None:
     file = opened(place, CONFIG)
     for piece in (b"retention.ms=50", b"00\nsegment", b".ms=", b"6000\n"):
         assert place.files.write(file, array(piece)) == len(piece)
     assert own(place) == {"retention.ms": "5000", "segment.ms": "6000"}
 
 
-def test_a_refused_write_takes_back_what_came_through_its_open_file(place: Furnished) -> None:
+def test_a_refused_write_takes_back_what_came_through_its_open_file(place: TreeBench) -> None:
     place.append(CONFIG, b"segment.ms=6000\n")
     file = opened(place, CONFIG)
     place.files.write(file, array(b"segment.ms=7000\nretention.ms=5000\n"))
@@ -159,7 +159,7 @@ def test_a_refused_write_takes_back_what_came_through_its_open_file(place: Furni
     assert own(place) == {"segment.ms": "6000"}
 
 
-def test_what_is_taken_back_is_what_nobody_has_changed_since(place: Furnished) -> None:
+def test_what_is_taken_back_is_what_nobody_has_changed_since(place: TreeBench) -> None:
     file = opened(place, CONFIG)
     place.files.write(file, array(b"segment.ms=7000\nretention.ms=5000\n"))
     place.append(CONFIG, b"segment.ms=8000\n")
@@ -167,7 +167,7 @@ def test_what_is_taken_back_is_what_nobody_has_changed_since(place: Furnished) -
     assert own(place) == {"segment.ms": "8000"}
 
 
-def test_what_was_synced_is_not_taken_back(place: Furnished) -> None:
+def test_what_was_synced_is_not_taken_back(place: TreeBench) -> None:
     file = opened(place, CONFIG)
     place.files.write(file, array(b"segment.ms=7000\n"))
     place.files.fsync(file, False)
@@ -176,7 +176,7 @@ def test_what_was_synced_is_not_taken_back(place: Furnished) -> None:
     assert own(place) == {"segment.ms": "7000"}
 
 
-def test_a_close_that_meets_half_a_line_takes_back_until_the_rest_comes(place: Furnished) -> None:
+def test_a_close_that_meets_half_a_line_takes_back_until_the_rest_comes(place: TreeBench) -> None:
     file = opened(place, CONFIG)
     place.files.write(file, array(b"segment.ms=7000\nretention"))
     failing(lambda: place.files.flush(file))
@@ -189,7 +189,7 @@ def test_a_close_that_meets_half_a_line_takes_back_until_the_rest_comes(place: F
     assert own(place) == {"segment.ms": "7000", "retention.ms": "5000"}
 
 
-def test_a_close_in_mid_line_takes_nothing_from_the_line(place: Furnished) -> None:
+def test_a_close_in_mid_line_takes_nothing_from_the_line(place: TreeBench) -> None:
     file = opened(place, START)
     place.files.write(file, array(b"1"))
     place.files.flush(file)
@@ -204,7 +204,7 @@ def test_a_close_in_mid_line_takes_nothing_from_the_line(place: Furnished) -> No
     assert place.read(START) == b"3\n"
 
 
-def test_no_more_than_a_line_is_kept(place: Furnished) -> None:
+def test_no_more_than_a_line_is_kept(place: TreeBench) -> None:
     file = opened(place, CONFIG)
     place.files.write(file, array(b"#" * LINE_LIMIT))
     assert "at most" in failing(lambda: place.files.write(file, array(b"#")))
@@ -218,7 +218,7 @@ def test_no_more_than_a_line_is_kept(place: Furnished) -> None:
     assert own(place) == {}
 
 
-def test_a_handle_reads_what_held_when_it_was_opened(place: Furnished) -> None:
+def test_a_handle_reads_what_held_when_it_was_opened(place: TreeBench) -> None:
     file = opened(place, START, os.O_RDWR)
     place.files.write(file, array(b"2\n"))
     into = array(bytes(10)).copy()
@@ -228,7 +228,7 @@ def test_a_handle_reads_what_held_when_it_was_opened(place: Furnished) -> None:
     failing(lambda: place.files.read(only_written, 0, into), errors.NotReadableError)
 
 
-def test_only_to_nothing_is_a_command_file_cut(place: Furnished) -> None:
+def test_only_to_nothing_is_a_command_file_cut(place: TreeBench) -> None:
     for path in (CONFIG, START):
         place.files.truncate(path, 0, None)
         place.files.truncate("", 0, opened(place, path))
@@ -236,7 +236,7 @@ def test_only_to_nothing_is_a_command_file_cut(place: Furnished) -> None:
     assert place.read(START) == b"0\n"
 
 
-def test_a_reason_is_told_until_a_setting_is_accepted_or_the_topic_is_gone(place: Furnished) -> None:
+def test_a_reason_is_told_until_a_setting_is_accepted_or_the_topic_is_gone(place: TreeBench) -> None:
     for _ in range(2):
         file = opened(place, CONFIG)
         failing(lambda file=file: place.files.write(file, array(b"retention.ms=x\n")), InvalidSettingError)
@@ -252,7 +252,7 @@ def test_a_reason_is_told_until_a_setting_is_accepted_or_the_topic_is_gone(place
     assert b"refused" not in place.read(CONFIG)
 
 
-def test_a_start_offset_is_written_down_at_once(place: Furnished) -> None:
+def test_a_start_offset_is_written_down_at_once(place: TreeBench) -> None:
     file = opened(place, START)
     place.files.write(file, array(b"2\n"))
     assert (place.store.logs / "log-start-offset-checkpoint").read_bytes() == b"0\n1\nt 0 2\n"

@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
-from furnished import Furnished, furnished, lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from opening import NOW
+from partition_opening import NOW
 from test_damaged_views import FORMATS, Made, copied, small
+from tree_bench import TreeBench, lines, tree_bench
 
 FEW = settings(
     max_examples=max(10, (settings.default or settings()).max_examples // 2),
@@ -60,7 +60,7 @@ KINDS = [
 ]
 
 
-def check_all(store: Furnished, found: Made, chance: random.Random) -> None:
+def check_all(store: TreeBench, found: Made, chance: random.Random) -> None:
     """Every look-up, in any order."""
     count = len(found.times)
     offsets, times = list(range(count)), sorted({time + more for time in found.times for more in (-1, 0, 1)})
@@ -101,13 +101,13 @@ def test_look_ups_by_damaged_indexes(suffix: str, kind: str, seed: int, number: 
                 path.write_bytes(
                     damaged(path.read_bytes(), kind, 8 if path.suffix == ".index" else 12, chance)
                 )
-        with furnished(place) as store:
+        with tree_bench(place) as store:
             if chance.random() < 0.3:
                 # An append comes first: it goes by the active segment's indexes.
                 lines(store.views().partition, b"late")
                 store.views().partition.truncate_to(len(found.times))
             check_all(store, found, chance)
-        with furnished(place) as store:
+        with tree_bench(place) as store:
             check_all(store, found, chance)
 
 
@@ -121,12 +121,12 @@ def test_mended_indexes_are_kept(tmp_path: Path, suffix: str, caplog: pytest.Log
             if data:
                 data[-1] ^= 64
                 path.write_bytes(data)
-        with furnished(place) as store, caplog.at_level(logging.WARNING):
+        with tree_bench(place) as store, caplog.at_level(logging.WARNING):
             check_all(store, found, random.Random(1))
         assert "does not fit its log" in caplog.text
         assert [path.read_bytes() for path in paths] == before
         caplog.clear()
-        with furnished(place) as store:
+        with tree_bench(place) as store:
             check_all(store, found, random.Random(2))
         assert "does not fit" not in caplog.text
 
@@ -141,6 +141,6 @@ def test_legal_indexes_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
                 if cut:
                     data = path.read_bytes()
                     path.write_bytes(data[: max(0, len(data) - cut)])
-            with furnished(place) as store:
+            with tree_bench(place) as store:
                 check_all(store, found, random.Random(1))
             assert "does not fit" not in caplog.text

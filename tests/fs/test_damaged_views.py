@@ -18,10 +18,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from furnished import Furnished, furnished
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from opening import NOW
+from partition_opening import NOW
+from tree_bench import TreeBench, tree_bench
 
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.record import Record
@@ -59,7 +59,7 @@ def made(seed: int) -> Made:
     chance = random.Random(seed)
     place = Path(tempfile.mkdtemp()) / "whole"
     at, times = 0, []
-    with small(), furnished(place) as store:
+    with small(), tree_bench(place) as store:
         views = store.create(**SETTINGS)
         while at < RECORDS:
             records = []
@@ -128,7 +128,7 @@ def points_behind(log: Path, size: int) -> bool:
     return positions[-1] >= size > positions[0] or size == 0
 
 
-def outcome(store: Furnished, path: str) -> bytes | Exception:
+def outcome(store: TreeBench, path: str) -> bytes | Exception:
     """What a reader gets: all of a file, or an error."""
     try:
         return store.read(path)
@@ -144,7 +144,7 @@ def ranges(found: Made, chance: random.Random) -> Iterator[tuple[int, int]]:
         yield first, max(first, last)
 
 
-def check_views(store: Furnished, found: Made, gone: set[int], chance: random.Random, strict: bool) -> None:
+def check_views(store: TreeBench, found: Made, gone: set[int], chance: random.Random, strict: bool) -> None:
     """`gone` are the offsets in batches that were changed; where `strict`, nothing else may be an error."""
     count = len(found.times)
     for fmt in FORMATS:
@@ -231,7 +231,7 @@ def test_views_of_a_damaged_log(kind: str, when: str, seed: int, store: int) -> 
             chance = random.Random(seed)
             chance.choice(sorted(found.batches)[:-1])
         gone = damage() if when == "stopped" else set()
-        opened = stack.enter_context(furnished(place))
+        opened = stack.enter_context(tree_bench(place))
         if when != "stopped":
             opened.views()
             if when == "mapped":

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from furnished import Furnished, furnished, lines, remove_below, whole
+from tree_bench import TreeBench, lines, remove_below, tree_bench, whole
 
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.partition.partition import Producer
@@ -20,14 +20,14 @@ from topicfs.fs.views.rendered_segment import RenderedSegment
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", ["offset/0-1.txt", f"segments/{0:020d}.txt"])
 def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
-    place: Furnished, name: str
+    place: TreeBench, name: str
 ) -> None:
     views = place.create()
     partition = views.partition
@@ -46,7 +46,7 @@ def test_an_aborted_record_does_not_show_when_the_segment_of_its_marker_is_gone(
 
 
 def test_the_size_of_a_log_whose_first_segments_go_while_it_is_measured_is_that_of_the_rest(
-    place: Furnished, monkeypatch: pytest.MonkeyPatch
+    place: TreeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """regression: it was EIO where `file.delete.delay.ms` is 0"""
     views = place.create()
@@ -67,7 +67,7 @@ def test_the_size_of_a_log_whose_first_segments_go_while_it_is_measured_is_that_
 
 
 def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
-    place: Furnished, caplog: pytest.LogCaptureFixture
+    place: TreeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     views = place.create()
     partition = views.partition

@@ -9,11 +9,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from furnished import Furnished, furnished, lines, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE_S
 from plain_formats import CODECS
+from tree_bench import TreeBench, lines, tree_bench, whole
 
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import Codec, Record
@@ -25,9 +25,9 @@ from topicfs.fs.views.rendered_segment import RenderedSegment
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
     with (
-        furnished(tmp_path) as made,
+        tree_bench(tmp_path) as made,
         mock.patch.object(sizemap, "GRAIN", 200),
         mock.patch.object(texts_module, "BLOCK", 500),
     ):
@@ -47,7 +47,7 @@ def read_all(views: PartitionViews, text: RenderedSegment, chunk: int = 1000) ->
     return whole(lambda position, into: text.read(position, into, *now(views)), chunk)
 
 
-def test_it_grows_with_its_segment_and_no_further(place: Furnished) -> None:
+def test_it_grows_with_its_segment_and_no_further(place: TreeBench) -> None:
     views = place.create()
     text = text_of(views)
     for number in range(1, 30):
@@ -61,7 +61,7 @@ def test_it_grows_with_its_segment_and_no_further(place: Furnished) -> None:
     assert text.is_complete(*now(views))
 
 
-def test_it_is_complete_only_when_nothing_in_it_is_undecided(place: Furnished) -> None:
+def test_it_is_complete_only_when_nothing_in_it_is_undecided(place: TreeBench) -> None:
     views = place.create()
     text = text_of(views)
     lines(views.partition, b"plain")
@@ -89,7 +89,7 @@ def test_any_part_is_that_part_of_the_whole(
     places: list[tuple[float, int]],
 ) -> None:
     with (
-        furnished(tmp_path_factory.mktemp("text")) as made,
+        tree_bench(tmp_path_factory.mktemp("text")) as made,
         mock.patch.object(sizemap, "GRAIN", 200),
         mock.patch.object(texts_module, "BLOCK", 500),
     ):
@@ -113,7 +113,7 @@ def test_any_part_is_that_part_of_the_whole(
             assert text.position_of(offset, *now(views)) == start
 
 
-def test_an_offset_behind_the_segment_is_its_end(place: Furnished) -> None:
+def test_an_offset_behind_the_segment_is_its_end(place: TreeBench) -> None:
     """regression: what the next segment holds below the offset was counted, where it was mapped with an older list"""
     views = place.create()
     text = text_of(views)
@@ -126,7 +126,7 @@ def test_an_offset_behind_the_segment_is_its_end(place: Furnished) -> None:
         assert text.position_of(offset, *now(views)) == 8
 
 
-def test_a_reader_whose_offsets_are_older_than_the_map_comes_to_an_end(place: Furnished) -> None:
+def test_a_reader_whose_offsets_are_older_than_the_map_comes_to_an_end(place: TreeBench) -> None:
     """regression: it asked for the same block again and again"""
     views = place.create()
     text = text_of(views)
@@ -144,7 +144,7 @@ def test_a_reader_whose_offsets_are_older_than_the_map_comes_to_an_end(place: Fu
     assert read_all(views, text) == b"a" * 50 + b"\n" + b"b" * 50 + b"\n"
 
 
-def test_what_was_rendered_is_forgotten_when_told(place: Furnished) -> None:
+def test_what_was_rendered_is_forgotten_when_told(place: TreeBench) -> None:
     views = place.create()
     lines(views.partition, b"x" * 100)
     text = text_of(views)
@@ -155,7 +155,7 @@ def test_what_was_rendered_is_forgotten_when_told(place: Furnished) -> None:
     assert read_all(views, text) == b"x" * 100 + b"\n"
 
 
-def test_a_batch_that_is_noted_is_mapped_as_if_it_were_read(place: Furnished) -> None:
+def test_a_batch_that_is_noted_is_mapped_as_if_it_were_read(place: TreeBench) -> None:
     views = place.create()
     text = text_of(views)
     for number in range(40):

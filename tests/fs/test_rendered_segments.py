@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 from compacted import cleaner
-from furnished import Furnished, furnished, lines, remove_below, view_of
+from tree_bench import TreeBench, lines, remove_below, tree_bench, view_of
 
 from topicfs.engine.record import Record
 from topicfs.fs.formats import Format
@@ -20,8 +20,8 @@ TXT, JSONL = Format.TXT, Format.JSONL
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         yield made
 
 
@@ -29,7 +29,7 @@ def never() -> bool:
     return False
 
 
-def sealed(place: Furnished, segments: int = 3) -> PartitionViews:
+def sealed(place: TreeBench, segments: int = 3) -> PartitionViews:
     """A partition with so many sealed segments, two records each."""
     views = place.create(file_delete_delay_ms=0)
     for number in range(segments):
@@ -43,7 +43,7 @@ def look(views: PartitionViews, *formats: Format) -> None:
         views.log_size(fmt)
 
 
-def test_the_same_segment_and_format_have_one_text(place: Furnished) -> None:
+def test_the_same_segment_and_format_have_one_text(place: TreeBench) -> None:
     views = sealed(place)
     first, second = list(views.partition.log.chain.segments)[:2]
     assert views.rendered.of(first, TXT) is views.rendered.of(first, TXT)
@@ -51,7 +51,7 @@ def test_the_same_segment_and_format_have_one_text(place: Furnished) -> None:
     assert views.rendered.of(first, TXT) is not views.rendered.of(second, TXT)
 
 
-def test_maps_are_kept_of_sealed_segments_in_the_formats_that_were_looked_at(place: Furnished) -> None:
+def test_maps_are_kept_of_sealed_segments_in_the_formats_that_were_looked_at(place: TreeBench) -> None:
     views = sealed(place)
     assert views.rendered.keep_complete(never) == 0
     look(views, TXT)
@@ -62,14 +62,14 @@ def test_maps_are_kept_of_sealed_segments_in_the_formats_that_were_looked_at(pla
     assert views.rendered.keep_complete(never) == 0
 
 
-def test_keeping_ends_when_told(place: Furnished) -> None:
+def test_keeping_ends_when_told(place: TreeBench) -> None:
     views = sealed(place)
     look(views, TXT)
     answers = iter([False, True])
     assert views.rendered.keep_complete(lambda: next(answers)) == 1
 
 
-def test_kept_maps_are_used_after_a_remount_and_nothing_is_read_for_them(place: Furnished) -> None:
+def test_kept_maps_are_used_after_a_remount_and_nothing_is_read_for_them(place: TreeBench) -> None:
     views = sealed(place)
     look(views, TXT, JSONL)
     sizes = [views.log_size(fmt) for fmt in (TXT, JSONL)]
@@ -83,7 +83,7 @@ def test_kept_maps_are_used_after_a_remount_and_nothing_is_read_for_them(place: 
 
 
 @pytest.mark.parametrize("damage", [b"", b"topicfs1", bytes(100)])
-def test_a_damaged_map_is_made_anew(place: Furnished, damage: bytes) -> None:
+def test_a_damaged_map_is_made_anew(place: TreeBench, damage: bytes) -> None:
     views = sealed(place)
     look(views, TXT)
     views.rendered.keep_complete(never)
@@ -97,7 +97,7 @@ def test_a_damaged_map_is_made_anew(place: Furnished, damage: bytes) -> None:
     assert place.view_cache.kept == good
 
 
-def test_a_map_of_another_file_is_made_anew(place: Furnished) -> None:
+def test_a_map_of_another_file_is_made_anew(place: TreeBench) -> None:
     views = sealed(place)
     look(views, TXT)
     views.rendered.keep_complete(never)
@@ -110,7 +110,7 @@ def test_a_map_of_another_file_is_made_anew(place: Furnished) -> None:
     assert place.read("/t-0/log.txt") == b"a0\nb0\na1\nb1\na2\nb2\n"
 
 
-def test_the_active_segment_has_no_map_on_the_shelf(place: Furnished) -> None:
+def test_the_active_segment_has_no_map_on_the_shelf(place: TreeBench) -> None:
     views = place.create()
     lines(views.partition, b"one")
     look(views, TXT)
@@ -120,7 +120,7 @@ def test_the_active_segment_has_no_map_on_the_shelf(place: Furnished) -> None:
     assert place.read("/t-0/log.txt") == b"one\n"
 
 
-def test_what_is_gone_is_forgotten_with_its_map(place: Furnished) -> None:
+def test_what_is_gone_is_forgotten_with_its_map(place: TreeBench) -> None:
     views = sealed(place)
     look(views, TXT)
     views.rendered.keep_complete(never)
@@ -131,7 +131,7 @@ def test_what_is_gone_is_forgotten_with_its_map(place: Furnished) -> None:
     assert place.read("/t-0/log.txt") == b"a2\nb2\n"
 
 
-def test_what_is_there_is_not_forgotten(place: Furnished) -> None:
+def test_what_is_there_is_not_forgotten(place: TreeBench) -> None:
     views = sealed(place)
     look(views, TXT)
     views.rendered.keep_complete(never)
@@ -141,7 +141,7 @@ def test_what_is_there_is_not_forgotten(place: Furnished) -> None:
     assert len(place.view_cache.kept) == 3
 
 
-def test_a_segment_that_was_rewritten_twice_is_not_read_by_the_map_of_its_successor(place: Furnished) -> None:
+def test_a_segment_that_was_rewritten_twice_is_not_read_by_the_map_of_its_successor(place: TreeBench) -> None:
     """regression: its file's name, with `.deleted`, was that of its successor, whose map fitted that file"""
     views = place.create("keyed", cleanup_policy="compact", file_delete_delay_ms=1_000_000)
     log, by = views.partition.log, cleaner()

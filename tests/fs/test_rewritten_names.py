@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from compacted import cleaner
-from furnished import Furnished, furnished, remove_below, whole
+from tree_bench import TreeBench, remove_below, tree_bench, whole
 
 from topicfs.engine.record import Record
 from topicfs.fs import errors
@@ -20,8 +20,8 @@ KINDS = {"log": RawFile, "jsonl": SegmentFile}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         views = made.create(cleanup_policy="compact", file_delete_delay_ms=0)
         for key in (b"a", b"b", b"a"):
             views.partition.append([Record(b"of " + key, key)])
@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Iterator[Furnished]:
 
 
 @pytest.mark.parametrize("suffix", KINDS)
-def test_a_name_that_is_there_all_the_time_can_be_opened(place: Furnished, suffix: str) -> None:
+def test_a_name_that_is_there_all_the_time_can_be_opened(place: TreeBench, suffix: str) -> None:
     """regression: ENOENT from a file that was listed, and is there"""
     log = place.views().partition.log
     plain, calls = KINDS[suffix].open, []
@@ -51,7 +51,7 @@ def test_a_name_that_is_there_all_the_time_can_be_opened(place: Furnished, suffi
 
 
 @pytest.mark.parametrize("suffix", KINDS)
-def test_a_name_that_is_gone_is_not_there(place: Furnished, suffix: str) -> None:
+def test_a_name_that_is_gone_is_not_there(place: TreeBench, suffix: str) -> None:
     plain = KINDS[suffix].open
 
     def removed_before(entry: Entry, flags: int) -> Handle:

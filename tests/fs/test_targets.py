@@ -10,10 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from furnished import APPEND, Furnished, array, furnished
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opening import NOW
+from partition_opening import NOW
+from tree_bench import APPEND, TreeBench, array, tree_bench
 
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from topicfs.engine.partition.partition import Partition
@@ -29,22 +29,22 @@ HASHES = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string":
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         for number in range(5):
             made.create("t", number)
         yield made
 
 
-def values(place: Furnished, number: int, topic: str = "t") -> list[bytes | None]:
+def values(place: TreeBench, number: int, topic: str = "t") -> list[bytes | None]:
     return [record.value for record in place.views(topic, number).partition.records()]
 
 
-def all_values(place: Furnished, topic: str = "t") -> dict[int, list[bytes | None]]:
+def all_values(place: TreeBench, topic: str = "t") -> dict[int, list[bytes | None]]:
     return {number: values(place, number, topic) for number in place.store.topics()[topic]}
 
 
-def target(place: Furnished, fmt: Format = Format.JSONL, topic: str = "t", size: int = 0) -> TopicTarget:
+def target(place: TreeBench, fmt: Format = Format.JSONL, topic: str = "t", size: int = 0) -> TopicTarget:
     parts = {
         number: PartitionTarget(place.views(topic, number).writers, fmt, size)
         for number in place.store.topics()[topic]
@@ -55,7 +55,7 @@ def target(place: Furnished, fmt: Format = Format.JSONL, topic: str = "t", size:
 # -- by key -------------------------------------------------------------------------------------------------
 
 
-def test_keys_are_routed_as_kafkas_producers_do(place: Furnished) -> None:
+def test_keys_are_routed_as_kafkas_producers_do(place: TreeBench) -> None:
     place.append("/topics/t/in.tsv", b"".join(key + b"\t" + key + b"\n" for key in HASHES))
     for key, hashed in HASHES.items():
         assert key in values(place, (hashed & 0x7FFFFFFF) % 5)
@@ -66,7 +66,7 @@ def test_keys_are_routed_as_kafkas_producers_do(place: Furnished) -> None:
 def test_the_order_of_a_keys_records_is_kept(
     tmp_path_factory: pytest.TempPathFactory, keys: list[bytes]
 ) -> None:
-    with furnished(tmp_path_factory.mktemp("order")) as made:
+    with tree_bench(tmp_path_factory.mktemp("order")) as made:
         for number in range(3):
             made.create("t", number)
         made.append("/topics/t/in.tsv", b"".join(b"%s\t%d\n" % (key, at) for at, key in enumerate(keys)))
@@ -80,7 +80,7 @@ def test_the_order_of_a_keys_records_is_kept(
             assert found == [b"%d" % at for at, each in enumerate(keys) if each == key]
 
 
-def test_the_hash_chooses_among_the_partitions_that_there_are(place: Furnished) -> None:
+def test_the_hash_chooses_among_the_partitions_that_there_are(place: TreeBench) -> None:
     """regression: where numbers have gaps, keys were refused for partitions that nobody named"""
     for number in (2, 5, 11):
         place.create("gaps", number)
@@ -99,7 +99,7 @@ def test_the_hash_chooses_among_the_partitions_that_there_are(place: Furnished) 
     ("name", "line"), [("in.txt", b"%d\n"), ("in.tsv", b"\\N\t%d\n"), ("in.jsonl", b'{"value":"%d"}\n')]
 )
 def test_writes_without_a_key_go_to_one_partition_after_the_other(
-    place: Furnished, name: str, line: bytes
+    place: TreeBench, name: str, line: bytes
 ) -> None:
     """regression: each `echo >>` opens the file anew, and all began with the same partition"""
     for number in range(20):
@@ -107,12 +107,12 @@ def test_writes_without_a_key_go_to_one_partition_after_the_other(
     assert [len(found) for found in all_values(place).values()] == [4] * 5
 
 
-def test_lines_of_one_write_stay_together(place: Furnished) -> None:
+def test_lines_of_one_write_stay_together(place: TreeBench) -> None:
     place.append("/topics/t/in.txt", b"a\nb\nc\n")
     assert sorted(all_values(place).values()) == [[], [], [], [], [b"a", b"b", b"c"]]
 
 
-def test_keyed_lines_take_no_turn(place: Furnished) -> None:
+def test_keyed_lines_take_no_turn(place: TreeBench) -> None:
     made = target(place, Format.TSV)
     made.add(array(b"\\N\tone\n"))
     made.add(array(b"key\tkeyed\n"))
@@ -124,13 +124,13 @@ def test_keyed_lines_take_no_turn(place: Furnished) -> None:
 # -- by name ------------------------------------------------------------------------------------------------
 
 
-def test_a_line_may_name_its_partition_whatever_its_key(place: Furnished) -> None:
+def test_a_line_may_name_its_partition_whatever_its_key(place: TreeBench) -> None:
     lines = b"".join(b'{"key":"k","value":"%d","partition":%d}\n' % (n, n) for n in range(5))
     place.append("/topics/t/in.jsonl", lines)
     assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
 
 
-def test_the_log_of_a_partition_does_not_mind_what_partition_a_line_names(place: Furnished) -> None:
+def test_the_log_of_a_partition_does_not_mind_what_partition_a_line_names(place: TreeBench) -> None:
     place.append("/t-1/log.jsonl", b'{"value":"v","partition":77}\n')
     assert values(place, 1) == [b"v"]
 
@@ -138,7 +138,7 @@ def test_the_log_of_a_partition_does_not_mind_what_partition_a_line_names(place:
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_is_not_there_is_refused_and_the_lines_before_it_are_kept(place: Furnished) -> None:
+def test_a_partition_that_is_not_there_is_refused_and_the_lines_before_it_are_kept(place: TreeBench) -> None:
     made = target(place)
     good = b'{"value":"good","partition":3}\n'
     lines = good + b'{"value":"bad","partition":5}\n' + b'{"value":"behind","partition":0}\n'
@@ -156,7 +156,7 @@ def refusals() -> Iterator[tuple[bytes, type[EngineError]]]:
 
 @pytest.mark.parametrize(("bad", "error"), list(refusals()))
 def test_what_is_refused_is_found_before_anything_behind_it_is_taken(
-    place: Furnished, bad: bytes, error: type[EngineError]
+    place: TreeBench, bad: bytes, error: type[EngineError]
 ) -> None:
     place.store.configure("t", {"max.message.bytes": "2000", "message.timestamp.before.max.ms": "1000000"})
     good = b'{"value":"good","partition":4}\n'
@@ -167,7 +167,7 @@ def test_what_is_refused_is_found_before_anything_behind_it_is_taken(
     assert all_values(place) == {0: [], 1: [], 2: [], 3: [], 4: [b"good"]}
 
 
-def test_the_first_of_several_refusals_counts(place: Furnished) -> None:
+def test_the_first_of_several_refusals_counts(place: TreeBench) -> None:
     place.store.configure("t", {"message.timestamp.before.max.ms": "1000000"})
     good, late = b'{"value":"good","partition":4}\n', b'{"value":"v","timestamp":99,"partition":0}\n'
     unknown = b'{"value":"v","partition":9}\n'
@@ -177,7 +177,7 @@ def test_the_first_of_several_refusals_counts(place: Furnished) -> None:
         assert kind in str(made.refusal)
 
 
-def test_a_compacted_topic_wants_keys(place: Furnished) -> None:
+def test_a_compacted_topic_wants_keys(place: TreeBench) -> None:
     place.store.configure("t", {"cleanup.policy": "compact"})
     for name, line in (("txt", b"v\n"), ("tsv", b"\\N\tv\n"), ("jsonl", b'{"value":"v"}\n')):
         for path in (f"/topics/t/in.{name}", f"/t-0/log.{name}"):
@@ -188,7 +188,7 @@ def test_a_compacted_topic_wants_keys(place: Furnished) -> None:
     assert values(place, 0) == [b"v"]
 
 
-def test_all_are_taken_and_nothing_is_refused(place: Furnished) -> None:
+def test_all_are_taken_and_nothing_is_refused(place: TreeBench) -> None:
     made = target(place)
     lines = b'{"key":"a","value":"1"}\n{"key":"b","value":"2"}\n'
     assert made.add(array(lines)) == len(lines)
@@ -201,7 +201,7 @@ def test_all_are_taken_and_nothing_is_refused(place: Furnished) -> None:
 ONE_EACH = b"".join(b'{"value":"%d","partition":%d}\n' % (n, n) for n in range(5))
 
 
-def busy_target(place: Furnished) -> TopicTarget:
+def busy_target(place: TreeBench) -> TopicTarget:
     """One that each partition has an append of, so that lines gather."""
     made = target(place, size=1 << 20)
     made.add(array(ONE_EACH))
@@ -221,7 +221,7 @@ def partition_1_fails() -> Iterator[None]:
         yield
 
 
-def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: Furnished) -> None:
+def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: TreeBench) -> None:
     made = busy_target(place)
     made.add(array(ONE_EACH))
     assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
@@ -234,7 +234,7 @@ def test_a_partition_that_takes_nothing_does_not_hold_up_the_others(place: Furni
     assert values(place, 1) == [b"1"]
 
 
-def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: Furnished) -> None:
+def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: TreeBench) -> None:
     """Lines are appended partition by partition: no short write could say which ones."""
     made = target(place)
     full = OSError(28, "full")
@@ -250,7 +250,7 @@ def test_a_write_for_several_partitions_is_taken_whole_or_not_at_all(place: Furn
     assert all_values(place) == {n: [b"%d" % n] for n in range(5)}
 
 
-def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(place: Furnished) -> None:
+def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(place: TreeBench) -> None:
     handle = place.files.open("/topics/t/in.tsv", APPEND).handle
     place.files.write(handle, array(b"key\tval"))
     promised = [place.views("t", number).partition.log.promised for number in range(5)]
@@ -268,7 +268,7 @@ def test_an_unfinished_line_of_a_topic_has_room_until_it_is_known_where_it_goes(
 @pytest.mark.parametrize("name", ["in.txt", "in.tsv", "in.jsonl"])
 @pytest.mark.parametrize("key", [b"abc", b"21", b"foobar", None])
 def test_the_last_line_of_a_topic_has_its_room_where_it_goes(
-    place: Furnished, name: str, key: bytes | None
+    place: TreeBench, name: str, key: bytes | None
 ) -> None:
     """regression: its room was given back in one partition before it was looked for in another"""
     value = b"x" * 9000
@@ -294,14 +294,14 @@ def test_the_last_line_of_a_topic_has_its_room_where_it_goes(
 # -- one partition ------------------------------------------------------------------------------------------
 
 
-def test_lines_go_into_as_many_batches_as_they_need(place: Furnished) -> None:
+def test_lines_go_into_as_many_batches_as_they_need(place: TreeBench) -> None:
     place.store.configure("t", {"max.message.bytes": "500"})
     for name in ("log.txt", "log.tsv"):
         place.append(f"/t-0/{name}", b"".join(b"\\N\t%050d\n" % n for n in range(100)))
     assert len(values(place, 0)) == 200
 
 
-def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
+def test_a_new_limit_holds_from_the_next_batch_on(place: TreeBench) -> None:
     made = PartitionTarget(place.views("t", 0).writers, Format.TXT, 1 << 20)
     made.add(array(b"x" * 3000 + b"\n"))
     made.flush()
@@ -312,7 +312,7 @@ def test_a_new_limit_holds_from_the_next_batch_on(place: Furnished) -> None:
     assert made.add(array(b"z" * 3000 + b"\n")) == 3001
 
 
-def test_log_append_time_is_the_time_of_the_append(place: Furnished) -> None:
+def test_log_append_time_is_the_time_of_the_append(place: TreeBench) -> None:
     place.store.configure("t", {"message.timestamp.type": "LogAppendTime"})
     made = PartitionTarget(place.views("t", 0).writers, Format.JSONL, 1 << 20)
     for _ in range(2):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from furnished import APPEND, Furnished, array, furnished, lines, remove_below
-from opening import NOW
+from partition_opening import NOW
+from tree_bench import APPEND, TreeBench, array, lines, remove_below, tree_bench
 
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import MAX_INT64, Record
@@ -20,12 +20,12 @@ from topicfs.fs.formats import FORMATS
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         yield made
 
 
-def names(place: Furnished, path: str) -> list[str]:
+def names(place: TreeBench, path: str) -> list[str]:
     return [name for name, _ in place.files.readdir(path, 0)]
 
 
@@ -38,7 +38,7 @@ def refused(call: Callable[[], object]) -> str:
     return errno.errorcode[found.errno]
 
 
-def walk(place: Furnished, path: str = "/") -> Iterator[str]:
+def walk(place: TreeBench, path: str = "/") -> Iterator[str]:
     yield path
     if stat.S_ISDIR(place.files.getattr(path, None).mode):
         for name in names(place, path):
@@ -48,7 +48,7 @@ def walk(place: Furnished, path: str = "/") -> Iterator[str]:
 # -- listing ------------------------------------------------------------------------------------------------
 
 
-def test_the_root_lists_partitions_topics_and_texts(place: Furnished) -> None:
+def test_the_root_lists_partitions_topics_and_texts(place: TreeBench) -> None:
     place.create("orders", 1)
     place.create("orders", 0)
     place.create("a-b", 3)
@@ -57,14 +57,14 @@ def test_the_root_lists_partitions_topics_and_texts(place: Furnished) -> None:
     assert names(place, "/topics/orders") == ["config", "in.txt", "in.tsv", "in.jsonl", "inbox"]
 
 
-def test_a_partition_lists_its_files(place: Furnished) -> None:
+def test_a_partition_lists_its_files(place: TreeBench) -> None:
     place.create()
     kinds = [f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS]
     assert names(place, "/t-0") == [*kinds, "offset", "time", "segments", "sealed", "start", "status.json"]
     assert names(place, "/t-0/sealed") == list(FORMATS)
 
 
-def test_follow_is_there_by_name_only(place: Furnished) -> None:
+def test_follow_is_there_by_name_only(place: TreeBench) -> None:
     place.create()
     for suffix in FORMATS:
         assert f"follow.{suffix}" not in names(place, "/t-0")
@@ -72,14 +72,14 @@ def test_follow_is_there_by_name_only(place: Furnished) -> None:
         place.files.release(place.files.open(f"/t-0/follow.{suffix}", os.O_RDONLY).handle)
 
 
-def test_an_empty_partition_has_one_empty_segment_and_nothing_else(place: Furnished) -> None:
+def test_an_empty_partition_has_one_empty_segment_and_nothing_else(place: TreeBench) -> None:
     place.create()
     assert names(place, "/t-0/segments") == [f"{0:020d}.{suffix}" for suffix in (*FORMATS, "log")]
     assert names(place, "/t-0/offset") == names(place, "/t-0/time") == names(place, "/t-0/sealed/txt") == []
     assert place.read("/t-0/log.txt") == b""
 
 
-def test_sealed_lists_final_segments_with_records_in_offset_order(place: Furnished) -> None:
+def test_sealed_lists_final_segments_with_records_in_offset_order(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one")
     partition.roll()
@@ -105,7 +105,7 @@ def test_sealed_lists_final_segments_with_records_in_offset_order(place: Furnish
         assert refused(lambda name=name: place.files.getattr(f"/t-0/sealed/txt/{name}", None)) == "ENOENT"
 
 
-def test_offset_lists_the_bounds_and_only_records_that_are_to_be_seen(place: Furnished) -> None:
+def test_offset_lists_the_bounds_and_only_records_that_are_to_be_seen(place: TreeBench) -> None:
     """regression: a marker was listed, which is no record, and stopped find and tar"""
     partition = place.create().partition
     lines(partition, b"one", b"two", b"three")
@@ -118,7 +118,7 @@ def test_offset_lists_the_bounds_and_only_records_that_are_to_be_seen(place: Fur
     assert names(place, "/t-0/offset") == [f"4-4.{suffix}" for suffix in FORMATS]
 
 
-def test_time_lists_days_and_hours_that_hold_records(place: Furnished) -> None:
+def test_time_lists_days_and_hours_that_hold_records(place: TreeBench) -> None:
     partition = place.create().partition
     day, hour = 86_400_000, 3_600_000
     start = NOW - NOW % day
@@ -132,7 +132,7 @@ def test_time_lists_days_and_hours_that_hold_records(place: Furnished) -> None:
     assert place.read("/t-0/time/2023-11-14/02.txt") == b""
 
 
-def test_every_name_that_is_listed_leads_somewhere_and_has_the_size_of_its_content(place: Furnished) -> None:
+def test_every_name_that_is_listed_leads_somewhere_and_has_the_size_of_its_content(place: TreeBench) -> None:
     partition = place.create("t", 0, internal_segment_bytes=300).partition
     for number in range(12):
         partition.append(Record(b"%d" % number, b"k"), Producer(7, 0, number, True))
@@ -147,7 +147,7 @@ def test_every_name_that_is_listed_leads_somewhere_and_has_the_size_of_its_conte
             assert len(place.read(path)) == found.size
 
 
-def test_inode_numbers_differ_and_stay(place: Furnished) -> None:
+def test_inode_numbers_differ_and_stay(place: TreeBench) -> None:
     lines(place.create().partition, b"one")
     numbers = {path: place.files.getattr(path, None).ino for path in walk(place)}
     assert len(set(numbers.values())) == len(numbers)
@@ -174,7 +174,7 @@ def test_inode_numbers_differ_and_stay(place: Furnished) -> None:
      "/t-0/sealed/parquet",
      "/t-0/sealed/txt/00000000000000000000.txt", "/t-0/_spark_metadata"],
 )  # fmt: skip
-def test_names_that_mean_nothing(place: Furnished, path: str) -> None:
+def test_names_that_mean_nothing(place: TreeBench, path: str) -> None:
     lines(place.create().partition, b"one", b"two")
     assert refused(lambda: place.files.getattr(path, None)) == "ENOENT"
     assert refused(lambda: place.files.open(path, os.O_RDONLY)) == "ENOENT"
@@ -201,12 +201,12 @@ def test_names_that_mean_nothing(place: Furnished, path: str) -> None:
         (f"segments/{0:020d}.txt", b"one\ntwo\nthree\n"),
     ],
 )
-def test_names_need_not_be_listed_to_be_there(place: Furnished, path: str, content: bytes) -> None:
+def test_names_need_not_be_listed_to_be_there(place: TreeBench, path: str, content: bytes) -> None:
     lines(place.create().partition, b"one", b"two", b"three")
     assert place.read(f"/t-0/{path}") == content
 
 
-def test_times_lead_to_records_above_the_start_offset(place: Furnished) -> None:
+def test_times_lead_to_records_above_the_start_offset(place: TreeBench) -> None:
     """regression: where the first segment with that time has it only below the start, nothing was found"""
     partition = place.create().partition
     for number in range(3):
@@ -228,7 +228,7 @@ def test_times_lead_to_records_above_the_start_offset(place: Furnished) -> None:
     assert place.read(f"/t-0/time/{NOW}--.txt") == b"5\n"
 
 
-def test_a_path_does_not_go_on_behind_a_file(place: Furnished) -> None:
+def test_a_path_does_not_go_on_behind_a_file(place: TreeBench) -> None:
     lines(place.create().partition, b"one")
     for path in ("/README.txt/x", "/t-0/log.txt/x", "/t-0/offset/0/x", "/t-0/status.json/x"):
         assert refused(lambda path=path: place.files.getattr(path, None)) == "ENOTDIR"
@@ -238,7 +238,7 @@ def test_a_path_does_not_go_on_behind_a_file(place: Furnished) -> None:
 # -- making and removing ------------------------------------------------------------------------------------
 
 
-def test_mkdir_and_rmdir_make_and_delete_partitions_and_topics(place: Furnished) -> None:
+def test_mkdir_and_rmdir_make_and_delete_partitions_and_topics(place: TreeBench) -> None:
     place.files.mkdir("/orders-1", 0o755)
     place.files.mkdir("/topics/clicks", 0o755)
     assert place.store.topics() == {"clicks": [0], "orders": [1]}
@@ -247,7 +247,7 @@ def test_mkdir_and_rmdir_make_and_delete_partitions_and_topics(place: Furnished)
     assert place.store.topics() == {}
 
 
-def test_what_cannot_be_made_or_removed(place: Furnished) -> None:
+def test_what_cannot_be_made_or_removed(place: TreeBench) -> None:
     place.create()
     make, remove = (lambda path: place.files.mkdir(path, 0o755)), place.files.rmdir
     assert refused(lambda: make("/t-0")) == "EEXIST"
@@ -272,7 +272,7 @@ def test_what_cannot_be_made_or_removed(place: Furnished) -> None:
 
 
 def test_deleting_can_be_forbidden(tmp_path: Path) -> None:
-    with furnished(tmp_path, delete_topic_enable="false") as place:
+    with tree_bench(tmp_path, delete_topic_enable="false") as place:
         place.create()
         assert refused(lambda: place.files.rmdir("/t-0")) == "EPERM"
         assert refused(lambda: place.files.rmdir("/topics/t")) == "EPERM"
@@ -281,7 +281,7 @@ def test_deleting_can_be_forbidden(tmp_path: Path) -> None:
         assert place.store.topics() == {"t": [0]}
 
 
-def test_a_partition_of_the_same_name_is_another_one(place: Furnished) -> None:
+def test_a_partition_of_the_same_name_is_another_one(place: TreeBench) -> None:
     lines(place.create().partition, b"old")
     assert place.read("/t-0/log.txt") == b"old\n"
     place.delete("/t-0")
@@ -293,7 +293,7 @@ def test_a_partition_of_the_same_name_is_another_one(place: Furnished) -> None:
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-def test_what_logs_do_not_have_is_refused(place: Furnished) -> None:
+def test_what_logs_do_not_have_is_refused(place: TreeBench) -> None:
     lines(place.create().partition, b"one")
     files = place.files
     for path in ("/t-0/log.txt", "/t-0/offset/0", f"/t-0/segments/{0:020d}.txt", "/README.txt"):
@@ -316,7 +316,7 @@ def test_what_logs_do_not_have_is_refused(place: Furnished) -> None:
     assert place.read("/t-0/log.txt") == b"one\n"
 
 
-def test_what_can_only_be_read_is_not_opened_for_writing(place: Furnished) -> None:
+def test_what_can_only_be_read_is_not_opened_for_writing(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one")
     partition.roll()
@@ -334,7 +334,7 @@ def test_what_can_only_be_read_is_not_opened_for_writing(place: Furnished) -> No
     assert refused(lambda: place.files.open("/t-0", os.O_RDONLY)) == "EISDIR"
 
 
-def test_a_handle_does_only_what_it_was_opened_for(place: Furnished) -> None:
+def test_a_handle_does_only_what_it_was_opened_for(place: TreeBench) -> None:
     place.create()
     reader = place.files.open("/t-0/log.txt", os.O_RDONLY).handle
     writer = place.files.open("/t-0/log.txt", APPEND).handle
@@ -351,7 +351,7 @@ def test_a_handle_does_only_what_it_was_opened_for(place: Furnished) -> None:
 # -- attributes ---------------------------------------------------------------------------------------------
 
 
-def test_kinds_permissions_and_owners(place: Furnished) -> None:
+def test_kinds_permissions_and_owners(place: TreeBench) -> None:
     lines(place.create().partition, b"one")
     backing = os.stat(place.place)
     kinds = {
@@ -369,7 +369,7 @@ def test_kinds_permissions_and_owners(place: Furnished) -> None:
     assert (log.size, log.blocks) == (4, 1)
 
 
-def test_a_segments_files_have_the_time_of_its_log(place: Furnished) -> None:
+def test_a_segments_files_have_the_time_of_its_log(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one")
     partition.roll()
@@ -380,7 +380,7 @@ def test_a_segments_files_have_the_time_of_its_log(place: Furnished) -> None:
             assert place.files.getattr(f"/t-0/segments/{base:020d}.{suffix}", None).mtime_ns == real
 
 
-def test_extended_attributes_tell_offsets(place: Furnished) -> None:
+def test_extended_attributes_tell_offsets(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one", b"two", b"three")
     partition.log.raise_start_offset(1)
@@ -396,7 +396,7 @@ def test_extended_attributes_tell_offsets(place: Furnished) -> None:
         assert "user.topicfs.first_offset" in place.files.listxattr(path)
 
 
-def test_current_leads_to_the_active_segment(place: Furnished) -> None:
+def test_current_leads_to_the_active_segment(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one")
     assert place.files.readlink("/t-0/current.txt") == f"segments/{0:020d}.txt"
@@ -404,13 +404,13 @@ def test_current_leads_to_the_active_segment(place: Furnished) -> None:
     assert place.files.readlink("/t-0/current.jsonl") == f"segments/{1:020d}.jsonl"
 
 
-def test_the_raw_log_is_the_segments_bytes(place: Furnished) -> None:
+def test_the_raw_log_is_the_segments_bytes(place: TreeBench) -> None:
     partition = place.create().partition
     lines(partition, b"one", b"two")
     assert place.read(f"/t-0/segments/{0:020d}.log") == (partition.directory / f"{0:020d}.log").read_bytes()
 
 
-def test_status_and_config_can_be_read(place: Furnished) -> None:
+def test_status_and_config_can_be_read(place: TreeBench) -> None:
     partition = place.create("t", 0, retention_ms=12345).partition
     lines(partition, b"one", b"two")
     status = json.loads(place.read("/t-0/status.json"))
@@ -422,7 +422,7 @@ def test_status_and_config_can_be_read(place: Furnished) -> None:
 # -- the log keeps its origin -------------------------------------------------------------------------------
 
 
-def test_the_log_counts_from_one_origin_while_somebody_has_it_open(place: Furnished) -> None:
+def test_the_log_counts_from_one_origin_while_somebody_has_it_open(place: TreeBench) -> None:
     partition = place.create().partition
     for number in range(4):
         lines(partition, b"%d" % number)
@@ -441,7 +441,7 @@ def test_the_log_counts_from_one_origin_while_somebody_has_it_open(place: Furnis
 
 
 def test_who_opens_the_log_behind_another_reader_is_promised_what_that_one_has_read_past(
-    place: Furnished,
+    place: TreeBench,
 ) -> None:
     partition = place.create().partition
     for number in range(20):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compacted import cleaner
-from furnished import ALL, Furnished, furnished, lines, remove_below, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_bench import ALL, TreeBench, lines, remove_below, tree_bench, view_of
 
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.partition.partition import Producer
@@ -23,13 +23,13 @@ TXT = Format.TXT
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Furnished]:
-    with furnished(tmp_path) as made:
+def place(tmp_path: Path) -> Iterator[TreeBench]:
+    with tree_bench(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def views(place: Furnished) -> PartitionViews:
+def views(place: TreeBench) -> PartitionViews:
     return place.create(file_delete_delay_ms=0)
 
 
@@ -105,7 +105,7 @@ def test_a_segments_view_ends_with_the_segment(views: PartitionViews) -> None:
         assert view_of(view) == text(0, 4)
 
 
-def test_a_segment_that_is_gone_cannot_be_opened(place: Furnished, views: PartitionViews) -> None:
+def test_a_segment_that_is_gone_cannot_be_opened(place: TreeBench, views: PartitionViews) -> None:
     numbered(views, 0, 4)
     segment = views.partition.log.chain.segments.first
     remove_below(views.partition, 3)
@@ -208,7 +208,7 @@ def test_any_span_is_its_records(
     length: int | None,
     fmt: Format,
 ) -> None:
-    with furnished(tmp_path_factory.mktemp("span")) as made:
+    with tree_bench(tmp_path_factory.mktemp("span")) as made:
         views = made.create()
         for number, count in enumerate(counts):
             views.partition.append([Record(b"v%d" % each, b"k") for each in range(count)])
@@ -225,7 +225,7 @@ def test_any_span_is_its_records(
 
 
 @pytest.fixture
-def compacting(place: Furnished) -> PartitionViews:
+def compacting(place: TreeBench) -> PartitionViews:
     """A compacted partition."""
     return place.create(cleanup_policy="compact", file_delete_delay_ms=0)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from served import Served, append
+from daemon_mount import DaemonMount, append
 
 
-def letters(mount: Served, topic: str = "plain") -> Path:
+def letters(mount: DaemonMount, topic: str = "plain") -> Path:
     """A partition with two sealed records and one more."""
     partition = mount.new(topic)
     append(partition / "log.tsv", b"k\ta\nl\tb\n")
@@ -21,7 +21,7 @@ def read(partition: Path) -> bytes:
     return (partition / "log.txt").read_bytes()
 
 
-def files(mount: Served, partition: Path) -> list[Path]:
+def files(mount: DaemonMount, partition: Path) -> list[Path]:
     """One of each kind, but for those that can be written."""
     names = [
         "follow.txt",
@@ -40,19 +40,19 @@ def files(mount: Served, partition: Path) -> list[Path]:
     return [partition / name for name in names] + [mount / name for name in ("README.txt", "metrics")]
 
 
-def writable(mount: Served, partition: Path) -> list[Path]:
+def writable(mount: DaemonMount, partition: Path) -> list[Path]:
     """What can be appended to."""
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     stems = (partition / "log", topic / "in")
     return [stem.with_suffix(f".{suffix}") for stem in stems for suffix in ("txt", "tsv", "jsonl")]
 
 
-def commands(mount: Served, partition: Path) -> list[Path]:
+def commands(mount: DaemonMount, partition: Path) -> list[Path]:
     """What does the lines that are written to it."""
     return [mount / "topics" / partition.name.rpartition("-")[0] / "config", partition / "start"]
 
 
-def everything(mount: Served, partition: Path) -> list[Path]:
+def everything(mount: DaemonMount, partition: Path) -> list[Path]:
     """All of these, and directories."""
     directories = [partition, partition / "offset", partition / "sealed/txt", mount / "topics", mount.path]
     written = writable(mount, partition) + commands(mount, partition)

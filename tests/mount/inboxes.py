@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from served import Served
+from daemon_mount import DaemonMount
 from shell import output
 
 TOPICS = (f"in{number}" for number in range(1000))
@@ -15,7 +15,7 @@ TOPICS = (f"in{number}" for number in range(1000))
 class Topic:
     """A topic of the test's own, with two partitions."""
 
-    def __init__(self, mount: Served, name: str | None = None) -> None:
+    def __init__(self, mount: DaemonMount, name: str | None = None) -> None:
         self.mount = mount
         self.name = next(TOPICS) if name is None else name
         self.inbox = mount / "topics" / self.name / "inbox"

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from daemon_mount import DaemonMount
 from harness import missing
-from served import Served
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
     """Topics: plain; small, with segments of 2,000 bytes; tight, with records of at most 1,000; compacted."""
     lack = missing()
     if lack is not None:
         pytest.skip(lack)
-    served = Served(tmp_path_factory.mktemp("shared"))
+    served = DaemonMount(tmp_path_factory.mktemp("shared"))
     served.configure("small", internal_segment_bytes=2000)
     served.configure("tight", max_message_bytes=1000)
     served.configure("compacted", cleanup_policy="compact")
@@ -34,7 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def mount(shared: Served) -> Iterator[Served]:
+def mount(shared: DaemonMount) -> Iterator[DaemonMount]:
     """The shared mount, watched."""
     with shared.watched():
         yield shared

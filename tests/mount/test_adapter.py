@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 from harness import Mount, missing, mounted
+from memory_files import MTIME_NS, Small, Stillborn
 from nothing import Nothing
 from patience import PATIENCE_S, promptly
-from small import MTIME_NS, Small, Stillborn
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -534,7 +534,7 @@ def test_it_can_be_served_by_any_thread(tmp_path: Path) -> None:
 import sys, threading
 from pathlib import Path
 from topicfs.fs.fuse.adapter import serve
-from small import Small
+from memory_files import Small
 for _ in range(2):
     thread = threading.Thread(target=serve, args=(Small(), Path(sys.argv[1]), {}))
     thread.start()
@@ -565,7 +565,7 @@ import sys
 from pathlib import Path
 from topicfs.fs.fuse.adapter import serve
 from topicfs.fs.errors import MountRefusedError
-from small import Small
+from memory_files import Small
 try:
     serve(Small(), Path(sys.argv[1]), {})
 except MountRefusedError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import missing, mounted
-from small import Small
+from memory_files import Small
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

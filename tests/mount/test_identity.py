@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from served import Served, append, eventually, opened, own_mount, refused
+from daemon_mount import DaemonMount, append, eventually, opened, own_mount, refused
 from test_semantics_upkeep import BASE, compacted, keyed, policy, upkeep
 
 pytest_plugins = ["shared_mount"]
@@ -37,7 +37,7 @@ FINAL = [
 ]
 
 
-def fill(mount: Served, partition: Path, what: str, count: int = COUNT) -> None:
+def fill(mount: DaemonMount, partition: Path, what: str, count: int = COUNT) -> None:
     """A sealed segment of records that have the same width whatever they are filled with."""
     append(partition / "log.txt", "".join(f"{what} {number:020d}\n" for number in range(count)).encode())
     mount.steer("roll", partition)
@@ -81,18 +81,18 @@ def in_a_process(script: str, *words: object) -> subprocess.CompletedProcess[byt
     )
 
 
-def by_topic(mount: Served, partition: Path) -> None:
+def by_topic(mount: DaemonMount, partition: Path) -> None:
     mount.steer("delete_topic", partition)
     (mount / "topics" / partition.name.rpartition("-")[0]).mkdir()
 
 
-def by_partition(mount: Served, partition: Path) -> None:
+def by_partition(mount: DaemonMount, partition: Path) -> None:
     mount.steer("delete", partition)
     partition.mkdir()
 
 
 @pytest.fixture
-def lone(mount: Served, request: pytest.FixtureRequest) -> Path:
+def lone(mount: DaemonMount, request: pytest.FixtureRequest) -> Path:
     """The one partition of a topic of its own."""
     made: Path = mount / f"lone{abs(hash(request.node.name))}-0"
     made.mkdir()
@@ -102,7 +102,7 @@ def lone(mount: Served, request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize("replace", [by_topic, by_partition])
 @pytest.mark.parametrize("held", [False, True])
 def test_what_was_deleted_and_made_again_shows_the_new_records(
-    mount: Served, lone: Path, replace: Callable[[Served, Path], None], held: bool
+    mount: DaemonMount, lone: Path, replace: Callable[[DaemonMount, Path], None], held: bool
 ) -> None:
     mount.expect("EIO: ")
     fill(mount, lone, "old")
@@ -152,7 +152,7 @@ def values(file: Path) -> list[bytes]:
 
 def test_what_a_backup_brings_back_has_inodes_of_its_own(tmp_path: Path) -> None:
     """Of equal size, time and place: rsync and tar would take it for what was there before."""
-    place = Served(tmp_path)
+    place = DaemonMount(tmp_path)
     try:
         place.start()
         partition = place.new("orders")
@@ -176,7 +176,7 @@ def test_what_a_backup_brings_back_has_inodes_of_its_own(tmp_path: Path) -> None
 
 
 def test_inodes_stay_over_a_restart_and_differ_after_a_deletion(tmp_path: Path) -> None:
-    place = Served(tmp_path)
+    place = DaemonMount(tmp_path)
     try:
         place.start()
         partition = place.new("orders")
@@ -265,7 +265,7 @@ def test_compaction_that_comes_back_to_an_equal_size_shows_the_new_records(tmp_p
 @pytest.mark.parametrize("name", ["offset/-2000.txt", "time/last-1h.txt", "time/2000-01-01--2100-01-01.txt"])
 @pytest.mark.parametrize("kind", [mmap.MAP_PRIVATE])
 @in_a_child
-def test_open_ranges_do_not_share_pages(mount: Served, lone: Path, name: str, kind: int) -> None:
+def test_open_ranges_do_not_share_pages(mount: DaemonMount, lone: Path, name: str, kind: int) -> None:
     fill(mount, lone, "old")
     with opened(lone / name) as one, mapped(one, kind) as first:
         before = first[:]
@@ -280,7 +280,7 @@ def test_open_ranges_do_not_share_pages(mount: Served, lone: Path, name: str, ki
 
 
 @in_a_child
-def test_open_ranges_do_not_share_pages_when_records_are_removed(mount: Served, lone: Path) -> None:
+def test_open_ranges_do_not_share_pages_when_records_are_removed(mount: DaemonMount, lone: Path) -> None:
     fill(mount, lone, "old")
     fill(mount, lone, "new")
     name = f"offset/0-{2 * COUNT - 1}.txt"
@@ -296,7 +296,7 @@ def test_open_ranges_do_not_share_pages_when_records_are_removed(mount: Served, 
 
 
 @in_a_child
-def test_each_open_of_the_status_has_pages_of_its_own(mount: Served, lone: Path) -> None:
+def test_each_open_of_the_status_has_pages_of_its_own(mount: DaemonMount, lone: Path) -> None:
     with opened(lone / "status.json") as one, mapped(one) as first:
         before = first[:]
         fill(mount, lone, "new")
@@ -306,7 +306,7 @@ def test_each_open_of_the_status_has_pages_of_its_own(mount: Served, lone: Path)
             assert os.fstat(one).st_size == len(before)
 
 
-def test_sendfile_of_two_that_differ(mount: Served, lone: Path, tmp_path: Path) -> None:
+def test_sendfile_of_two_that_differ(mount: DaemonMount, lone: Path, tmp_path: Path) -> None:
     """sendfile(2) reads through pages, whatever else the kernel is told."""
     fill(mount, lone, "old")
     with opened(lone / "offset/-2000.txt") as one, (tmp_path / "out").open("wb") as out:
@@ -323,7 +323,9 @@ def test_sendfile_of_two_that_differ(mount: Served, lone: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["log.txt", f"segments/{BASE}.txt", f"segments/{BASE}.log", "offset/0-.txt"])
 @in_a_child
-def test_a_mapping_of_what_grows_has_no_bytes_that_nobody_wrote(mount: Served, lone: Path, name: str) -> None:
+def test_a_mapping_of_what_grows_has_no_bytes_that_nobody_wrote(
+    mount: DaemonMount, lone: Path, name: str
+) -> None:
     file = lone / name
     with opened(lone / "log.txt", os.O_WRONLY | os.O_APPEND) as writer:
         os.write(writer, b"begin\n")
@@ -351,7 +353,7 @@ def test_a_mapping_of_what_grows_has_no_bytes_that_nobody_wrote(mount: Served, l
 
 
 @in_a_child
-def test_a_log_that_begins_elsewhere_is_not_mapped_beside_another(mount: Served, lone: Path) -> None:
+def test_a_log_that_begins_elsewhere_is_not_mapped_beside_another(mount: DaemonMount, lone: Path) -> None:
     """Its pages are shared by all who have it open: an error, and no byte of the other."""
     fill(mount, lone, "old")
     fill(mount, lone, "new")
@@ -374,7 +376,7 @@ def test_a_log_that_begins_elsewhere_is_not_mapped_beside_another(mount: Served,
 
 
 @in_a_child
-def test_numpy_and_pyarrow_map(mount: Served, lone: Path) -> None:
+def test_numpy_and_pyarrow_map(mount: DaemonMount, lone: Path) -> None:
     fill(mount, lone, "old")
     final, growing = lone / f"sealed/txt/{BASE}.txt", lone / "log.txt"
     whole = final.read_bytes()
@@ -387,7 +389,7 @@ def test_numpy_and_pyarrow_map(mount: Served, lone: Path) -> None:
         np.memmap(growing, np.uint8, "r")
 
 
-def test_ripgrep_maps(mount: Served, lone: Path) -> None:
+def test_ripgrep_maps(mount: DaemonMount, lone: Path) -> None:
     fill(mount, lone, "old")
     growing = lone / "log.txt"
 
@@ -429,7 +431,7 @@ def test_ripgrep_maps(mount: Served, lone: Path) -> None:
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_a_descriptor_of_a_deleted_partition_gives_nothing(
-    mount: Served, lone: Path, name: str, again: bool
+    mount: DaemonMount, lone: Path, name: str, again: bool
 ) -> None:
     mount.expect("EIO: ")
     fill(mount, lone, "old")
@@ -448,7 +450,7 @@ def test_a_descriptor_of_a_deleted_partition_gives_nothing(
 
 
 @pytest.mark.parametrize("name", [FINAL[0], "log.txt"])
-def test_a_mapping_of_a_deleted_partition_gives_nothing(mount: Served, lone: Path, name: str) -> None:
+def test_a_mapping_of_a_deleted_partition_gives_nothing(mount: DaemonMount, lone: Path, name: str) -> None:
     mount.expect("EIO: ")
     fill(mount, lone, "old")
     script = (

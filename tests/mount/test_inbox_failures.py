@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from daemon_mount import DaemonMount, append, eventually, fill, full_disk, refused
 from inboxes import Topic, commit
-from served import Served, append, eventually, fill, full_disk, refused
 
 
 def test_a_file_whose_rename_was_broken_off_is_there_still_or_appended(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched(60):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from served import Served, append, eventually, opened
+from daemon_mount import DaemonMount, append, eventually, opened
 
 pytest_plugins = ["shared_mount"]
 
@@ -31,7 +31,7 @@ def lines(first: int, last: int) -> bytes:
     return b"".join(f"{number:029d}\n".encode() for number in range(first, last))
 
 
-def fill(mount: Served, partition: Path, segments: int, first: int = 0) -> None:
+def fill(mount: DaemonMount, partition: Path, segments: int, first: int = 0) -> None:
     """Append whole segments, each sealed."""
     for number in range(segments):
         start = first + number * COUNT
@@ -39,7 +39,7 @@ def fill(mount: Served, partition: Path, segments: int, first: int = 0) -> None:
         mount.steer("roll", partition)
 
 
-def remove_below(mount: Served, partition: Path, offset: int) -> None:
+def remove_below(mount: DaemonMount, partition: Path, offset: int) -> None:
     """As retention will, but with no delay for the files."""
     mount.steer("raise_start", partition, offset)
     mount.steer("sweep", partition)
@@ -53,7 +53,7 @@ def read_all(file: int, position: int, request: int = 1000) -> bytes:
     return found
 
 
-def logs(mount: Served, partition: Path) -> list[str]:
+def logs(mount: DaemonMount, partition: Path) -> list[str]:
     """The `.log` files on disk, deleted ones too."""
     return sorted(
         path.name for path in Path(mount.steer("files", partition)).iterdir() if ".log" in path.name
@@ -61,7 +61,7 @@ def logs(mount: Served, partition: Path) -> list[str]:
 
 
 @pytest.fixture
-def partition(mount: Served) -> Path:
+def partition(mount: DaemonMount) -> Path:
     """Five sealed segments and an empty active one."""
     made = mount.new()
     fill(mount, made, 5)
@@ -72,7 +72,7 @@ def partition(mount: Served) -> Path:
 
 
 def test_a_reader_of_the_log_gets_what_was_removed_before_it_came_there(
-    mount: Served, partition: Path
+    mount: DaemonMount, partition: Path
 ) -> None:
     with opened(partition / "log.txt") as file:
         assert os.pread(file, 10, 0) == lines(0, 1)[:10]
@@ -81,7 +81,9 @@ def test_a_reader_of_the_log_gets_what_was_removed_before_it_came_there(
         assert read_all(file, 10) == lines(0, 600)[10:]
 
 
-def test_the_size_of_a_held_log_never_shrinks_and_its_positions_stay(mount: Served, partition: Path) -> None:
+def test_the_size_of_a_held_log_never_shrinks_and_its_positions_stay(
+    mount: DaemonMount, partition: Path
+) -> None:
     log = partition / "log.txt"
     with opened(log) as file:
         os.pread(file, SIZE, 200 * SIZE)
@@ -96,7 +98,7 @@ def test_the_size_of_a_held_log_never_shrinks_and_its_positions_stay(mount: Serv
 
 
 def test_a_handle_that_begins_at_byte_0_starts_at_the_first_record_that_exists(
-    mount: Served, partition: Path
+    mount: DaemonMount, partition: Path
 ) -> None:
     log = partition / "log.txt"
     with opened(log) as holder, opened(log) as late:
@@ -107,7 +109,9 @@ def test_a_handle_that_begins_at_byte_0_starts_at_the_first_record_that_exists(
         assert read_all(holder, SIZE) == lines(1, 500)
 
 
-def test_with_nobody_holding_it_the_log_begins_at_the_start_offset(mount: Served, partition: Path) -> None:
+def test_with_nobody_holding_it_the_log_begins_at_the_start_offset(
+    mount: DaemonMount, partition: Path
+) -> None:
     log = partition / "log.txt"
     with opened(log):
         remove_below(mount, partition, 250)
@@ -116,7 +120,7 @@ def test_with_nobody_holding_it_the_log_begins_at_the_start_offset(mount: Served
     assert log.read_bytes() == lines(250, 500)
 
 
-def test_formats_have_origins_of_their_own(mount: Served, partition: Path) -> None:
+def test_formats_have_origins_of_their_own(mount: DaemonMount, partition: Path) -> None:
     with opened(partition / "log.jsonl"):
         size = (partition / "log.jsonl").stat().st_size
         remove_below(mount, partition, 300)
@@ -124,7 +128,7 @@ def test_formats_have_origins_of_their_own(mount: Served, partition: Path) -> No
         assert (partition / "log.txt").stat().st_size == 200 * SIZE
 
 
-def test_tail_sees_no_truncation_and_every_line(mount: Served, partition: Path, tmp_path: Path) -> None:
+def test_tail_sees_no_truncation_and_every_line(mount: DaemonMount, partition: Path, tmp_path: Path) -> None:
     log, out, libfuse_stderr = partition / "log.txt", tmp_path / "out", tmp_path / "complaints"
     with out.open("wb") as stream, libfuse_stderr.open("wb") as errors:
         tail = subprocess.Popen(["tail", "-n", "+1", "-f", "-s", "0.02", log], stdout=stream, stderr=errors)
@@ -143,7 +147,7 @@ def test_tail_sees_no_truncation_and_every_line(mount: Served, partition: Path, 
     assert libfuse_stderr.read_bytes() == b""
 
 
-def test_what_a_reader_of_the_log_has_read_past_is_let_go(mount: Served, partition: Path) -> None:
+def test_what_a_reader_of_the_log_has_read_past_is_let_go(mount: DaemonMount, partition: Path) -> None:
     with opened(partition / "log.txt") as file, opened(partition / "log.txt") as behind:
         assert len(os.pread(file, SIZE, 450 * SIZE)) == SIZE
         assert len(os.pread(behind, SIZE, 250 * SIZE)) == SIZE
@@ -156,7 +160,7 @@ def test_what_a_reader_of_the_log_has_read_past_is_let_go(mount: Served, partiti
 
 
 def test_a_reader_that_goes_back_to_what_it_let_go_gets_an_error_and_no_wrong_byte(
-    mount: Served, partition: Path
+    mount: DaemonMount, partition: Path
 ) -> None:
     with opened(partition / "log.txt") as file:
         os.pread(file, SIZE, 0)
@@ -181,7 +185,7 @@ def test_a_reader_that_goes_back_to_what_it_let_go_gets_an_error_and_no_wrong_by
 @pytest.mark.parametrize(
     "name", ["segments/{}.txt", "segments/{}.jsonl", "segments/{}.log", "sealed/txt/{}.txt"]
 )
-def test_a_segment_that_is_open_is_delivered_whole(mount: Served, partition: Path, name: str) -> None:
+def test_a_segment_that_is_open_is_delivered_whole(mount: DaemonMount, partition: Path, name: str) -> None:
     path = partition / name.format(f"{100:020d}")
     expected = (partition / name.format(f"{100:020d}")).read_bytes()
     os.posix_fadvise(fd := os.open(path, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -206,7 +210,7 @@ def test_a_segment_that_is_open_is_delivered_whole(mount: Served, partition: Pat
     ],
 )
 def test_a_range_that_is_open_is_delivered_whole(
-    mount: Served, partition: Path, name: str, first: int, last: int
+    mount: DaemonMount, partition: Path, name: str, first: int, last: int
 ) -> None:
     with opened(partition / name) as file:
         remove_below(mount, partition, 500)
@@ -215,7 +219,7 @@ def test_a_range_that_is_open_is_delivered_whole(
     eventually(lambda: mount.steer("sweep", partition) or len(logs(mount, partition)) == 2, "its segments go")
 
 
-def test_new_opens_show_what_is_left(mount: Served, partition: Path) -> None:
+def test_new_opens_show_what_is_left(mount: DaemonMount, partition: Path) -> None:
     with opened(partition / "log.txt"), opened(partition / "offset/0-499.txt"):
         remove_below(mount, partition, 300)
         assert (partition / "offset/0-499.txt").read_bytes() == lines(300, 500)
@@ -227,7 +231,7 @@ def test_new_opens_show_what_is_left(mount: Served, partition: Path) -> None:
         assert len(os.listdir(partition / "sealed/txt")) == 2
 
 
-def test_a_follower_that_is_slow_gets_what_was_removed_behind_it(mount: Served) -> None:
+def test_a_follower_that_is_slow_gets_what_was_removed_behind_it(mount: DaemonMount) -> None:
     partition = mount.new()
     with opened(partition / "follow.txt") as file:
         fill(mount, partition, 4)
@@ -242,7 +246,7 @@ def test_a_follower_that_is_slow_gets_what_was_removed_behind_it(mount: Served) 
         assert [int(name[:20]) for name in logs(mount, partition)] == [400]
 
 
-def test_the_status_tells_what_readers_pin(mount: Served, partition: Path) -> None:
+def test_the_status_tells_what_readers_pin(mount: DaemonMount, partition: Path) -> None:
     with opened(partition / "log.txt") as file:
         os.pread(file, SIZE, 150 * SIZE)
         remove_below(mount, partition, 400)
@@ -257,14 +261,14 @@ def test_the_status_tells_what_readers_pin(mount: Served, partition: Path) -> No
 # -- for ever -----------------------------------------------------------------------------------------------
 
 
-def usage(mount: Served) -> tuple[int, int, int]:
+def usage(mount: DaemonMount) -> tuple[int, int, int]:
     """Memory in KiB, descriptors and threads of the daemon."""
     process = Path(f"/proc/{mount.process.pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     return int(status["VmRSS"].split()[0]), len(os.listdir(process / "fd")), int(status["Threads"])
 
 
-def test_rolls_and_removals_under_readers_leave_nothing_behind(mount: Served) -> None:
+def test_rolls_and_removals_under_readers_leave_nothing_behind(mount: DaemonMount) -> None:
     partition = mount.new()
     fill(mount, partition, 1)
     names = ("log.txt", "log.jsonl", "offset/0-.txt", "follow.txt")
@@ -295,7 +299,7 @@ def test_rolls_and_removals_under_readers_leave_nothing_behind(mount: Served) ->
             os.close(file)
 
 
-def test_readers_beside_a_writer_and_removals_get_whole_lines_in_order(mount: Served) -> None:
+def test_readers_beside_a_writer_and_removals_get_whole_lines_in_order(mount: DaemonMount) -> None:
     partition = mount.new()
     fill(mount, partition, 1)
     end = time.monotonic() + 3

@@ -7,15 +7,15 @@ import os
 import stat
 import subprocess
 
+from daemon_mount import DaemonMount, opened, refused
 from entries import commands, everything, files, letters, read, writable
-from served import Served, opened, refused
 
 pytest_plugins = ["shared_mount"]
 
 APPEND = os.O_WRONLY | os.O_APPEND
 
 
-def test_truncation(mount: Served) -> None:
+def test_truncation(mount: DaemonMount) -> None:
     """O1. `>` and truncate, to any length, are EPERM and change nothing; of `config` and `start` see W1."""
     partition = letters(mount)
     for path in files(mount, partition) + writable(mount, partition):
@@ -38,7 +38,7 @@ def test_truncation(mount: Served) -> None:
     assert read(partition) == b"a\nb\nc\n"
 
 
-def test_overwriting(mount: Served) -> None:
+def test_overwriting(mount: DaemonMount) -> None:
     """O2. Opening for writing without O_APPEND is EPERM, also of a log that can be appended to."""
     partition = letters(mount)
     for path in writable(mount, partition):
@@ -48,7 +48,7 @@ def test_overwriting(mount: Served) -> None:
     assert read(partition) == b"a\nb\nc\n"
 
 
-def test_names_stay(mount: Served) -> None:
+def test_names_stay(mount: DaemonMount) -> None:
     """O3. rm, mv, and making files, links and devices are EPERM and change nothing; `rm -r` of a partition
     is refused before anything is gone.
     """
@@ -90,7 +90,7 @@ def test_names_stay(mount: Served) -> None:
     assert read(partition) == b"a\nb\nc\n"
 
 
-def test_attributes_stay(mount: Served) -> None:
+def test_attributes_stay(mount: DaemonMount) -> None:
     """O4. chmod, chown and touch are EPERM; setting or removing an extended attribute is ENOTSUP, but for those of G3
     and G4.
     """
@@ -112,7 +112,7 @@ def test_attributes_stay(mount: Served) -> None:
         assert (path.stat().st_mode, path.stat().st_uid) == (before.st_mode, before.st_uid)
 
 
-def test_files_that_are_only_read_or_only_written(mount: Served) -> None:
+def test_files_that_are_only_read_or_only_written(mount: DaemonMount) -> None:
     """O5. Every file but `log.<fmt>`, `in.<fmt>`, `config` and `start` is EPERM when it is opened for
     writing; `in.<fmt>` is EPERM when it is opened for reading.
     """
@@ -129,7 +129,7 @@ def test_files_that_are_only_read_or_only_written(mount: Served) -> None:
                 os.open(path, flags)
 
 
-def test_other_directories(mount: Served) -> None:
+def test_other_directories(mount: DaemonMount) -> None:
     """O6. Directories are made in the root and in `topics` only, and only partitions and topics are
     removed: mkdir or rmdir of any other directory is EPERM.
     """

@@ -14,8 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon_mount import (
+    DaemonMount,
+    append,
+    delete,
+    eventually,
+    fill,
+    full_disk,
+    opened,
+    own_mount,
+    refused,
+    write_all,
+)
 from patience import promptly
-from served import Served, append, delete, eventually, fill, full_disk, opened, own_mount, refused, write_all
 
 pytest_plugins = ["shared_mount"]
 
@@ -34,7 +45,7 @@ def read(partition: Path) -> bytes:
     return (partition / "log.txt").read_bytes()
 
 
-def test_appending(mount: Served) -> None:
+def test_appending(mount: DaemonMount) -> None:
     """A1. `>>` appends to `log.<fmt>` and to `topics/<topic>/in.<fmt>`: each line is a record."""
     partition = mount.new()
     shell("echo one >> log.txt; printf 'k\\ttwo\\n' >> log.tsv", partition)
@@ -50,7 +61,7 @@ def test_appending(mount: Served) -> None:
     assert read(partition).split()[4:] == [b"%d" % number for number in numbers]
 
 
-def test_positions_are_ignored(mount: Served) -> None:
+def test_positions_are_ignored(mount: DaemonMount) -> None:
     """A2. The kernel's position is ignored: pwrite, and a write after O_APPEND was taken off the
     descriptor, append too.
     """
@@ -65,7 +76,7 @@ def test_positions_are_ignored(mount: Served) -> None:
     assert read(partition) == b"one\ntwo\nthree\nfour\n"
 
 
-def test_several_writers(mount: Served) -> None:
+def test_several_writers(mount: DaemonMount) -> None:
     """A3. Lines of several writers never mix within a line, and lie in a partition in the order in which their
     write(2)s were accepted: whatever the format, through `log.<fmt>` or `in.<fmt>`, and whoever closes first.
     """
@@ -101,7 +112,7 @@ def test_several_writers(mount: Served) -> None:
     assert found == {b"%d" % name: list(range(2000)) for name in range(4)}
 
 
-def test_forks_in_mid_line(mount: Served) -> None:
+def test_forks_in_mid_line(mount: DaemonMount) -> None:
     """A4. A last line without a newline is appended when the last descriptor closes, not when a duplicate
     or a forked child's copy closes; what is written through a file that is opened after that close comes behind it.
     """
@@ -122,7 +133,7 @@ def test_forks_in_mid_line(mount: Served) -> None:
     assert mount.status(partition)["end_offset"] == 4
 
 
-def test_empty_lines_and_empty_writes(mount: Served) -> None:
+def test_empty_lines_and_empty_writes(mount: DaemonMount) -> None:
     """A5. An empty line is a record with an empty value in `txt`; a write of no bytes appends nothing."""
     partition = mount.new()
     shell(
@@ -137,7 +148,7 @@ def test_empty_lines_and_empty_writes(mount: Served) -> None:
     assert json.loads((partition / "offset/0-0.jsonl").read_bytes())["value"] == ""
 
 
-def test_one_reads_what_one_wrote(mount: Served) -> None:
+def test_one_reads_what_one_wrote(mount: DaemonMount) -> None:
     """A6. After close, or fsync, every view shows the records; `printf x >> log.txt; cat log.txt` always
     shows x.
     """
@@ -155,7 +166,7 @@ def test_one_reads_what_one_wrote(mount: Served) -> None:
                 assert (partition / name).read_bytes().endswith(b"\nline %d\n" % at), name
 
 
-def test_lingering_lines(mount: Served, tmp_path: Path) -> None:
+def test_lingering_lines(mount: DaemonMount, tmp_path: Path) -> None:
     """A7. Whole lines show when the write(2) that brings them returns, if it is the first of its open file, or if
     nothing was appended for `linger.ms`. Those that come faster may gather, up to `batch.size`; they show
     within `linger.ms`, whatever the clock is set to.
@@ -193,7 +204,7 @@ def test_lingering_lines(mount: Served, tmp_path: Path) -> None:
                 eventually(lambda lines=lines: read(partition).endswith(lines), "the lines")
 
 
-def test_partitions_by_key(mount: Served) -> None:
+def test_partitions_by_key(mount: DaemonMount) -> None:
     """A8. `in.<fmt>` sends a record with a key to the partition that Kafka's default partitioner chooses of those that
     are here, and lines without keys to one partition after the other. Where a broker's directory has only some of a
     topic's partitions, name them: A9.
@@ -224,7 +235,7 @@ def test_partitions_by_key(mount: Served) -> None:
     delete(mount / "topics/keyed")
 
 
-def test_partitions_by_name(mount: Served) -> None:
+def test_partitions_by_name(mount: DaemonMount) -> None:
     """A9. `in.jsonl` sends a record that names a `partition` to that one."""
     (mount / "topics/chosen").mkdir()
     (mount / "chosen-1").mkdir()
@@ -238,7 +249,7 @@ def test_partitions_by_name(mount: Served) -> None:
     delete(mount / "topics/chosen")
 
 
-def test_jsonl_as_input(mount: Served) -> None:
+def test_jsonl_as_input(mount: DaemonMount) -> None:
     """A10. In jsonl `timestamp` may be left out and is now then; `offset` and `topic` are ignored; the
     order of members does not matter.
     """
@@ -258,7 +269,7 @@ def test_jsonl_as_input(mount: Served) -> None:
     )
 
 
-def test_any_bytes(mount: Served) -> None:
+def test_any_bytes(mount: DaemonMount) -> None:
     """A11. Bytes of a value may be any but newline in `txt`, NUL too."""
     partition = mount.new()
     values = [bytes([byte, byte]) for byte in range(256) if byte != 10]
@@ -271,9 +282,9 @@ def test_any_bytes(mount: Served) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
+def own(tmp_path: Path) -> Iterator[DaemonMount]:
     """A mount of the test's own, for what ends it."""
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start("-o", "linger.ms=60000")
         with served.watched():
@@ -282,7 +293,7 @@ def own(tmp_path: Path) -> Iterator[Served]:
         served.clear()
 
 
-def test_close_acknowledges(own: Served) -> None:
+def test_close_acknowledges(own: DaemonMount) -> None:
     """D1. What close acknowledged is there after `kill -9` of the daemon."""
     partition = own.new()
     append(partition / "log.txt", b"one\ntwo\n")
@@ -295,7 +306,7 @@ def test_close_acknowledges(own: Served) -> None:
     assert own.stop() == 0
 
 
-def test_fsync_persists(mount: Served) -> None:
+def test_fsync_persists(mount: DaemonMount) -> None:
     """D2. fsync and fdatasync bring log and index onto the disk: the recovery point is then behind the last
     whole line.
     """
@@ -315,7 +326,7 @@ def test_fsync_persists(mount: Served) -> None:
     assert mount.status(partition)["recovery_point"] == 6
 
 
-def test_synchronous_writes_persist(mount: Served, tmp_path: Path) -> None:
+def test_synchronous_writes_persist(mount: DaemonMount, tmp_path: Path) -> None:
     """D3. A file opened with O_SYNC or O_DSYNC is on disk after each write, whole lines of it. Only the append
     itself needs room: a full disk refuses a write before anything of it is appended.
     """
@@ -350,7 +361,7 @@ def test_synchronous_writes_persist(mount: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [True, False])
-def test_taking_the_mount_away_appends_what_is_open(own: Served, force: bool) -> None:
+def test_taking_the_mount_away_appends_what_is_open(own: DaemonMount, force: bool) -> None:
     """D4. `topicfs umount --force` and a signal that ends the daemon append what open files still hold, also a
     line without its newline.
     """
@@ -437,7 +448,7 @@ def test_failures_are_final(tmp_path: Path) -> None:
         assert read(partition) == before + b"other's\nagain\nwritten\n"
 
 
-def test_a_disk_that_fails(own: Served) -> None:
+def test_a_disk_that_fails(own: DaemonMount) -> None:
     """D7. Where the disk fails under lines that gathered they stay in front of all that comes later, and are
     tried again until fsync or close tells their writer: then they are gone.
     """

@@ -10,8 +10,8 @@ from pathlib import Path
 from shlex import quote
 
 import pytest
+from daemon_mount import DaemonMount, append, fill, full_disk, opened, refused
 from entries import commands, letters, read
-from served import Served, append, fill, full_disk, opened, refused
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -19,7 +19,7 @@ pytest_plugins = ["shared_mount"]
 APPEND = os.O_WRONLY | os.O_APPEND
 
 
-def config_of(mount: Served, partition: Path) -> Path:
+def config_of(mount: DaemonMount, partition: Path) -> Path:
     return commands(mount, partition)[0]
 
 
@@ -45,7 +45,7 @@ def reason(config: Path) -> str | None:
     return last if last.startswith("# refused at ") else None
 
 
-def test_ways_to_write(mount: Served) -> None:
+def test_ways_to_write(mount: DaemonMount) -> None:
     """W1. Lines that are written to `topics/<topic>/config` and to `start` are done, by `>`, by `>>` and at
     any position alike; neither is removed, renamed, or cut to another length than 0.
     """
@@ -84,7 +84,7 @@ def test_ways_to_write(mount: Served) -> None:
         assert path.read_bytes() == held
 
 
-def test_settings_hold_at_once(mount: Served) -> None:
+def test_settings_hold_at_once(mount: DaemonMount) -> None:
     """W2. `name=value` is the topic's own setting from then on, without a restart, also for files that are
     open, once the lines that wait in them are appended; settings that are not named stay.
     """
@@ -107,7 +107,7 @@ def test_settings_hold_at_once(mount: Served) -> None:
     assert own(config) == {"cleanup.policy": "compact", "max.message.bytes": "3000"}
 
 
-def test_bad_settings(mount: Served) -> None:
+def test_bad_settings(mount: DaemonMount) -> None:
     """W3. The lines of one open file are done together, each write at once: where one names no setting,
     has a value that is not allowed, is no `name=value` or is above 16 KiB, the write is EINVAL, what
     was written through that open file before is taken back, save for what an fsync came behind, and
@@ -170,7 +170,7 @@ def test_bad_settings(mount: Served) -> None:
     }
 
 
-def test_back_to_the_default(mount: Served) -> None:
+def test_back_to_the_default(mount: DaemonMount) -> None:
     """W4. `name=default`, and `name=` where no text is no value, takes the topic's own value away;
     `cleanup.policy=` keeps everything.
     """
@@ -186,7 +186,7 @@ def test_back_to_the_default(mount: Served) -> None:
         append(config, b"no.such=default\n")
 
 
-def test_written_back(mount: Served, tmp_path: Path) -> None:
+def test_written_back(mount: DaemonMount, tmp_path: Path) -> None:
     """W5. What `config` gives changes nothing when it is written back; blank lines and what follows a `#`,
     at the beginning or after a blank, mean nothing.
     """
@@ -210,7 +210,7 @@ def test_written_back(mount: Served, tmp_path: Path) -> None:
     assert own(config) == {"retention.ms": "8000", "segment.ms": "7000"}
 
 
-def test_lines_without_a_newline(mount: Served) -> None:
+def test_lines_without_a_newline(mount: DaemonMount) -> None:
     """W6. A last line without a newline is done at close, which gives its error."""
     partition = letters(mount, "no-newline")
     config, start = commands(mount, partition)
@@ -229,7 +229,7 @@ def test_lines_without_a_newline(mount: Served) -> None:
     assert start.read_bytes() == b"1\n"
 
 
-def test_the_start_offset(mount: Served) -> None:
+def test_the_start_offset(mount: DaemonMount) -> None:
     """W7. `start` gives the start offset; a larger number deletes the records below it, a smaller one
     changes nothing, and `-1` deletes all that are committed. So does a copy over it, which nothing tells from
     `>`: `cp -r one-0/. other-0/` deletes what lies in `other-0` below the start offset of `one-0`, and no
@@ -259,7 +259,7 @@ def test_the_start_offset(mount: Served) -> None:
         assert read(one) == b"c\n"
 
 
-def test_bad_start_offsets(mount: Served) -> None:
+def test_bad_start_offsets(mount: DaemonMount) -> None:
     """W8. What is not one number, or one above the high watermark, is EINVAL, and nothing more is taken
     through that open file; where `cleanup.policy` has no `delete` it is EPERM; the reason is in
     `status.json`.
@@ -293,7 +293,7 @@ def test_bad_start_offsets(mount: Served) -> None:
     assert read(compacted) == b"a\nb\nc\n"
 
 
-def test_views_of_deleted_records(mount: Served) -> None:
+def test_views_of_deleted_records(mount: DaemonMount) -> None:
     """W9. What is opened after that begins at the start offset; what was open goes on as S3 says."""
     partition = letters(mount)
     names = ("log.txt", "offset/0-.txt", "time/last-1h.txt")
@@ -313,7 +313,7 @@ def test_after_a_crash(tmp_path: Path) -> None:
     """W10. Settings and start offset are on disk when the write returns, and there after `kill -9` of the
     daemon.
     """
-    mount = Served(tmp_path)
+    mount = DaemonMount(tmp_path)
     try:
         mount.start()
         with mount.watched():
@@ -343,7 +343,7 @@ def test_after_a_crash(tmp_path: Path) -> None:
         mount.clear()
 
 
-def test_editors(mount: Served) -> None:
+def test_editors(mount: DaemonMount) -> None:
     """W11. A program that saves by a new file and a rename, as `sed -i` does, is refused with EPERM and
     changes nothing; one that writes the file itself, as ed does, can edit `config`.
     """

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, append, delete, eventually, opened, own_mount, refused, undelete
 from entries import letters, read
-from served import Served, append, delete, eventually, opened, own_mount, refused, undelete
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -75,7 +75,7 @@ def test_rmdir_deletes_no_records(tmp_path: Path) -> None:
         assert (boxed / "inbox/batch/x.txt").read_text() == "x\n"
 
 
-def test_rmdir_removes_what_is_empty(mount: Served) -> None:
+def test_rmdir_removes_what_is_empty(mount: DaemonMount) -> None:
     """G2. What holds none is removed by rmdir, also when it had some, as after `echo -1 > start`."""
     never, emptied = mount.new(), letters(mount)
     never.rmdir()
@@ -195,7 +195,7 @@ def test_taking_a_deletion_back(tmp_path: Path, between: str) -> None:
         assert "of which a deletion can be taken back" in late.stderr
 
 
-def test_names_that_are_used_again(mount: Served) -> None:
+def test_names_that_are_used_again(mount: DaemonMount) -> None:
     """G5. What is made again under a deleted name is empty and of its own: while it is there, taking back is EEXIST
     and changes nothing.
     """
@@ -227,7 +227,7 @@ def test_names_that_are_used_again(mount: Served) -> None:
     assert not (mount / "twice-1").exists()
 
 
-def test_the_attributes_are_set_on_purpose_only(mount: Served, tmp_path: Path) -> None:
+def test_the_attributes_are_set_on_purpose_only(mount: DaemonMount, tmp_path: Path) -> None:
     """G6. `user.topicfs.deleted` of `topics` tells in JSON what can be taken back; none of these attributes is
     listed, so nothing that copies attributes sets them, and the daemon's log tells which process and user set one.
     """

@@ -17,8 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from daemon_mount import (
+    DaemonMount,
+    append,
+    delete,
+    eventually,
+    opened,
+    own_mount,
+    refused,
+    undelete,
+    write_all,
+)
 from inboxes import Topic, commit, spark_job
-from served import Served, append, delete, eventually, opened, own_mount, refused, undelete, write_all
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -27,7 +37,7 @@ DAY = 86_400_000
 JOB, OTHER = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
 
 
-def test_a_batch(mount: Served) -> None:
+def test_a_batch(mount: DaemonMount) -> None:
     """I1. All files of a batch are appended when `_SUCCESS` is made in its directory, or touched or opened for
     writing where it is there; the call returns when all of it is on disk and shows, and an error means that
     nothing was appended.
@@ -51,7 +61,7 @@ def test_a_batch(mount: Served) -> None:
     assert not (batch / "_SUCCESS").exists()
 
 
-def test_a_file(mount: Served, tmp_path: Path) -> None:
+def test_a_file(mount: DaemonMount, tmp_path: Path) -> None:
     """I2. A file is appended when it is renamed to a name in `inbox` from one that begins with `.` or `_`;
     `mv` brings it from another file system in the same way, and its close(2) gives the error.
     """
@@ -78,7 +88,7 @@ def test_a_file(mount: Served, tmp_path: Path) -> None:
     assert len(topic.values()) == 3
 
 
-def test_a_plain_copy(mount: Served, tmp_path: Path) -> None:
+def test_a_plain_copy(mount: DaemonMount, tmp_path: Path) -> None:
     """I3. A plain copy to a name in `inbox` that does not begin with `.` or `_` is EPERM, at open or at
     close(2), and nothing is appended: whether all of it has come could not be known.
     """
@@ -100,7 +110,7 @@ def test_a_plain_copy(mount: Served, tmp_path: Path) -> None:
     assert topic.values() == []
 
 
-def test_names_of_files(mount: Served) -> None:
+def test_names_of_files(mount: DaemonMount) -> None:
     """I4. Names end in `.txt`, `.tsv`, `.jsonl` or `.json`, or in one of these and `.gz`; any other is
     EINVAL when a file gets it. Lines are those of `in.<fmt>`, save that a last line needs no newline.
     """
@@ -128,7 +138,7 @@ def test_names_of_files(mount: Served) -> None:
         commit(batch)
 
 
-def test_order_and_partitions(mount: Served) -> None:
+def test_order_and_partitions(mount: DaemonMount) -> None:
     """I5. Files are taken in the order of the part and file numbers in their names as Spark gives them, then
     by name; records go where `in.<fmt>` sends them, keyless ones a run of lines at a time, and those of
     files in `partition=<n>` to that partition.
@@ -167,7 +177,7 @@ def test_order_and_partitions(mount: Served) -> None:
     assert len(runs.values()) == 400_000
 
 
-def test_isolation(mount: Served) -> None:
+def test_isolation(mount: DaemonMount) -> None:
     """I6. In each partition a batch shows all at once, and until it does, nothing that was appended behind
     its first record shows either.
     """
@@ -196,7 +206,7 @@ def test_isolation(mount: Served) -> None:
     assert {count for _, count in seen} <= {0, 30_000}
 
 
-def test_known_names(mount: Served, tmp_path: Path) -> None:
+def test_known_names(mount: DaemonMount, tmp_path: Path) -> None:
     """I7. A batch whose name was committed before, and that holds the same lines again or none, is
     taken and discarded: every call does well, save for the mkdir of I17, and nothing is appended. Its files
     may be others, in another order or compressed. So is a file of the same name, size, modification time and
@@ -242,7 +252,7 @@ def test_known_names(mount: Served, tmp_path: Path) -> None:
         assert topic.values() == ["new"]
 
 
-def test_bad_lines(mount: Served) -> None:
+def test_bad_lines(mount: DaemonMount) -> None:
     """I8. A bad line in any file of a batch refuses it: EINVAL, or EMSGSIZE where a record is too large, and
     the reason with file and line is in the log and in the `status.json` of the topic's partitions. The files
     stay; when they are mended, making `_SUCCESS` commits them.
@@ -272,7 +282,7 @@ def test_bad_lines(mount: Served) -> None:
         commit(keyless)
 
 
-def test_scratch(mount: Served) -> None:
+def test_scratch(mount: DaemonMount) -> None:
     """I9. Names that begin with `.` or `_`, and batches until they are committed, are files as on any disk:
     mkdir, create, write anywhere, truncate, rename of files and directories, unlink, rmdir with ENOTEMPTY,
     read; chmod, chown and touch do well. `inbox` itself cannot be removed.
@@ -334,7 +344,7 @@ def test_scratch(mount: Served) -> None:
     assert topic.values() == []
 
 
-def test_after_a_commit(mount: Served) -> None:
+def test_after_a_commit(mount: DaemonMount) -> None:
     """I10. When a batch is committed its files are gone, and their space is free; `inbox` lists what is not
     committed.
     """
@@ -359,7 +369,7 @@ def test_crashes(tmp_path: Path, step: int) -> None:
     """I11. After `kill -9` of the daemon at any step of a commit all of the batch is there or nothing, before
     anybody can read; committed again under its name, it is there once.
     """
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched():
@@ -388,7 +398,7 @@ def test_crashes(tmp_path: Path, step: int) -> None:
         served.clear()
 
 
-def test_jobs_without_a_batch(mount: Served) -> None:
+def test_jobs_without_a_batch(mount: DaemonMount) -> None:
     """I12. Files that a Spark job puts into `inbox` itself, without a batch's directory, are appended when
     `inbox/_SUCCESS` is made, and known by the job in their names.
     """
@@ -402,7 +412,7 @@ def test_jobs_without_a_batch(mount: Served) -> None:
     assert topic.values() == ["0 of 7", "0 of 8", "1 of 7", "1 of 8"]
 
 
-def test_two_jobs(mount: Served) -> None:
+def test_two_jobs(mount: DaemonMount) -> None:
     """I13. Two Spark jobs in one directory are EBUSY, and neither is committed, whoever of the two makes
     `_SUCCESS`.
     """
@@ -424,7 +434,7 @@ def test_two_jobs(mount: Served) -> None:
     assert len(topic.values()) == 4
 
 
-def test_what_spark_has_and_an_inbox_has_not(mount: Served) -> None:
+def test_what_spark_has_and_an_inbox_has_not(mount: DaemonMount) -> None:
     """I14. `_spark_metadata`, which the sink of a stream makes, is EPERM; a directory of partitionBy is EINVAL
     unless it is `partition=<n>` in a batch; any other directory in a batch is EPERM.
     """
@@ -519,7 +529,7 @@ def test_other_lines_under_a_known_name(tmp_path: Path) -> None:
         assert topic.values() == ["a", "b", "c"]
 
 
-def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> None:
+def test_a_batch_that_comes_again_by_a_rename(mount: DaemonMount, tmp_path: Path) -> None:
     """I17. The emptied directory of a committed batch is there for ten minutes more, with `_SUCCESS` in
     it, and is not listed; a directory that is renamed to its name takes its place, also where `mv`
     would put it into that one. For mkdir(2) of that name the kernel itself says EEXIST, and
@@ -572,7 +582,7 @@ def test_a_batch_that_comes_again_by_a_rename(mount: Served, tmp_path: Path) -> 
 
 
 @contextmanager
-def letting_go(mount: Served, topic: Topic) -> Iterator[None]:
+def letting_go(mount: DaemonMount, topic: Topic) -> Iterator[None]:
     """Commits that are held go on in the end."""
     try:
         yield
@@ -580,7 +590,7 @@ def letting_go(mount: Served, topic: Topic) -> Iterator[None]:
         mount.steer("release_commits", topic.partition())
 
 
-def test_files_that_are_not_closed(mount: Served, tmp_path: Path) -> None:
+def test_files_that_are_not_closed(mount: DaemonMount, tmp_path: Path) -> None:
     """I18. A file that is open for writing, or mapped so, is not appended: what asks for it is EBUSY,
     and nothing is appended. So is a change of a batch while it is committed.
     """
@@ -639,7 +649,7 @@ def test_files_that_are_not_closed(mount: Served, tmp_path: Path) -> None:
     assert late.read_text() == "late\n"
 
 
-def test_what_is_no_file(mount: Served, tmp_path: Path) -> None:
+def test_what_is_no_file(mount: DaemonMount, tmp_path: Path) -> None:
     """I19. No symbolic link, FIFO or device that somebody puts under BACKING/staging is followed or
     read: opening it is EPERM, and so is committing a batch that holds it.
     """
@@ -687,7 +697,7 @@ def test_a_commit_while_the_mount_goes_away(tmp_path: Path, by_command: bool) ->
     caller hears so; one that is asked for later is ESHUTDOWN, or fails with the mount, and nothing is
     appended.
     """
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched(60):

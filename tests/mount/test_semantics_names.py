@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from served import ROOT, Served, append, eventually, own_mount, refused
+from daemon_mount import ROOT, DaemonMount, append, eventually, own_mount, refused
 from shell import output
 
 from topicfs.engine.record import MAX_INT64
@@ -33,7 +33,7 @@ def lines(*records: dict[str, object]) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-def hourly(mount: Served) -> Path:
+def hourly(mount: DaemonMount) -> Path:
     """A partition with a record for each of 48 hours from T0 on; values 0 to 47."""
     partition = mount.new()
     records = [{"value": str(hour), "timestamp": T0 + hour * HOUR} for hour in range(48)]
@@ -51,7 +51,7 @@ def is_missing(path: Path) -> bool:
     return caught.value.errno == errno.ENOENT
 
 
-def test_root(mount: Served) -> None:
+def test_root(mount: DaemonMount) -> None:
     """N1. The root lists `README.txt`, `metrics`, `topics` and one directory for each partition, named
     `<topic>-<number>`.
     """
@@ -64,7 +64,7 @@ def test_root(mount: Served) -> None:
     assert all(name.rpartition("-")[2].isdigit() and (mount / name).is_dir() for name in rest)
 
 
-def test_mkdir_and_rmdir(mount: Served) -> None:
+def test_mkdir_and_rmdir(mount: DaemonMount) -> None:
     """N2. `mkdir orders-0` makes a partition and `mkdir topics/orders` makes a topic with `num.partitions`
     partitions; `rmdir` removes either where it holds nothing: see G1.
     """
@@ -85,7 +85,7 @@ def test_mkdir_and_rmdir(mount: Served) -> None:
     assert not (mount / "topics/fruit").exists()
 
 
-def test_what_directories_have(mount: Served) -> None:
+def test_what_directories_have(mount: DaemonMount) -> None:
     """N3. A topic's directory has `config`, `in.<fmt>` and `inbox`; a partition's has `log.<fmt>`,
     `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>` and
     `views` unlisted.
@@ -101,14 +101,14 @@ def test_what_directories_have(mount: Served) -> None:
     assert "cleanup.policy=delete " in (topic / "config").read_text()
 
 
-def test_txt(mount: Served) -> None:
+def test_txt(mount: DaemonMount) -> None:
     """N4. `txt` is the value and a newline; a null value is an empty line."""
     partition = mount.new()
     append(partition / JSONL, lines({"key": "k", "value": "v"}, {"value": None}, {"value": "w"}))
     assert (partition / TXT).read_bytes() == b"v\n\nw\n"
 
 
-def test_tsv(mount: Served) -> None:
+def test_tsv(mount: DaemonMount) -> None:
     r"""N5. `tsv` is key TAB value, with `\N` for null and with backslash, TAB, newline and carriage return
     written `\\`, `\t`, `\n` and `\r`.
     """
@@ -117,7 +117,7 @@ def test_tsv(mount: Served) -> None:
     assert (partition / TSV).read_bytes() == b"a\\tb\tc\\\\d\\ne\\rf\n\\N\t\\N\n"
 
 
-def test_jsonl(mount: Served) -> None:
+def test_jsonl(mount: DaemonMount) -> None:
     """N6. `jsonl` is one object a line with `topic`, `partition`, `offset`, `timestamp`, `key`, `value` and
     `headers` in this order; bytes that are not UTF-8 are base64 in `key_base64` and `value_base64`.
     """
@@ -138,7 +138,7 @@ def test_jsonl(mount: Served) -> None:
     )
 
 
-def test_round_trips(mount: Served) -> None:
+def test_round_trips(mount: DaemonMount) -> None:
     """N7. What `log.tsv` or `log.jsonl` gives can be appended to the same name of another partition, and
     gives equal records.
     """
@@ -158,7 +158,7 @@ def test_round_trips(mount: Served) -> None:
     assert (target / JSONL).read_text().replace(*places) == (source / JSONL).read_text()
 
 
-def test_values(mount: Served) -> None:
+def test_values(mount: DaemonMount) -> None:
     """N8. `offset/<N>` is the exact bytes of one value, without a newline; a null value is an empty file."""
     partition = mount.new()
     value = base64.b64encode(b"\0\xff\n\n").decode()
@@ -166,7 +166,7 @@ def test_values(mount: Served) -> None:
     assert [(partition / f"offset/{n}").read_bytes() for n in range(3)] == [b"\0\xff\n\n", b"", b"v"]
 
 
-def test_ranges(mount: Served) -> None:
+def test_ranges(mount: DaemonMount) -> None:
     """N9. `offset/<A>-<B>.<fmt>` has both ends, `offset/<A>-.<fmt>` goes on to the end,
     `offset/-<N>.<fmt>` is the last N, and `offset/<N>.<fmt>` is one record.
     """
@@ -183,7 +183,7 @@ def test_ranges(mount: Served) -> None:
     assert numbers(partition / "offset/7.txt") == [7]
 
 
-def test_ranges_of_what_is_not_there(mount: Served) -> None:
+def test_ranges_of_what_is_not_there(mount: DaemonMount) -> None:
     """N10. A range of offsets is cut to what is there, and is an empty file where nothing is;
     `offset/<N>`, with or without a format, of a record that is not there is ENOENT.
     """
@@ -201,7 +201,7 @@ def test_ranges_of_what_is_not_there(mount: Served) -> None:
     assert (partition / "offset/3-4.txt").read_bytes() == b""
 
 
-def test_times(mount: Served) -> None:
+def test_times(mount: DaemonMount) -> None:
     """N11. `time/<T1>--<T2>.<fmt>` begins at the first record at or after T1 and ends before the first
     at or after T2; either may be left out; `time/<T>.<fmt>` is the year, month, day, hour, minute or
     second that T names; `last-15m` and `last-1d12h` are from that long ago on.
@@ -237,7 +237,7 @@ def test_times(mount: Served) -> None:
     assert numbers(partition / "time/last-9999w.txt")[:2] == [0, 1]
 
 
-def test_ways_to_write_times(mount: Served) -> None:
+def test_ways_to_write_times(mount: DaemonMount) -> None:
     """N12. Times are ISO 8601, with or without `-` and `:`, in UTC where no zone is given, with a `+`
     before a year above 9999, or milliseconds since 1970; `time/<day>/<hour>.<fmt>` is an hour in UTC.
     """
@@ -257,7 +257,7 @@ def test_ways_to_write_times(mount: Served) -> None:
     assert (partition / "time/2024-01-01/09.txt").read_bytes() == b""
 
 
-def test_other_names(mount: Served) -> None:
+def test_other_names(mount: DaemonMount) -> None:
     """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`."""
     partition = hourly(mount)
     names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "end", "keys", "offset/00"]
@@ -300,7 +300,7 @@ def test_other_names(mount: Served) -> None:
         assert is_missing(mount / name), name
 
 
-def test_names_that_are_not_listed(mount: Served) -> None:
+def test_names_that_are_not_listed(mount: DaemonMount) -> None:
     """N14. A name may be opened that is not listed."""
     partition = hourly(mount)
     for name in ("offset/7", "offset/3-4.tsv", "time/last-3d.txt", "time/2020-01-01/00.txt"):
@@ -309,7 +309,7 @@ def test_names_that_are_not_listed(mount: Served) -> None:
         (partition / name).read_bytes()
 
 
-def test_links(mount: Served, tmp_path: Path) -> None:
+def test_links(mount: DaemonMount, tmp_path: Path) -> None:
     """N15. What shows records that `log.txt` has too, and `in.<fmt>` and `table` of a topic, is a relative symbolic
     link to the same name in `views` beside it; with `list.all.views=true` each is a file or directory itself.
     """
@@ -347,7 +347,7 @@ def test_links(mount: Served, tmp_path: Path) -> None:
 # -- listing ------------------------------------------------------------------------------------------
 
 
-def test_far_times(mount: Served) -> None:
+def test_far_times(mount: DaemonMount) -> None:
     """N16. Days and times reach as far as timestamps do, from 1970 to the year 292278994; a record
     without a timestamp begins no day and no range of times.
     """
@@ -383,7 +383,7 @@ def test_far_times(mount: Served) -> None:
     assert b"far-0" in plan
 
 
-def test_what_offset_and_time_list(mount: Served) -> None:
+def test_what_offset_and_time_list(mount: DaemonMount) -> None:
     """L1. `offset` lists the first and the last record and the whole range; `time` lists the days that hold
     records, and a day its hours.
     """
@@ -400,7 +400,7 @@ def test_what_offset_and_time_list(mount: Served) -> None:
     assert os.listdir(empty / "time") in ([f"{now:%Y-%m-%d}"], [f"{datetime.now(tz=UTC):%Y-%m-%d}"])
 
 
-def test_segments(mount: Served) -> None:
+def test_segments(mount: DaemonMount) -> None:
     """L2. `segments` lists each segment in every format and as `.log`; `<base>.log` has the bytes of
     Kafka's segment file.
     """
@@ -419,7 +419,7 @@ def test_segments(mount: Served) -> None:
         assert raw == (on_disk / f"{base:020}.log").read_bytes()[: len(raw)]
 
 
-def test_sealed(mount: Served) -> None:
+def test_sealed(mount: DaemonMount) -> None:
     """L3. `sealed/<fmt>` lists, in the order of offsets, the segments that can change no more and have a
     visible record, and nothing else.
     """
@@ -440,7 +440,7 @@ def test_sealed(mount: Served) -> None:
     assert (partition / f"sealed/txt/{4:020}.txt").read_bytes() == b"later\n"
 
 
-def test_listed_names(mount: Served) -> None:
+def test_listed_names(mount: DaemonMount) -> None:
     """L4. No listed name has a colon, and no name of data begins with `.` or `_` unless its topic does."""
     partition = hourly(mount)
     mount.steer("roll", partition)
@@ -450,7 +450,7 @@ def test_listed_names(mount: Served) -> None:
             assert name[0] not in "._"
 
 
-def test_current(mount: Served) -> None:
+def test_current(mount: DaemonMount) -> None:
     """L5. `current.<fmt>` is a symbolic link to the active segment's file, and leads to the next one after
     a roll.
     """
@@ -464,7 +464,7 @@ def test_current(mount: Served) -> None:
     assert (partition / "current.txt").read_bytes() == b"two\n"
 
 
-def test_no_listed_file_waits(mount: Served) -> None:
+def test_no_listed_file_waits(mount: DaemonMount) -> None:
     """L6. No listed file waits when it is read: a program that reads all files below a partition's directory
     comes to an end.
     """
@@ -477,7 +477,7 @@ def test_no_listed_file_waits(mount: Served) -> None:
     assert not [path for path in found if path.name.startswith("follow")]
 
 
-def test_old_segments_are_sealed(mount: Served) -> None:
+def test_old_segments_are_sealed(mount: DaemonMount) -> None:
     """L7. A segment is sealed when it is full, or when its first record is older than `segment.ms`, though nothing
     more is appended.
     """

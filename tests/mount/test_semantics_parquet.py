@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from served import Served, append, eventually, opened, own_mount, refused
+from daemon_mount import DaemonMount, append, eventually, opened, own_mount, refused
 
 pytest_plugins = ["shared_mount"]
 
@@ -36,19 +36,19 @@ def options(**more: object) -> list[str]:
     return [word for name, value in (QUICK | more).items() for word in ("-o", f"{name}={value}")]
 
 
-def topic_of(mount: Served, partition: Path) -> Path:
+def topic_of(mount: DaemonMount, partition: Path) -> Path:
     return mount / "topics" / partition.name.rpartition("-")[0]
 
 
-def configure(mount: Served, partition: Path, line: str) -> None:
+def configure(mount: DaemonMount, partition: Path, line: str) -> None:
     (topic_of(mount, partition) / "config").write_text(f"{line}\n")
 
 
-def table(mount: Served, partition: Path) -> Path:
+def table(mount: DaemonMount, partition: Path) -> Path:
     return topic_of(mount, partition) / f"table/partition={partition.name.rpartition('-')[2]}"
 
 
-def segment(mount: Served, partition: Path, lines: str, suffix: str = "tsv") -> None:
+def segment(mount: DaemonMount, partition: Path, lines: str, suffix: str = "tsv") -> None:
     append(partition / f"log.{suffix}", lines.encode())
     mount.steer("roll", partition)
 
@@ -103,7 +103,7 @@ def as_text(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
-def test_where_they_are(mount: Served) -> None:
+def test_where_they_are(mount: DaemonMount) -> None:
     """Q1. With `parquet.enable=true` a topic has `table/partition=<n>/<base>.parquet` and its partitions
     `sealed/parquet/<base>.parquet`, the same bytes; without it neither directory is there, and what was made is
     removed.
@@ -137,7 +137,7 @@ def test_when_they_are_there(tmp_path: Path) -> None:
     """Q2. A Parquet file is listed, in the order of offsets, when it is whole: one for each segment that can change no
     more and has a visible record. After `kill -9` of the daemon it is the same, or not there yet.
     """
-    place = Served(tmp_path)
+    place = DaemonMount(tmp_path)
     try:
         place.start(*options())
         partition = place.new("orders")
@@ -172,7 +172,7 @@ def test_when_they_are_there(tmp_path: Path) -> None:
         place.clear()
 
 
-def test_what_is_in_them(mount: Served) -> None:
+def test_what_is_in_them(mount: DaemonMount) -> None:
     """Q3. Its rows are the records that `sealed/jsonl` shows, with the columns of jsonl but for `partition`, which is
     in the path: `key`, `value` and the headers' values are binary, `timestamp` is in UTC, `headers` is null where there
     are none.
@@ -206,7 +206,7 @@ def test_what_is_in_them(mount: Served) -> None:
     assert (listed[3]["key"], listed[3]["value"]) == (b"\xff", b"\0\xff")
 
 
-def test_what_a_filter_reads(mount: Served) -> None:
+def test_what_a_filter_reads(mount: DaemonMount) -> None:
     """Q4. Each row group has the range of its offsets and timestamps, so that a filter on them reads a small part of a
     file.
     """
@@ -310,7 +310,7 @@ def test_compaction(tmp_path: Path) -> None:
         assert file.stat().st_size == len(file.read_bytes())
 
 
-def test_retention(mount: Served) -> None:
+def test_retention(mount: DaemonMount) -> None:
     """Q7. What retention removes is gone from the table at once; who has the file open reads on."""
     partition = mount.new("short")
     configure(mount, partition, "parquet.enable=true")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, own_mount
 from entries import commands, everything, files, letters, read, writable
-from served import Served, own_mount
 
 pytest_plugins = ["shared_mount"]
 
@@ -45,7 +45,7 @@ def test_permission_bits(open_place: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     place = open_place
-    mount = Served(place)
+    mount = DaemonMount(place)
     mount.backing.chmod(0o750)
     os.chown(mount.backing, 0, NOBODY)
     with own_mount(place, "--allow-other"):
@@ -68,7 +68,7 @@ def test_permission_bits(open_place: Path) -> None:
         assert read(partition) == b"a\nb\nc\n"
 
 
-def test_bits_of_files(mount: Served) -> None:
+def test_bits_of_files(mount: DaemonMount) -> None:
     """P2. Files that can only be read have no write bits, `in.<fmt>` has no read bits."""
     partition = letters(mount)
     for path in files(mount, partition):
@@ -92,7 +92,7 @@ def test_other_users(open_place: Path) -> None:
     """
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    mount = Served(open_place)
+    mount = DaemonMount(open_place)
     mount.backing.chmod(0o755)
     with own_mount(open_place):
         partition = letters(mount)
@@ -104,7 +104,7 @@ def test_other_users(open_place: Path) -> None:
         assert as_nobody("sh", "-c", f"echo x >> {partition}/log.txt").returncode
 
 
-def test_umask(mount: Served) -> None:
+def test_umask(mount: DaemonMount) -> None:
     """P4. The modes given to mkdir, and the umask, change nothing."""
     first = mount.new()
     before = os.umask(0o077)

@@ -9,14 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from served import Served, append, eventually, opened
+from daemon_mount import DaemonMount, append, eventually, opened
 
 pytest_plugins = ["shared_mount"]
 
 FORMATS = ("txt", "tsv", "jsonl")
 
 
-def letters(mount: Served, segments: int = 3) -> Path:
+def letters(mount: DaemonMount, segments: int = 3) -> Path:
     """A partition with two records in each segment: a, b | c, d | …, the last segment active."""
     partition = mount.new()
     for at in range(segments):
@@ -33,7 +33,7 @@ def text(partition: Path, name: str = "log.txt") -> str:
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def test_reads_at_any_position(mount: Served) -> None:
+def test_reads_at_any_position(mount: DaemonMount) -> None:
     """R1. A read gives the bytes from its position on, whatever was read before, and fewer than asked only
     at the end.
     """
@@ -51,7 +51,7 @@ def test_reads_at_any_position(mount: Served) -> None:
                 assert os.pread(file, length, position) == whole[position : position + length]
 
 
-def test_a_growing_log(mount: Served) -> None:
+def test_a_growing_log(mount: DaemonMount) -> None:
     """R2. `log.<fmt>` is all records from the start offset on; it grows while it is open, and a reader at
     its end gets the new bytes from there.
     """
@@ -67,7 +67,7 @@ def test_a_growing_log(mount: Served) -> None:
         assert log.read(100) == b""
 
 
-def test_follow(mount: Served) -> None:
+def test_follow(mount: DaemonMount) -> None:
     """R3. `follow.<fmt>` gives the records that come after it was opened; the position in it is the count
     of bytes read.
     """
@@ -82,7 +82,7 @@ def test_follow(mount: Served) -> None:
         assert os.read(file, 100) == b"o\n"
 
 
-def test_reading_what_one_writes(mount: Served) -> None:
+def test_reading_what_one_writes(mount: DaemonMount) -> None:
     """R4. A file opened for reading and writing reads like one that was opened for reading."""
     partition = letters(mount)
     with opened(partition / "log.txt", os.O_RDWR | os.O_APPEND) as file:
@@ -92,7 +92,7 @@ def test_reading_what_one_writes(mount: Served) -> None:
         assert os.pread(file, 100, 12) == b"g\n"
 
 
-def test_seeking(mount: Served) -> None:
+def test_seeking(mount: DaemonMount) -> None:
     """R5. `seek` to the end goes to the size; a hole is never reported."""
     partition = letters(mount)
     with opened(partition / "log.txt") as file:
@@ -101,7 +101,7 @@ def test_seeking(mount: Served) -> None:
         assert os.lseek(file, 5, os.SEEK_DATA) == 5
 
 
-def test_mappings(mount: Served) -> None:
+def test_mappings(mount: DaemonMount) -> None:
     """R6. Private mappings work on every view, and shared read-only mappings on segments that are final;
     each shows the bytes of the very descriptor that was mapped, whatever others map.
     """
@@ -132,7 +132,7 @@ def test_mappings(mount: Served) -> None:
 # -- committed records only ---------------------------------------------------------------------------
 
 
-def test_open_transactions(mount: Served) -> None:
+def test_open_transactions(mount: DaemonMount) -> None:
     """C1. No view shows a record of an open transaction, nor any record behind its first one, until it is
     decided.
     """
@@ -153,7 +153,7 @@ def test_open_transactions(mount: Served) -> None:
         assert os.read(follow, 100) == b"open\nbehind\n"
 
 
-def test_aborted_and_committed_transactions(mount: Served) -> None:
+def test_aborted_and_committed_transactions(mount: DaemonMount) -> None:
     """C2. Records of an aborted transaction never show, and those of a committed one show together."""
     partition = mount.new()
     mount.steer("write", partition, 1, 0, [b"a1"])
@@ -171,7 +171,7 @@ def test_aborted_and_committed_transactions(mount: Served) -> None:
     assert text(partition, "time/last-1h.txt") == "c1c2"
 
 
-def test_markers(mount: Served) -> None:
+def test_markers(mount: DaemonMount) -> None:
     """C3. Transaction markers show in no view but `segments/<base>.log`; their offsets are missing."""
     partition = letters(mount, 1)
     before = (partition / f"segments/{0:020}.log").stat().st_size
@@ -187,7 +187,7 @@ def test_markers(mount: Served) -> None:
 # -- what never changes under a reader ----------------------------------------------------------------
 
 
-def test_positions_in_a_segment(mount: Served) -> None:
+def test_positions_in_a_segment(mount: DaemonMount) -> None:
     """S1. Within a segment's file byte positions are final once shown."""
     partition = mount.new()
     file = partition / f"segments/{0:020}.jsonl"
@@ -212,7 +212,7 @@ def test_sealed_files(tmp_path: Path) -> None:
     """S2. A file under `sealed` never changes, save by compaction: bytes, size, mtime and inode stay, also over a
     restart.
     """
-    mount = Served(tmp_path)
+    mount = DaemonMount(tmp_path)
     try:
         mount.start()
         with mount.watched():
@@ -255,7 +255,7 @@ def test_sealed_files(tmp_path: Path) -> None:
         "offset/1",
     ],
 )
-def test_removal_under_an_open_file(mount: Served, name: str) -> None:
+def test_removal_under_an_open_file(mount: DaemonMount, name: str) -> None:
     """S3. An open file gives every record that it was opened on and has not read past, though its segment was
     removed meanwhile."""
     partition = letters(mount)
@@ -271,7 +271,7 @@ def test_removal_under_an_open_file(mount: Served, name: str) -> None:
             assert os.pread(file, 100, 0) == whole
 
 
-def test_a_held_log_keeps_its_origin(mount: Served) -> None:
+def test_a_held_log_keeps_its_origin(mount: DaemonMount) -> None:
     """S4. While anyone holds `log.<fmt>` open, its size never shrinks and its positions go on counting,
     whatever is removed at its beginning.
     """
@@ -295,7 +295,7 @@ def test_a_held_log_keeps_its_origin(mount: Served) -> None:
             assert tail.stderr.read() == b""
 
 
-def test_a_new_reader_of_a_held_log(mount: Served) -> None:
+def test_a_new_reader_of_a_held_log(mount: DaemonMount) -> None:
     """S5. A reader that opens such a log anew and reads from byte 0 begins at the first record that exists."""
     partition = letters(mount)
     with opened(partition / "log.txt") as holder:
@@ -307,7 +307,7 @@ def test_a_new_reader_of_a_held_log(mount: Served) -> None:
             assert os.read(file, 100) == b"\nf\n"
 
 
-def test_an_unheld_log_begins_at_the_start_offset(mount: Served) -> None:
+def test_an_unheld_log_begins_at_the_start_offset(mount: DaemonMount) -> None:
     """S6. With nobody holding it, `log.<fmt>` begins at the start offset and its size is counted from
     there.
     """
@@ -318,7 +318,7 @@ def test_an_unheld_log_begins_at_the_start_offset(mount: Served) -> None:
     assert text(partition) == "def"
 
 
-def test_open_ranges(mount: Served) -> None:
+def test_open_ranges(mount: DaemonMount) -> None:
     """S7. A range whose last record is there never changes while it is open, nor do `-<N>` and times with
     an end; other ranges grow, up to their end.
     """
@@ -340,7 +340,7 @@ def test_open_ranges(mount: Served) -> None:
         assert os.pread(recent, 100, 12) == b"g\nh\n"
 
 
-def test_generated_files(mount: Served) -> None:
+def test_generated_files(mount: DaemonMount) -> None:
     """S8. `status.json`, `metrics`, `config` and `start` are made when they are opened and do not change
     until they are closed.
     """

@@ -14,8 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from daemon_mount import (
+    ROOT,
+    STEERED,
+    DaemonMount,
+    append,
+    delete,
+    fill,
+    full_disk,
+    opened,
+    own_mount,
+    refused,
+)
 from entries import commands, letters, read, writable
-from served import ROOT, STEERED, Served, append, delete, fill, full_disk, opened, own_mount, refused
 
 pytest_plugins = ["shared_mount"]
 
@@ -29,7 +40,7 @@ def call(name: str, *arguments: object) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
-def test_malformed_lines(mount: Served) -> None:
+def test_malformed_lines(mount: DaemonMount) -> None:
     """E1. A malformed line is refused by the write that completes it, with EINVAL, and the reason is in
     `status.json`.
     """
@@ -51,7 +62,7 @@ def test_malformed_lines(mount: Served) -> None:
             assert refusal["reason"].startswith("line 1, byte "), (line, refusal)
 
 
-def test_short_writes(mount: Served) -> None:
+def test_short_writes(mount: DaemonMount) -> None:
     """E2. Lines of a write before the bad one are kept and the write is short; the next write begins with
     the bad line and gives the error; the bad line and what follows it in that write are not kept.
     """
@@ -73,7 +84,7 @@ def test_short_writes(mount: Served) -> None:
     assert read(partition) == b"good\n" * 4
 
 
-def test_records_that_are_too_large(mount: Served) -> None:
+def test_records_that_are_too_large(mount: DaemonMount) -> None:
     """E3. A record above `max.message.bytes` is refused in the same way with EMSGSIZE, also before its
     newline has come when it is far too long.
     """
@@ -99,7 +110,7 @@ def test_records_that_are_too_large(mount: Served) -> None:
     assert read(partition) == b"a\nc\n"
 
 
-def test_missing_keys(mount: Served) -> None:
+def test_missing_keys(mount: DaemonMount) -> None:
     """E4. On a compacted topic a record without a key is EINVAL."""
     partition = mount.new("compacted")
     for name, line in (("log.txt", b"v\n"), ("log.tsv", b"\\N\tv\n"), ("log.jsonl", b'{"value":"v"}\n')):
@@ -111,7 +122,7 @@ def test_missing_keys(mount: Served) -> None:
     assert read(partition) == b"empty key\nv\nw\n"
 
 
-def test_after_a_refusal(mount: Served) -> None:
+def test_after_a_refusal(mount: DaemonMount) -> None:
     """E5. After a refusal the file can be appended to further, and nothing that was accepted before is
     lost.
     """
@@ -168,7 +179,7 @@ def test_no_room(tmp_path: Path) -> None:
         assert read(partition) == begun + b"after\n"
 
 
-def test_a_bad_last_line(mount: Served) -> None:
+def test_a_bad_last_line(mount: DaemonMount) -> None:
     """E7. A bad last line without a newline, which only the last close completes, is dropped; only the log
     and `last_refusal` tell.
     """
@@ -179,7 +190,7 @@ def test_a_bad_last_line(mount: Served) -> None:
     assert "byte 13" in mount.status(partition)["last_refusal"]["reason"]
 
 
-def test_names_of_new_partitions(mount: Served) -> None:
+def test_names_of_new_partitions(mount: DaemonMount) -> None:
     """E8. mkdir of a name that no partition or topic can have is EINVAL, of one that is there EEXIST; rmdir
     of one that is not there is ENOENT.
     """
@@ -226,7 +237,7 @@ def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
         assert read(partition) == b"a\nb\nc\n"
 
 
-def test_unsupported_operations(mount: Served, tmp_path: Path) -> None:
+def test_unsupported_operations(mount: DaemonMount, tmp_path: Path) -> None:
     """E10. Unsupported operations fail with the errno of the table: fallocate and O_TMPFILE ENOTSUP, shared
     mapping of a growing file ENODEV, mv out of the mount EXDEV.
     """
@@ -267,7 +278,7 @@ def test_unsupported_operations(mount: Served, tmp_path: Path) -> None:
     assert read(partition) == b"a\nb\nc\n"
 
 
-def damage(mount: Served, partition: Path, base: int, batch: int, at: int) -> None:
+def damage(mount: DaemonMount, partition: Path, base: int, batch: int, at: int) -> None:
     """Overwrite bytes of a segment's batch; all its batches are of one size."""
     log = Path(mount.steer("files", partition)) / f"{base:020}.log"
     with log.open("r+b") as file:
@@ -276,7 +287,7 @@ def damage(mount: Served, partition: Path, base: int, batch: int, at: int) -> No
         file.write(b"DAMAGED!")
 
 
-def fives(mount: Served) -> Path:
+def fives(mount: DaemonMount) -> Path:
     """Batches of five records, of 30 bytes a line; three batches in each of three segments."""
     partition = mount.new()
     for at in range(9):
@@ -300,7 +311,7 @@ def readable(file: Path, size: int, step: int) -> list[bool]:
     return found
 
 
-def test_damage(mount: Served) -> None:
+def test_damage(mount: DaemonMount) -> None:
     """E11. Where bytes under BACKING are damaged, a read that touches the records of that batch is EIO, or
     its page in a final segment's file; all other records, files and appends go on, and so does the
     daemon.
@@ -333,7 +344,7 @@ def test_damage(mount: Served) -> None:
     assert read(letters(mount)) == b"a\nb\nc\n"
 
 
-def test_damage_that_was_not_measured(mount: Served) -> None:
+def test_damage_that_was_not_measured(mount: DaemonMount) -> None:
     """E12. Where a damaged batch cannot be measured it takes one byte of a view, so that nobody reads past
     it unawares; where its length is damaged, that is so up to the next batch that the offset index names, or
     to its segment's end.
@@ -357,7 +368,7 @@ def test_damage_that_was_not_measured(mount: Served) -> None:
     assert [at for at, good in enumerate(shown) if not good] == [tsv.index(b"!")]
 
 
-def test_deleted_while_open(mount: Served) -> None:
+def test_deleted_while_open(mount: DaemonMount) -> None:
     """E13. A descriptor of a partition that was deleted gives EIO, whatever of it was read before, also
     after a partition of that name is made again; a mapping of it gives SIGBUS.
     """
@@ -427,7 +438,7 @@ def test_read_only(tmp_path: Path) -> None:
                 change()
 
 
-def test_last_refusals(mount: Served, tmp_path: Path) -> None:
+def test_last_refusals(mount: DaemonMount, tmp_path: Path) -> None:
     """E15. Whatever is refused in a partition's directory, or of it, with EPERM, EINVAL, EMSGSIZE,
     EBUSY or ENOSPC, is in its `status.json` under `last_refusal`, with the reason and the path; what is
     refused in a topic's directory is in those of all its partitions.
@@ -601,7 +612,7 @@ def test_more_partitions_than_open_files(tmp_path: Path) -> None:
     open fails, and says so.
     """
     count = 400
-    mount = Served(tmp_path)
+    mount = DaemonMount(tmp_path)
     try:
         mount.prefix = ("prlimit", "--nofile=512:512")
         mount.start()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from served import ROOT, Served, append, own_mount
+from daemon_mount import ROOT, DaemonMount, append, own_mount
 
 from topicfs import Record, Store
 
@@ -52,7 +52,7 @@ def held(directory: Path) -> Held:
     return found
 
 
-def look_everywhere(mount: Served) -> dict[str, bytes]:
+def look_everywhere(mount: DaemonMount) -> dict[str, bytes]:
     """Read every file that the mount lists, apart from those that tell of the moment."""
     contents = {}
     for folder, _, names in os.walk(mount.path):
@@ -104,9 +104,9 @@ def furnish(backing: Path, *, crash: bool) -> None:
 
 
 @contextmanager
-def read_only(place: Path, backing: Path, *options: str) -> Iterator[Served]:
+def read_only(place: Path, backing: Path, *options: str) -> Iterator[DaemonMount]:
     """A read-only mount of a backing directory, which nothing is expected of but warnings."""
-    mount = Served(place)
+    mount = DaemonMount(place)
     mount.backing = backing
     try:
         mount.start("--read-only", *options)
@@ -261,8 +261,8 @@ def test_a_read_only_mount_changes_nothing(tmp_path: Path, crash: bool) -> None:
 
 
 @contextmanager
-def own_mount_of(place: Path, backing: Path) -> Iterator[Served]:
-    mount = Served(place)
+def own_mount_of(place: Path, backing: Path) -> Iterator[DaemonMount]:
+    mount = DaemonMount(place)
     mount.backing = backing
     try:
         mount.start(*AT_ONCE)
@@ -277,7 +277,7 @@ def test_what_a_recovery_would_do_is_done_in_memory(tmp_path: Path) -> None:
     """K5. What a recovery would cut off does not show in it, and what a recovery would rebuild is rebuilt in memory:
     after `kill -9` every record that was acknowledged is there.
     """
-    with_writer = Served(tmp_path)
+    with_writer = DaemonMount(tmp_path)
     with_writer.configure("small", internal_segment_bytes=2000)
     try:
         with_writer.start()

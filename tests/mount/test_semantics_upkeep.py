@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, append, eventually, opened, own_mount
+from daemon_mount import DaemonMount, append, eventually, opened, own_mount
 
 from topicfs import Record, Store
 
@@ -30,14 +30,14 @@ SETTINGS = {
 
 
 @contextmanager
-def upkeep(place: Path) -> Iterator[Served]:
+def upkeep(place: Path) -> Iterator[DaemonMount]:
     """A mount whose upkeep is quick."""
     options = [word for name, value in SETTINGS.items() for word in ("-o", f"{name}={value}")]
     with own_mount(place, *options) as mount:
         yield mount
 
 
-def keyed(partition: Path, mount: Served, rounds: int = 3) -> None:
+def keyed(partition: Path, mount: DaemonMount, rounds: int = 3) -> None:
     """A segment for each round: the same keys again and again. Then one more record, in the active segment."""
     for number in range(rounds):
         lines = "".join(f"k{key}\tround {number} {'x' * (220 - 10 * number)}\n" for key in range(200))
@@ -46,7 +46,7 @@ def keyed(partition: Path, mount: Served, rounds: int = 3) -> None:
     append(partition / "log.tsv", b"last\tone\n")
 
 
-def policy(mount: Served, partition: Path, value: str) -> None:
+def policy(mount: DaemonMount, partition: Path, value: str) -> None:
     config = mount / "topics" / partition.name.rpartition("-")[0] / "config"
     with config.open("w") as file:
         file.write(f"cleanup.policy={value}\n")
@@ -56,7 +56,7 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_bytes().splitlines()]
 
 
-def compacted(mount: Served, partition: Path) -> None:
+def compacted(mount: DaemonMount, partition: Path) -> None:
     """Wait until nothing is left to compact."""
 
     def is_done() -> bool:

@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from daemon_mount import ROOT, DaemonMount, append, delete, eventually, opened, refused, write_all
 from patience import PATIENCE_S, promptly
-from served import ROOT, Served, append, delete, eventually, opened, refused, write_all
 from shell import output
 
 pytest_plugins = ["shared_mount"]
@@ -29,7 +29,7 @@ APPEND = os.O_WRONLY | os.O_APPEND
 GONE = {errno.ENOTCONN, errno.ECONNABORTED}
 
 
-def letters(mount: Served) -> Path:
+def letters(mount: DaemonMount) -> Path:
     """A partition with a and b in a sealed segment, c in the active one."""
     partition = mount.new()
     append(partition / "log.tsv", b"k\ta\nl\tb\n")
@@ -66,9 +66,9 @@ def following(partition: Path, command: str = "cat") -> Iterator[subprocess.Pope
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
+def own(tmp_path: Path) -> Iterator[DaemonMount]:
     """A mount of the test's own, for what ends it."""
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched():
@@ -80,7 +80,7 @@ def own(tmp_path: Path) -> Iterator[Served]:
 # -- waiting ------------------------------------------------------------------------------------------
 
 
-def test_only_follow_waits(mount: Served) -> None:
+def test_only_follow_waits(mount: DaemonMount) -> None:
     """B1. Only `follow.<fmt>` waits: at its end a read blocks until records come; every other read at the
     end gives no bytes.
     """
@@ -104,7 +104,7 @@ def test_only_follow_waits(mount: Served) -> None:
         assert process.stdout.readline() == b"second\n"
 
 
-def test_signals_end_a_wait(mount: Served) -> None:
+def test_signals_end_a_wait(mount: DaemonMount) -> None:
     """B2. A blocked read ends within a second after a signal such as Ctrl-C."""
     partition = letters(mount)
 
@@ -119,7 +119,7 @@ def test_signals_end_a_wait(mount: Served) -> None:
         promptly(1, lambda number=number: end(number))
 
 
-def test_the_end_of_the_mount_ends_a_wait(own: Served) -> None:
+def test_the_end_of_the_mount_ends_a_wait(own: DaemonMount) -> None:
     """B3. Blocked reads end when the mount is taken away, and when the daemon is killed; afterwards every
     call fails at once.
     """
@@ -154,7 +154,7 @@ def test_the_end_of_the_mount_ends_a_wait(own: Served) -> None:
         promptly(1, fails, tries=10 if call is not close else 1)
 
 
-def test_waiting_holds_up_nobody(mount: Served) -> None:
+def test_waiting_holds_up_nobody(mount: DaemonMount) -> None:
     """B4. A blocked reader holds up nobody else: neither other readers, nor writers, nor rmdir."""
     partition, other = letters(mount), mount.new()
     with following(partition), following(partition), following(partition, "cat"):
@@ -171,7 +171,7 @@ def test_waiting_holds_up_nobody(mount: Served) -> None:
         other.rmdir()
 
 
-def test_a_dead_mount_is_cleared_away(own: Served) -> None:
+def test_a_dead_mount_is_cleared_away(own: DaemonMount) -> None:
     """B5. The next `topicfs mount` clears a dead mount away."""
     partition = letters(own)
     own.kill()
@@ -185,7 +185,7 @@ def test_a_dead_mount_is_cleared_away(own: Served) -> None:
     assert not own.is_mounted
 
 
-def test_locks(mount: Served) -> None:
+def test_locks(mount: DaemonMount) -> None:
     """B6. flock and fcntl locks work between processes of one machine, and do not stop anybody from
     appending.
     """
@@ -206,7 +206,7 @@ def test_locks(mount: Served) -> None:
 
 
 @pytest.mark.parametrize("end", ["--force", signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_mount_that_is_in_use(own: Served, end: str | signal.Signals) -> None:
+def test_a_mount_that_is_in_use(own: DaemonMount, end: str | signal.Signals) -> None:
     """B7. `topicfs umount` of a mount that programs use is refused with their names, and changes nothing;
     `--force`, and SIGTERM, SIGINT or SIGHUP to the daemon, take it away from them.
     """
@@ -267,7 +267,7 @@ def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
     command = f'PYTHONPATH={ROOT} "$@" {sys.executable} -m topicfs.mountd.cli mount --create --foreground'
     for before, end in (("env", "parent"), ("nohup", "SIGTERM"), ("nohup", "unmounting")):
         outlives = end != "parent"
-        served = Served(tmp_path / end)
+        served = DaemonMount(tmp_path / end)
         script = f"{command} {served.backing} {served.path} 2>&1 | true"
         with subprocess.Popen(["sh", "-c", script, "sh", before], stdin=subprocess.DEVNULL) as shell:
             eventually(lambda served=served: "by process " in served.said(), "the mount")
@@ -297,14 +297,14 @@ def test_a_daemon_in_the_foreground(tmp_path: Path) -> None:
 # -- sizes, times, inodes, extended attributes --------------------------------------------------------
 
 
-def every_file(mount: Served, partition: Path) -> list[Path]:
+def every_file(mount: DaemonMount, partition: Path) -> list[Path]:
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     found = [Path(top) / name for top, _, names in os.walk(partition) for name in names]
     extra = [partition / name for name in ("offset/1-.jsonl", "offset/-2.tsv", "time/last-1h.txt")]
     return [*found, *extra, mount / "README.txt", topic / "config"]
 
 
-def test_sizes(mount: Served) -> None:
+def test_sizes(mount: DaemonMount) -> None:
     """T1. The size of each file is the count of bytes that reading it gives; of `follow.<fmt>` and
     `in.<fmt>` it is 0.
     """
@@ -320,7 +320,7 @@ def test_sizes(mount: Served) -> None:
     assert [(topic / f"in.{suffix}").stat().st_size for suffix in ("txt", "tsv", "jsonl")] == [0, 0, 0]
 
 
-def test_blocks(mount: Served) -> None:
+def test_blocks(mount: DaemonMount) -> None:
     """T2. The count of blocks is the size in units of 512 bytes, rounded up; of directories and links it is 0, and of
     `log.txt` that of its partition's `.log` files, so that `du` tells what is stored.
     """
@@ -347,7 +347,7 @@ def test_blocks(mount: Served) -> None:
     )
 
 
-def test_times(mount: Served) -> None:
+def test_times(mount: DaemonMount) -> None:
     """T3. A segment's files have the mtime of its `.log` file: it is not in the future and rises along the
     partition; `log.<fmt>` has the newest; asking changes no time.
     """
@@ -370,7 +370,7 @@ def test_times(mount: Served) -> None:
     assert partition.stat().st_mtime_ns == times[-1]
 
 
-def test_inodes(own: Served) -> None:
+def test_inodes(own: DaemonMount) -> None:
     """T4. Inode numbers differ between names and stay the same over a restart; a name that comes to stand
     for other bytes has another one: after compaction, when what was deleted is made again, and of `-<N>`
     and times when they select other records.
@@ -402,7 +402,7 @@ def test_inodes(own: Served) -> None:
     assert own.stop() == 0
 
 
-def test_extended_attributes(mount: Served) -> None:
+def test_extended_attributes(mount: DaemonMount) -> None:
     """T5. Views have `user.topicfs.first_offset` and `user.topicfs.next_offset`, segments' files also
     `user.topicfs.max_timestamp`.
     """
@@ -426,14 +426,14 @@ def test_extended_attributes(mount: Served) -> None:
     assert attributes("status.json") == {}
 
 
-def test_statfs(mount: Served) -> None:
+def test_statfs(mount: DaemonMount) -> None:
     """T6. statfs tells of the file system under BACKING."""
     ours, theirs = os.statvfs(mount / "topics"), os.statvfs(mount.backing)
     assert (ours.f_blocks, ours.f_frsize, ours.f_files) == (theirs.f_blocks, theirs.f_frsize, theirs.f_files)
     assert abs(ours.f_bavail - theirs.f_bavail) * ours.f_frsize < 1 << 30
 
 
-def test_sizes_are_never_stale(mount: Served) -> None:
+def test_sizes_are_never_stale(mount: DaemonMount) -> None:
     """T7. A size is never stale: stat right after an append that was closed shows it."""
     partition = mount.new()
     with opened(partition / "log.txt") as reader:
@@ -445,7 +445,7 @@ def test_sizes_are_never_stale(mount: Served) -> None:
 # -- limits of libfuse 2 ------------------------------------------------------------------------------
 
 
-def test_fstat(mount: Served) -> None:
+def test_fstat(mount: DaemonMount) -> None:
     """X1. fstat of an open file tells of what was opened, also when its name is gone or stands for other
     bytes; for a second after that, and while it is open, stat of the name may tell of it too. Of a file of
     a deleted partition fstat is ENOENT or ESTALE, or tells of the file that has its name by then.
@@ -483,7 +483,7 @@ def test_fstat(mount: Served) -> None:
         os.close(log)
 
 
-def test_inotify(mount: Served) -> None:
+def test_inotify(mount: DaemonMount) -> None:
     """X2. inotify tells of what is done through the very name that is watched, not of growth that came
     through another one; `tail -f` polls and sees all.
     """
@@ -513,7 +513,7 @@ def test_inotify(mount: Served) -> None:
         os.close(watch)
 
 
-def test_poll_says_ready(mount: Served) -> None:
+def test_poll_says_ready(mount: DaemonMount) -> None:
     """X3. poll and select always say ready, also for a `follow.<fmt>` that would block, and O_NONBLOCK does
     not keep its reads from waiting.
     """
@@ -528,7 +528,7 @@ def test_poll_says_ready(mount: Served) -> None:
         later.join()
 
 
-def test_long_writes_come_in_pieces(mount: Served) -> None:
+def test_long_writes_come_in_pieces(mount: DaemonMount) -> None:
     """X4. A write of more than 128 KiB reaches the daemon in pieces: a refusal in a later piece leaves the
     earlier ones appended, as a short write, and the next write gives the error.
     """
@@ -554,7 +554,7 @@ def test_long_writes_come_in_pieces(mount: Served) -> None:
     assert (partition / "offset" / f"{lines}-.txt").read_bytes() == b"xxx\nv\n"
 
 
-def test_the_last_close_is_told_to_nobody(mount: Served) -> None:
+def test_the_last_close_is_told_to_nobody(mount: DaemonMount) -> None:
     """X5. The last close is told to nobody: where a line that it completes is bad, or the disk fails under it, that
     shows in the log and in `last_refusal` only. That there is no room for it is told before (E6).
     """
@@ -567,7 +567,7 @@ def test_the_last_close_is_told_to_nobody(mount: Served) -> None:
     assert "a last line of 4 bytes is refused" in mount.said()
 
 
-def test_access_times(mount: Served) -> None:
+def test_access_times(mount: DaemonMount) -> None:
     """X6. Access times are modification times."""
     partition = letters(mount)
     for path in every_file(mount, partition):
@@ -575,7 +575,7 @@ def test_access_times(mount: Served) -> None:
         assert status.st_atime_ns == status.st_mtime_ns == status.st_ctime_ns
 
 
-def test_closes_that_bash_does_not_look_at(mount: Served) -> None:
+def test_closes_that_bash_does_not_look_at(mount: DaemonMount) -> None:
     """X7. bash does not look at what close(2) gives it for its own `echo` and `printf`: the error of W6 shows
     to other programs only.
     """
@@ -586,7 +586,7 @@ def test_closes_that_bash_does_not_look_at(mount: Served) -> None:
         assert "high watermark 3" in mount.status(partition)["last_refusal"]["reason"]
 
 
-def test_mappings_of_what_grows(mount: Served) -> None:
+def test_mappings_of_what_grows(mount: DaemonMount) -> None:
     """X8. A private mapping of a file that grows has the bytes that were there when it was mapped; later ones
     show in a new mapping.
     """
@@ -604,7 +604,7 @@ def test_mappings_of_what_grows(mount: Served) -> None:
                 assert new[:] == b"one\ntwo\n"
 
 
-def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) -> None:
+def test_mappings_of_a_log_that_begins_elsewhere(mount: DaemonMount, tmp_path: Path) -> None:
     """X9. While somebody holds `log.<fmt>` from before records were removed at its beginning, whoever opens
     it later reads it, but cannot map it or send it by sendfile(2): that is SIGBUS, and EIO. So it is with `config` and
     `start` while somebody has them mapped from before a change.
@@ -646,7 +646,7 @@ def test_mappings_of_a_log_that_begins_elsewhere(mount: Served, tmp_path: Path) 
         assert subprocess.run([*mapping, path], check=False).returncode == 0
 
 
-def test_locks_of_what_became_another_file(mount: Served) -> None:
+def test_locks_of_what_became_another_file(mount: DaemonMount) -> None:
     """X10. Locks are of the file that the kernel knows: of a segment, a range or `status.json` whoever
     opens it after its bytes became others locks another one; `log.<fmt>`, `in.<fmt>`, `config` and `start`
     are one for all.

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, append, eventually, opened
 from patience import PATIENCE_S, promptly
-from served import Served, append, eventually, opened
 from shell import ENVIRONMENT, output, run, start
 
 pytest_plugins = ["shared_mount"]
@@ -51,7 +51,7 @@ def follow(command: list[str | Path], out: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("name", ["log.txt", "offset/0-.txt"])
-def test_tail_f_shows_what_comes_over_rolls(mount: Served, tmp_path: Path, name: str) -> None:
+def test_tail_f_shows_what_comes_over_rolls(mount: DaemonMount, tmp_path: Path, name: str) -> None:
     partition, out = mount.new(), tmp_path / "out"
     append(partition / "log.txt", b"1\n2\n3\n")
     tail = start(["tail", *FAST, "-n", "2", "-f", partition / name], out)
@@ -67,7 +67,7 @@ def test_tail_f_shows_what_comes_over_rolls(mount: Served, tmp_path: Path, name:
         ended(tail)
 
 
-def test_tail_of_an_empty_log_shows_the_first_line(mount: Served, tmp_path: Path) -> None:
+def test_tail_of_an_empty_log_shows_the_first_line(mount: DaemonMount, tmp_path: Path) -> None:
     partition, out = mount.new(), tmp_path / "out"
     tail = start(["tail", *FAST, "-f", partition / "log.txt"], out)
     try:
@@ -78,7 +78,7 @@ def test_tail_of_an_empty_log_shows_the_first_line(mount: Served, tmp_path: Path
         ended(tail)
 
 
-def test_tail_capital_f_of_current_moves_on_with_a_roll(mount: Served, tmp_path: Path) -> None:
+def test_tail_capital_f_of_current_moves_on_with_a_roll(mount: DaemonMount, tmp_path: Path) -> None:
     partition, out = mount.new(), tmp_path / "out"
     append(partition / "log.txt", b"1\n")
     tail = start(["tail", *FAST, "-q", "--max-unchanged-stats=2", "-F", partition / "current.txt"], out)
@@ -96,7 +96,7 @@ def test_tail_capital_f_of_current_moves_on_with_a_roll(mount: Served, tmp_path:
         ended(tail)
 
 
-def test_tail_with_a_pid_ends_with_that_process(mount: Served, tmp_path: Path) -> None:
+def test_tail_with_a_pid_ends_with_that_process(mount: DaemonMount, tmp_path: Path) -> None:
     partition = mount.new()
     writer = subprocess.Popen(["sleep", "0.3"])
     tail = start(["tail", *FAST, f"--pid={writer.pid}", "-f", partition / "log.txt"], tmp_path / "out")
@@ -104,7 +104,7 @@ def test_tail_with_a_pid_ends_with_that_process(mount: Served, tmp_path: Path) -
     assert tail.wait(PATIENCE_S) == 0
 
 
-def test_two_tails_and_a_writer(mount: Served, tmp_path: Path) -> None:
+def test_two_tails_and_a_writer(mount: DaemonMount, tmp_path: Path) -> None:
     partition = mount.new("small")
     lines = [b"line %05d %s\n" % (number, b"y" * 50) for number in range(400)]
     outs = [tmp_path / "one", tmp_path / "two"]
@@ -145,7 +145,7 @@ def test_two_tails_and_a_writer(mount: Served, tmp_path: Path) -> None:
     ids=lambda value: value[0].rpartition("/")[2] if isinstance(value, list) else "",
 )
 def test_a_pipeline_waits_for_as_long_as_it_takes(
-    mount: Served, tmp_path: Path, command: list[str], suffix: str, expected: bytes
+    mount: DaemonMount, tmp_path: Path, command: list[str], suffix: str, expected: bytes
 ) -> None:
     partition, out = mount.new(), tmp_path / "out"
     append(partition / "log.txt", b"before\n")
@@ -165,7 +165,7 @@ def test_a_pipeline_waits_for_as_long_as_it_takes(
         ended(process)
 
 
-def test_records_are_followed_within_milliseconds(mount: Served) -> None:
+def test_records_are_followed_within_milliseconds(mount: DaemonMount) -> None:
     partition = mount.new()
     script = (
         "import os, sys, time\n"
@@ -193,7 +193,7 @@ def test_records_are_followed_within_milliseconds(mount: Served) -> None:
         reader.stdout.close()
 
 
-def test_a_writer_that_stays_open_is_followed_within_the_linger_time(mount: Served) -> None:
+def test_a_writer_that_stays_open_is_followed_within_the_linger_time(mount: DaemonMount) -> None:
     partition = mount.new()
     with (
         opened(partition / "follow.txt") as file,
@@ -212,7 +212,7 @@ def test_a_writer_that_stays_open_is_followed_within_the_linger_time(mount: Serv
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_signal_ends_a_blocked_reader_within_a_second(
-    mount: Served, tmp_path: Path, number: signal.Signals
+    mount: DaemonMount, tmp_path: Path, number: signal.Signals
 ) -> None:
     partition = mount.new()
 
@@ -227,7 +227,7 @@ def test_a_signal_ends_a_blocked_reader_within_a_second(
     promptly(1, end)
 
 
-def test_a_signal_that_a_program_handles_interrupts_its_read(mount: Served, tmp_path: Path) -> None:
+def test_a_signal_that_a_program_handles_interrupts_its_read(mount: DaemonMount, tmp_path: Path) -> None:
     partition, out = mount.new(), tmp_path / "out"
     script = "import sys\ntry:\n  open(sys.argv[1]).read()\nexcept KeyboardInterrupt:\n  print('bye')\n"
     reader = follow([sys.executable, "-c", script, partition / "follow.txt"], out)
@@ -236,7 +236,7 @@ def test_a_signal_that_a_program_handles_interrupts_its_read(mount: Served, tmp_
     assert out.read_bytes() == b"bye\n"
 
 
-def test_a_reader_goes_on_after_it_was_stopped(mount: Served, tmp_path: Path) -> None:
+def test_a_reader_goes_on_after_it_was_stopped(mount: DaemonMount, tmp_path: Path) -> None:
     partition, out = mount.new(), tmp_path / "out"
     reader = follow(["cat", partition / "follow.txt"], out)
     try:
@@ -250,7 +250,7 @@ def test_a_reader_goes_on_after_it_was_stopped(mount: Served, tmp_path: Path) ->
         ended(reader)
 
 
-def test_timeout_ends_a_blocked_cat(mount: Served) -> None:
+def test_timeout_ends_a_blocked_cat(mount: DaemonMount) -> None:
     partition = mount.new()
 
     def time_out() -> None:
@@ -259,7 +259,7 @@ def test_timeout_ends_a_blocked_cat(mount: Served) -> None:
     promptly(2.5, time_out)
 
 
-def test_a_pipeline_of_a_shell_follows(mount: Served, tmp_path: Path) -> None:
+def test_a_pipeline_of_a_shell_follows(mount: DaemonMount, tmp_path: Path) -> None:
     partition = mount.new()
     script = (
         f"(timeout 100 cat follow.txt | grep --line-buffered ERR | head -n 2 > {tmp_path}/out) & \n"
@@ -273,7 +273,7 @@ def test_a_pipeline_of_a_shell_follows(mount: Served, tmp_path: Path) -> None:
     assert found.stdout.splitlines() == [b"ERR 1", b"ERR 2"]
 
 
-def test_many_blocked_readers_hold_up_nobody_and_go_when_told(mount: Served, tmp_path: Path) -> None:
+def test_many_blocked_readers_hold_up_nobody_and_go_when_told(mount: DaemonMount, tmp_path: Path) -> None:
     partition = mount.new()
     readers = [follow(["cat", partition / "follow.txt"], tmp_path / str(number)) for number in range(25)]
     written = bytearray()
@@ -297,7 +297,7 @@ def test_many_blocked_readers_hold_up_nobody_and_go_when_told(mount: Served, tmp
 @pytest.fixture
 def own(tmp_path: Path) -> object:
     """A mount of its own, to take away."""
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched():
@@ -306,7 +306,7 @@ def own(tmp_path: Path) -> object:
         served.clear()
 
 
-def test_unmounting_releases_blocked_readers(own: Served, tmp_path: Path) -> None:
+def test_unmounting_releases_blocked_readers(own: DaemonMount, tmp_path: Path) -> None:
     partition = own.new()
     readers = [follow(["cat", partition / "follow.txt"], tmp_path / f"out{n}") for n in range(3)]
     readers.append(follow(["tail", "-f", partition / "follow.txt"], tmp_path / "out3"))
@@ -317,14 +317,14 @@ def test_unmounting_releases_blocked_readers(own: Served, tmp_path: Path) -> Non
     assert not own.alarms()
 
 
-def test_the_death_of_the_daemon_releases_blocked_readers(own: Served, tmp_path: Path) -> None:
+def test_the_death_of_the_daemon_releases_blocked_readers(own: DaemonMount, tmp_path: Path) -> None:
     partition = own.new()
     reader = follow(["cat", partition / "follow.txt"], tmp_path / "out")
     own.kill()
     assert reader.wait(PATIENCE_S) == 1
 
 
-def test_deleting_a_partition_ends_who_follows_it(own: Served, tmp_path: Path) -> None:
+def test_deleting_a_partition_ends_who_follows_it(own: DaemonMount, tmp_path: Path) -> None:
     partition = own.new()
     reader = follow(["cat", partition / "follow.txt"], tmp_path / "out")
     partition.rmdir()

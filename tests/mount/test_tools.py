@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import Served, append
+from daemon_mount import DaemonMount, append
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -24,7 +24,7 @@ TEXT = b"".join(
 
 
 @pytest.fixture(scope="module")
-def places(shared: Served, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def places(shared: DaemonMount, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A partition of many segments, and a directory with the same bytes in an ordinary file of that name."""
     partition = shared.new("small")
     lines = TEXT.splitlines(keepends=True)
@@ -106,7 +106,7 @@ def places(shared: Served, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     ],
 )
 def test_it_says_the_same_as_of_an_ordinary_file(
-    mount: Served, places: tuple[Path, Path], tmp_path: Path, command: str
+    mount: DaemonMount, places: tuple[Path, Path], tmp_path: Path, command: str
 ) -> None:
     partition, ordinary = places
     prefix = f"OUT={tmp_path}\n"
@@ -136,14 +136,14 @@ def test_it_says_the_same_as_of_an_ordinary_file(
     ],
 )
 def test_a_copy_out_of_the_mount_is_exact(
-    mount: Served, places: tuple[Path, Path], tmp_path: Path, command: str
+    mount: DaemonMount, places: tuple[Path, Path], tmp_path: Path, command: str
 ) -> None:
     output(f"OUT={tmp_path}\n{command}", places[0])
     assert (tmp_path / "copy").read_bytes() == TEXT
 
 
 def test_copies_of_whole_directories_are_exact(
-    mount: Served, places: tuple[Path, Path], tmp_path: Path
+    mount: DaemonMount, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
     partition, _ = places
     script = (
@@ -174,12 +174,14 @@ def test_copies_of_whole_directories_are_exact(
     ],
 )
 def test_what_reads_all_of_a_partition_comes_to_an_end(
-    mount: Served, places: tuple[Path, Path], tmp_path: Path, command: str, says: bytes
+    mount: DaemonMount, places: tuple[Path, Path], tmp_path: Path, command: str, says: bytes
 ) -> None:
     assert output(f"OUT={tmp_path}\n{command}", places[0]).strip() == says
 
 
-def test_a_second_rsync_finds_nothing_to_do(mount: Served, places: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_second_rsync_finds_nothing_to_do(
+    mount: DaemonMount, places: tuple[Path, Path], tmp_path: Path
+) -> None:
     partition, _ = places
     command = f"rsync -ai sealed/ {tmp_path}/copy"
     assert output(command, partition)
@@ -189,7 +191,7 @@ def test_a_second_rsync_finds_nothing_to_do(mount: Served, places: tuple[Path, P
 # -- what describes files -----------------------------------------------------------------------------------
 
 
-def test_ls_find_and_du_agree_about_sizes(mount: Served, places: tuple[Path, Path]) -> None:
+def test_ls_find_and_du_agree_about_sizes(mount: DaemonMount, places: tuple[Path, Path]) -> None:
     partition, _ = places
     size = len(TEXT)
     assert output("ls -l log.txt", partition).split()[4] == str(size).encode()
@@ -207,7 +209,7 @@ def test_ls_find_and_du_agree_about_sizes(mount: Served, places: tuple[Path, Pat
 
 
 @pytest.fixture(scope="module")
-def zipped(shared: Served) -> tuple[Path, bytes]:
+def zipped(shared: DaemonMount) -> tuple[Path, bytes]:
     """A partition that takes a small part of its views' sizes on disk, and its values."""
     partition = shared.new("zipped")
     (shared / "topics/zipped/config").write_text("compression.type=zstd\n")
@@ -245,7 +247,7 @@ def test_what_is_stored_in_less_room_is_taken_for_no_hole(
 
 
 def test_find_walks_everything_and_each_name_it_finds_can_be_asked_for(
-    mount: Served, places: tuple[Path, Path]
+    mount: DaemonMount, places: tuple[Path, Path]
 ) -> None:
     partition, _ = places
     names = output("find -L . -print0", partition).split(b"\0")
@@ -255,7 +257,7 @@ def test_find_walks_everything_and_each_name_it_finds_can_be_asked_for(
     assert output("ls -lR > /dev/null; ls -laiZ > /dev/null; stat * > /dev/null", partition) == b""
 
 
-def test_inodes_are_steady_and_no_two_files_share_one(mount: Served, places: tuple[Path, Path]) -> None:
+def test_inodes_are_steady_and_no_two_files_share_one(mount: DaemonMount, places: tuple[Path, Path]) -> None:
     partition, _ = places
     once, again = (output("find . -printf '%i %p\\n' | sort", partition) for _ in range(2))
     assert once == again
@@ -266,7 +268,7 @@ def test_inodes_are_steady_and_no_two_files_share_one(mount: Served, places: tup
 # -- formats ------------------------------------------------------------------------------------------------
 
 
-def test_jq_reads_jsonl(mount: Served, places: tuple[Path, Path]) -> None:
+def test_jq_reads_jsonl(mount: DaemonMount, places: tuple[Path, Path]) -> None:
     partition, _ = places
     assert output("jq -j '.value + \"\\n\"' log.jsonl", partition) == TEXT
     assert output("jq -s 'map(.offset) == [range(700)]' log.jsonl", partition) == b"true\n"
@@ -275,7 +277,7 @@ def test_jq_reads_jsonl(mount: Served, places: tuple[Path, Path]) -> None:
 
 
 def test_jsonl_and_tsv_read_out_of_one_partition_can_be_appended_to_another(
-    mount: Served, places: tuple[Path, Path]
+    mount: DaemonMount, places: tuple[Path, Path]
 ) -> None:
     partition, _ = places
     for suffix in ("jsonl", "tsv"):
@@ -296,7 +298,7 @@ def test_jsonl_and_tsv_read_out_of_one_partition_can_be_appended_to_another(
 
 @pytest.mark.parametrize("name", ["log.txt", "log.jsonl", "offset/100-.tsv", "offset/-300.jsonl"])
 def test_reads_at_random_places_agree_with_a_read_from_the_front(
-    mount: Served, places: tuple[Path, Path], name: str
+    mount: DaemonMount, places: tuple[Path, Path], name: str
 ) -> None:
     expected = (places[0] / name).read_bytes()
     chance = random.Random(1)
@@ -310,7 +312,7 @@ def test_reads_at_random_places_agree_with_a_read_from_the_front(
         os.close(file)
 
 
-def test_a_sealed_view_can_be_mapped_into_memory(mount: Served, places: tuple[Path, Path]) -> None:
+def test_a_sealed_view_can_be_mapped_into_memory(mount: DaemonMount, places: tuple[Path, Path]) -> None:
     partition, _ = places
     # In a process of its own: a page that could not be had would be its death.
     script = (
@@ -326,19 +328,21 @@ def test_a_sealed_view_can_be_mapped_into_memory(mount: Served, places: tuple[Pa
 
 
 def test_several_readers_of_one_descriptor_share_its_position(
-    mount: Served, places: tuple[Path, Path]
+    mount: DaemonMount, places: tuple[Path, Path]
 ) -> None:
     script = 'exec 3< log.txt; for i in $(seq 700); do (IFS= read -r line <&3; echo "$line"); done'
     # `read` seeks back to the end of its line, as it may in an ordinary file.
     assert output(script, places[0]) == TEXT
 
 
-def test_many_readers_at_once_get_the_same(mount: Served, places: tuple[Path, Path]) -> None:
+def test_many_readers_at_once_get_the_same(mount: DaemonMount, places: tuple[Path, Path]) -> None:
     script = "for i in $(seq 12); do cat log.txt | md5sum & done; wait"
     assert len(set(output(script, places[0]).splitlines())) == 1
 
 
-def test_a_reader_that_stops_early_leaves_nothing_behind(mount: Served, places: tuple[Path, Path]) -> None:
+def test_a_reader_that_stops_early_leaves_nothing_behind(
+    mount: DaemonMount, places: tuple[Path, Path]
+) -> None:
     partition, _ = places
     for _ in range(20):
         assert (

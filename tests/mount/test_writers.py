@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, append
 from patience import PATIENCE_S
-from served import Served, append
 from shell import output, run, start
 
 pytest_plugins = ["shared_mount"]
 
 
 @pytest.fixture
-def partition(mount: Served) -> Path:
+def partition(mount: DaemonMount) -> Path:
     """A new one."""
     return mount.new()
 
@@ -181,7 +181,7 @@ def test_large_files_from_several_processes_keep_whole_lines(partition: Path, tm
     check_writers(text, counts)
 
 
-def test_odd_sizes_of_writes_over_rolls_keep_whole_lines(mount: Served, tmp_path: Path) -> None:
+def test_odd_sizes_of_writes_over_rolls_keep_whole_lines(mount: DaemonMount, tmp_path: Path) -> None:
     partition = mount.new("small")
     counts = {b"a": 1500, b"b": 1500, b"c": 1500}
     sizes = {b"a": "1009", b"b": "4096", b"c": "313"}
@@ -211,7 +211,7 @@ def test_the_three_formats_are_appended_to_side_by_side(partition: Path) -> None
     assert len(found) == 300
 
 
-def test_a_topic_takes_lines_from_several_shells_for_all_its_partitions(mount: Served) -> None:
+def test_a_topic_takes_lines_from_several_shells_for_all_its_partitions(mount: DaemonMount) -> None:
     topic = "spread"
     for number in range(3):
         (mount / f"{topic}-{number}").mkdir()

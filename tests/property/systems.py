@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 from harness import Mount, mounted
 from memory_view_cache import MemoryViewCache
-from opening import NOW, Clock, without_fsync
+from partition_opening import NOW, Clock, without_fsync
 
 from topicfs import Record, Store
 from topicfs.engine.partition.partition import Partition, Producer

@@ -16,7 +16,7 @@ from compacted import Cleaning, cleaner
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from opening import NEVER, without_fsync
+from partition_opening import NEVER, without_fsync
 
 from topicfs.engine.errors import CleaningAbortedError
 

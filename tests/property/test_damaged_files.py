@@ -22,7 +22,7 @@ import pytest
 from directory_check import bases, parse, path_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from opening import NOW, Known, open_partition, without_fsync
+from partition_opening import NOW, Known, open_partition, without_fsync
 
 from topicfs.engine.errors import EngineError
 from topicfs.engine.partition.offsets import Isolation

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model import ABORT, COMMIT, Batch, Model
-from opening import NOW, Clock, open_partition, without_fsync
+from partition_opening import NOW, Clock, open_partition, without_fsync
 
 from topicfs.engine import batch as batches
 from topicfs.engine.errors import (

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model import ABORT, COMMIT, Batch, Model
-from opening import NOW
+from partition_opening import NOW
 
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import Record

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path += [str(Path(__file__).parents[1] / "mount")]
 
+from daemon_mount import DaemonMount, append, eventually
 from harness import missing as lacking
-from served import Served, append, eventually
 from soak_lines import Compacted, Faults, Keys, line_of
 
 HERE = Path(__file__).parent
@@ -124,7 +124,7 @@ class Soak:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.served = Served(place)
+        self.served = DaemonMount(place)
         self.faults = Faults()
         self.samples: list[Sample] = []
         self.writers: list[Worker] = []

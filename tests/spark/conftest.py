@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-sys.path.append(str(Path(__file__).parents[1] / "mount"))  # served.py: a real daemon
+sys.path.append(str(Path(__file__).parents[1] / "mount"))  # daemon_mount.py: a real daemon
 
 
 @pytest.fixture(scope="session")

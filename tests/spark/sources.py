@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from opening import NOW, Clock
+from partition_opening import NOW, Clock
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import Filter
 

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, append, eventually
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from served import Served, append, eventually
 
 from topicfs.engine.spark import register
 
@@ -49,7 +49,7 @@ class Gate:
             warnings.simplefilter("ignore", FutureWarning)  # that pandas is newer than PySpark knows
             return rows.mapInArrow(slowly, rows.schema)
 
-    def kill_behind(self, mount: Served) -> None:
+    def kill_behind(self, mount: DaemonMount) -> None:
         """Kill the daemon when a task waits, and let it go on."""
         eventually(self.reached.exists, "a task is in the middle of its rows", LIMIT_S)
         mount.kill()
@@ -57,9 +57,9 @@ class Gate:
 
 
 @pytest.fixture
-def mount(tmp_path: Path, spark: SparkSession) -> Iterator[Served]:
+def mount(tmp_path: Path, spark: SparkSession) -> Iterator[DaemonMount]:
     register(spark)
-    served = Served(tmp_path)
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         for name in ("in-0", "a-0", "b-0"):
@@ -72,13 +72,13 @@ def mount(tmp_path: Path, spark: SparkSession) -> Iterator[Served]:
         served.clear()
 
 
-def add(mount: Served, first: int) -> None:
+def add(mount: DaemonMount, first: int) -> None:
     """So many records more in the topic `in`."""
     lines = [f"k{n % 7}\tv{n:03d}\n" for n in range(first, first + COUNT)]
     append(mount / "in-0" / "log.tsv", "".join(lines).encode())
 
 
-def held(mount: Served, topic: str) -> list[str]:
+def held(mount: DaemonMount, topic: str) -> list[str]:
     """The values of a topic, in order of offsets, as the mount shows them."""
     return [
         json.loads(line)["value"] for line in (mount / f"{topic}-0" / "log.jsonl").read_text().splitlines()
@@ -89,7 +89,7 @@ def wanted(count: int) -> list[str]:
     return [f"v{n:03d}" for n in range(count)]
 
 
-def read(spark: SparkSession, mount: Served) -> DataFrame:
+def read(spark: SparkSession, mount: DaemonMount) -> DataFrame:
     """A batch query."""
     rows = spark.read.format("topicfs").option("path", str(mount.path)).option("topic", "in").load()
     return rows.selectExpr("key", "cast(value as string) as value", "offset")
@@ -99,7 +99,9 @@ def values(rows: DataFrame) -> list[str]:
     return [row.value for row in sorted(rows.collect(), key=lambda row: row.offset)]
 
 
-def write(spark: SparkSession, mount: Served, checkpoint: Path, gate: Gate | None = None) -> StreamingQuery:
+def write(
+    spark: SparkSession, mount: DaemonMount, checkpoint: Path, gate: Gate | None = None
+) -> StreamingQuery:
     """A stream from `in` to `a` and `b`, which ends when it has written what is there."""
     rows = spark.readStream.format("topicfs").option("path", str(mount.path)).option("topic", "in")
     rows = rows.option("startingOffsets", "earliest").load()
@@ -110,7 +112,7 @@ def write(spark: SparkSession, mount: Served, checkpoint: Path, gate: Gate | Non
 
 
 def test_a_stream_whose_tasks_write_while_the_daemon_is_killed_says_so_and_goes_on(
-    spark: SparkSession, mount: Served, tmp_path: Path
+    spark: SparkSession, mount: DaemonMount, tmp_path: Path
 ) -> None:
     add(mount, 0)
     gate = Gate(tmp_path)
@@ -126,7 +128,7 @@ def test_a_stream_whose_tasks_write_while_the_daemon_is_killed_says_so_and_goes_
 
 @pytest.mark.parametrize("step", [2, 5, 8])
 def test_a_stream_writes_each_row_once_when_the_daemon_is_killed_in_a_commit(
-    spark: SparkSession, mount: Served, tmp_path: Path, step: int
+    spark: SparkSession, mount: DaemonMount, tmp_path: Path, step: int
 ) -> None:
     add(mount, 0)
     mount.steer("die_in_commit", mount / "a-0", step)
@@ -144,7 +146,7 @@ def test_a_stream_writes_each_row_once_when_the_daemon_is_killed_in_a_commit(
 
 
 def test_reading_goes_on_by_the_files_while_there_is_no_daemon(
-    spark: SparkSession, mount: Served, tmp_path: Path
+    spark: SparkSession, mount: DaemonMount, tmp_path: Path
 ) -> None:
     add(mount, 0)
     gate = Gate(tmp_path)

@@ -20,7 +20,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "mount"))
 
-from served import Served, append, eventually, own_mount
+from daemon_mount import DaemonMount, append, eventually, own_mount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,13 +32,13 @@ RECORD = (
 
 
 @contextmanager
-def mount_of(place: Path, *settings: str) -> Iterator[Served]:
+def mount_of(place: Path, *settings: str) -> Iterator[DaemonMount]:
     options = [word for setting in settings for word in ("-o", setting)]
     with own_mount(place, *options) as mount:
         yield mount
 
 
-def fill(mount: Served, partition: Path, segments: int, lines: int = 50, first: int = 0) -> list[str]:
+def fill(mount: DaemonMount, partition: Path, segments: int, lines: int = 50, first: int = 0) -> list[str]:
     """Sealed segments with numbered lines."""
     values = []
     for segment in range(segments):
@@ -142,7 +142,7 @@ def test_a_stream_processes_each_record_once_over_restarts_of_both(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "mount").mkdir()
-    served = Served(tmp_path / "mount")
+    served = DaemonMount(tmp_path / "mount")
     expected: list[tuple[int, int, str]] = []
     try:
         for run in range(3):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_mount import DaemonMount, append
 from other_session import EXECUTORS
-from served import Served, append
 
 from topicfs import Record, Store
 
@@ -47,8 +47,8 @@ def run(kind: str, place: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path)
+def mount(tmp_path: Path) -> Iterator[DaemonMount]:
+    served = DaemonMount(tmp_path)
     try:
         served.start()
         with served.watched(LIMIT_S):
@@ -61,7 +61,7 @@ def mount(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.mark.parametrize(("kind", "executors"), [("connect", 1), ("executors", EXECUTORS)])
 def test_a_session_of_another_kind_reads_and_writes_the_same(
-    tmp_path: Path, mount: Served, kind: str, executors: int
+    tmp_path: Path, mount: DaemonMount, kind: str, executors: int
 ) -> None:
     with Store.open(tmp_path / "closed", create=True) as store:
         store.create_topic("t", 2)

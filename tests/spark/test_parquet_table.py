@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 sys.path.append(str(Path(__file__).parent.parent / "mount"))
 
+from daemon_mount import DaemonMount, append, eventually, own_mount
 from harness import missing
-from served import Served, append, eventually, own_mount
 
 OPTIONS = {
     "log.parquet.enable": "true",
@@ -31,13 +31,13 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
-def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
     lack = missing()
     if lack is not None:
         pytest.skip(lack)
     options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
     place = tmp_path_factory.mktemp("parquet")
-    served = Served(place)
+    served = DaemonMount(place)
     try:
         served.start(*options)
         yield served
@@ -47,11 +47,11 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         served.clear()
 
 
-def table_of(mount: Served, topic: str) -> Path:
+def table_of(mount: DaemonMount, topic: str) -> Path:
     return mount / f"topics/{topic}/table"
 
 
-def segment(mount: Served, partition: str, lines: str, suffix: str = "tsv") -> None:
+def segment(mount: DaemonMount, partition: str, lines: str, suffix: str = "tsv") -> None:
     append(mount / f"{partition}/log.{suffix}", lines.encode())
     mount.steer("roll", mount / partition)
 
@@ -78,7 +78,7 @@ def rows(frame: DataFrame) -> list[dict[str, Any]]:
     return sorted(found, key=lambda members: (members["partition"], members["offset"]))
 
 
-def sealed(mount: Served, topic: str, partitions: int) -> list[dict[str, Any]]:
+def sealed(mount: DaemonMount, topic: str, partitions: int) -> list[dict[str, Any]]:
     """The records of all sealed segments, as the mount shows them in jsonl."""
     return [
         json.loads(line)
@@ -89,7 +89,7 @@ def sealed(mount: Served, topic: str, partitions: int) -> list[dict[str, Any]]:
 
 
 def test_a_topic_is_read_with_one_line_and_has_the_records_of_its_sealed_segments(
-    mount: Served, spark: SparkSession
+    mount: DaemonMount, spark: SparkSession
 ) -> None:
     (mount / "topics/orders").mkdir()
     for number in range(2):
@@ -140,7 +140,9 @@ def scanned(frame: DataFrame) -> int:
     return int(plan.collectLeaves().head().metrics().apply("numOutputRows").value())
 
 
-def test_a_filter_on_offset_or_timestamp_skips_most_of_a_file(mount: Served, spark: SparkSession) -> None:
+def test_a_filter_on_offset_or_timestamp_skips_most_of_a_file(
+    mount: DaemonMount, spark: SparkSession
+) -> None:
     (mount / "large-0").mkdir()
     for first in range(0, 400_000, 100_000):
         lines = "".join(
@@ -161,7 +163,7 @@ def test_a_filter_on_offset_or_timestamp_skips_most_of_a_file(mount: Served, spa
 
 
 def test_a_stream_of_a_table_has_each_record_once_over_a_restart(
-    mount: Served, spark: SparkSession, tmp_path: Path
+    mount: DaemonMount, spark: SparkSession, tmp_path: Path
 ) -> None:
     (mount / "topics/events").mkdir()
     table = table_of(mount, "events")
@@ -189,7 +191,7 @@ def test_a_stream_of_a_table_has_each_record_once_over_a_restart(
 
 
 def test_a_frame_that_was_listed_before_retention_fails_and_a_new_one_has_what_is_left(
-    mount: Served, spark: SparkSession
+    mount: DaemonMount, spark: SparkSession
 ) -> None:
     (mount / "short-0").mkdir()
     for _ in range(3):

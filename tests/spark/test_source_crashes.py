@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from daemon_mount import DaemonMount, append
 from killed_job import ROWS, end_session
-from served import Served, append
 
 from topicfs import Record, Store
 
@@ -37,7 +37,7 @@ class Jobs:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.mount = Served(place)
+        self.mount = DaemonMount(place)
         self.closed = place / "closed"
 
     def prepare(self) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opening import NOW
+from partition_opening import NOW
 
 from topicfs.engine.errors import InvalidRecordError
 from topicfs.engine.spark.arrow_columns import columns_of

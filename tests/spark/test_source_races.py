@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opening import NOW, Clock
+from partition_opening import NOW, Clock
 
 from topicfs import Record, Store
 from topicfs.engine.cleaner.clean import Cleaner

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opening import NOW
+from partition_opening import NOW
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from sources import Logs, Row, in_order, logs, numbered

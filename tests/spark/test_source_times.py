@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from opening import NOW
+from partition_opening import NOW
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import Filter, GreaterThan, GreaterThanOrEqual, LessThan
 from sources import Logs, logs, numbered

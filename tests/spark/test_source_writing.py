@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opening import NOW
+from daemon_mount import DaemonMount, delete, eventually
+from partition_opening import NOW
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from served import Served, delete, eventually
 
 from topicfs import Record, Store
 from topicfs.engine.errors import EngineError
@@ -85,8 +85,8 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("written"))
+def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
+    served = DaemonMount(tmp_path_factory.mktemp("written"))
     try:
         served.start()
         yield served
@@ -98,7 +98,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(params=["closed", "mounted"])
 def door(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, mount: Served
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, mount: DaemonMount
 ) -> Iterator[Door]:
     if request.param == "closed":
         with Store.open(tmp_path, create=True) as store:

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from opening import NOW
+from partition_opening import NOW
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from sources import Logs, logs

@@ -17,12 +17,12 @@ import pytest
 pytest.importorskip("pyspark")
 sys.path.insert(0, str(Path(__file__).parents[1] / "mount"))
 
+from daemon_mount import DaemonMount, delete
 from harness import missing
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's users call it
-from served import Served, delete
 
 V2 = "mapreduce.fileoutputcommitter.algorithm.version"
 NAMES = itertools.count()
@@ -31,7 +31,7 @@ NAMES = itertools.count()
 class Topic:
     """A topic of the test's own, with two partitions."""
 
-    def __init__(self, mount: Served) -> None:
+    def __init__(self, mount: DaemonMount) -> None:
         self.mount = mount
         self.name = f"t{next(NAMES)}"
         for number in (0, 1):
@@ -53,12 +53,12 @@ class Topic:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[DaemonMount]:
     """A mount for all tests of this module."""
     lack = missing()
     if lack is not None:
         pytest.skip(lack)
-    found = Served(tmp_path_factory.mktemp("inbox"))
+    found = DaemonMount(tmp_path_factory.mktemp("inbox"))
     try:
         found.start()
         yield found
@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Ite
 
 
 @pytest.fixture
-def topic(served: Served) -> Iterator[Topic]:
+def topic(served: DaemonMount) -> Iterator[Topic]:
     with served.watched(90):
         yield Topic(served)
 
@@ -345,7 +345,7 @@ def test_for_each_batch_is_exactly_once_when_a_batch_is_replayed(
 def test_for_each_batch_is_exactly_once_when_the_daemon_is_killed(
     spark: SparkSession, tmp_path: Path, step: int
 ) -> None:
-    mount = Served(tmp_path)
+    mount = DaemonMount(tmp_path)
     source = tmp_path / "source"
     source.mkdir()
 

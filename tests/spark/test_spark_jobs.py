@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from opening import NOW
+from partition_opening import NOW
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from sources import Logs, in_order, logs, numbered

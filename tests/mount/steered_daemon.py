@@ -1,7 +1,7 @@
 """The command `topicfs` with a hand inside the daemon: what later parts of it will do by themselves — roll, raise the
 start offset, write transactions — a test asks for through a socket. All else is the daemon as users have it.
 
-    STEER=<socket> python steered.py mount --foreground BACKING MOUNT
+    STEER=<socket> python steered_daemon.py mount --foreground BACKING MOUNT
 """
 
 from __future__ import annotations

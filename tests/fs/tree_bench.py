@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from memory_view_cache import MemoryViewCache
-from opening import NOW, Clock, without_fsync
+from partition_opening import NOW, Clock, without_fsync
 
 from topicfs import Store
 from topicfs.engine.partition.partition import Partition
@@ -23,7 +23,7 @@ APPEND = os.O_WRONLY | os.O_APPEND
 BATCH_SIZE, LINGER_MS = 1 << 20, 5
 
 
-class Furnished:
+class TreeBench:
     """Everything that a test of the file system needs."""
 
     def __init__(self, place: Path, **settings: str) -> None:
@@ -122,10 +122,10 @@ def remove_below(partition: Partition, offset: int) -> None:
 
 
 @contextmanager
-def furnished(place: Path, **settings: str) -> Iterator[Furnished]:
+def tree_bench(place: Path, **settings: str) -> Iterator[TreeBench]:
     """Closed at the end."""
     with without_fsync():
-        made = Furnished(place, **settings)
+        made = TreeBench(place, **settings)
         yield made
         made.files.close_all()
         made.store.close()

@@ -24,7 +24,7 @@ import pytest
 from patience import eventually
 
 ROOT = Path(__file__).parents[2]
-STEERED = str(Path(__file__).with_name("steered.py"))
+STEERED = str(Path(__file__).with_name("steered_daemon.py"))
 START_S = 120.0
 STOP_S = 120.0
 LIMIT_S = 120.0
@@ -32,7 +32,7 @@ LIMIT_S = 120.0
 _ALARM = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Fatal ")
 
 
-class Served:
+class DaemonMount:
     """A backing directory and its mount.
 
     backing, path  the two directories
@@ -184,7 +184,7 @@ class Served:
         return self.path / f"{topic}-{number}"
 
     def steer(self, call: str, partition: Path, *arguments: object) -> Any:
-        """Have something done inside the daemon: `steered.py` says what there is."""
+        """Have something done inside the daemon: `steered_daemon.py` says what there is."""
         with Client(str(self._socket)) as connection:
             connection.send((call, partition.name, arguments))
             answer, error = connection.recv()
@@ -235,9 +235,9 @@ def opened(file: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 @contextmanager
-def full_disk(place: Path, size: str = "24m", *options: str) -> Iterator[tuple[Served, Path]]:
+def full_disk(place: Path, size: str = "24m", *options: str) -> Iterator[tuple[DaemonMount, Path]]:
     """A mount whose backing directory is a small file system, and a file on it that can take up all room."""
-    served = Served(place)
+    served = DaemonMount(place)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "topicfs-test", served.backing],
         check=False,
@@ -277,9 +277,9 @@ def refused(*numbers: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_mount(place: Path, *options: str) -> Iterator[Served]:
+def own_mount(place: Path, *options: str) -> Iterator[DaemonMount]:
     """A mount of the test's own."""
-    mount = Served(place)
+    mount = DaemonMount(place)
     try:
         mount.start(*options)
         with mount.watched():
