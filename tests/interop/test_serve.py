@@ -21,7 +21,7 @@ ADDED = [Record(b"from the broker %d" % number, b"key", 1_700_000_009_000 + numb
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonMount:
+class ServedDirectory:
     """What a broker made of the directory, before and after it appended.
 
     backing    the directory, with the broker stopped again
@@ -43,7 +43,7 @@ class DaemonMount:
 
 
 @pytest.fixture(scope="module", params=["clean", "killed"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DaemonMount:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedDirectory:
     root = tmp_path_factory.mktemp("serve")
     backing = (write_and_close if request.param == "clean" else write_and_die)(root / "backing")
     logs = backing / "logs"
@@ -55,7 +55,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             produce(broker.bootstrap, topic, ADDED)
         continued = {topic: consume(broker.bootstrap, topic) for topic in WORKLOAD}
         found = broker.libfuse_stderr(), [line for line in broker.recovered() if "__cluster" not in line]
-    return DaemonMount(backing, request.param, committed, everything, continued, *found)
+    return ServedDirectory(backing, request.param, committed, everything, continued, *found)
 
 
 def with_added(topic: str) -> list[Record]:
@@ -71,25 +71,25 @@ def with_added(topic: str) -> list[Record]:
 
 
 @pytest.mark.parametrize("topic", WORKLOAD)
-def test_a_broker_serves_every_record(served: DaemonMount, topic: str) -> None:
+def test_a_broker_serves_every_record(served: ServedDirectory, topic: str) -> None:
     assert comparable(served.all[topic], WORKLOAD[topic]) == expected(WORKLOAD[topic])
 
 
 @pytest.mark.parametrize("topic", WORKLOAD)
-def test_a_broker_serves_every_record_to_a_reader_of_committed_ones(served: DaemonMount, topic: str) -> None:
+def test_a_broker_serves_every_record_to_a_reader_of_committed_ones(served: ServedDirectory, topic: str) -> None:
     assert comparable(served.committed[topic], WORKLOAD[topic]) == expected(WORKLOAD[topic])
 
 
 @pytest.mark.parametrize("topic", WORKLOAD)
-def test_a_broker_continues_where_the_engine_ended(served: DaemonMount, topic: str) -> None:
+def test_a_broker_continues_where_the_engine_ended(served: ServedDirectory, topic: str) -> None:
     assert comparable(served.continued[topic], WORKLOAD[topic]) == with_added(topic)
 
 
-def test_a_broker_has_no_complaint_about_the_directory(served: DaemonMount) -> None:
+def test_a_broker_has_no_complaint_about_the_directory(served: ServedDirectory) -> None:
     assert served.libfuse_stderr == []
 
 
-def test_a_broker_recovers_nothing_after_a_clean_stop(served: DaemonMount) -> None:
+def test_a_broker_recovers_nothing_after_a_clean_stop(served: ServedDirectory) -> None:
     assert (served.recovered == []) == (served.stopped == "clean")
 
 
@@ -104,7 +104,7 @@ def test_a_broker_complains_about_a_directory_without_an_index(
         assert broker.recovered() != []
 
 
-def test_the_engine_reads_what_the_broker_appended_and_continues(served: DaemonMount) -> None:
+def test_the_engine_reads_what_the_broker_appended_and_continues(served: ServedDirectory) -> None:
     with Store.open(served.backing) as store:
         for topic in WORKLOAD:
             partition = store.partition(topic, 0)
