@@ -77,7 +77,7 @@ def rest(file: int) -> bytes:
 def in_a_process(script: str, *words: object) -> subprocess.CompletedProcess[bytes]:
     """Run a script that a missing page would kill."""
     return subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)], capture_output=True, check=False, timeout=25
+        [sys.executable, "-c", script, *map(str, words)], capture_output=True, check=False, timeout=60
     )
 
 
@@ -232,7 +232,7 @@ def test_a_mapped_segment_outlives_its_compaction(tmp_path: Path, name: str) -> 
             assert len(found) == file.stat().st_size
             with opened(file) as again, mapped(again, mmap.MAP_SHARED) as view:
                 assert view[:] == found
-            seen, _ = mapper.communicate(b"\n", timeout=20)
+            seen, _ = mapper.communicate(b"\n", timeout=60)
         assert mapper.returncode == 0
         assert seen == old
 
@@ -468,6 +468,6 @@ def test_a_mapping_of_a_deleted_partition_gives_nothing(mount: DaemonMount, lone
         assert mapper.stdout is not None
         assert mapper.stdout.readline() == b"mapped\n"
         mount.steer("delete", lone)
-        seen, _ = mapper.communicate(b"\n", timeout=20)
+        seen, _ = mapper.communicate(b"\n", timeout=60)
     assert mapper.returncode == -signal.SIGBUS
     assert seen == b""

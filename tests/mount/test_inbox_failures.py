@@ -13,7 +13,7 @@ def test_a_file_whose_rename_was_broken_off_is_there_still_or_appended(tmp_path:
     served = DaemonMount(tmp_path)
     try:
         served.start()
-        with served.watched(60):
+        with served.watched():
             topic = Topic(served, "t")
             for step, is_there in ((2, True), (3, False)):
                 (topic.inbox / ".x").write_text("a\n")

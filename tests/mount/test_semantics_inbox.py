@@ -700,7 +700,7 @@ def test_a_commit_while_the_mount_goes_away(tmp_path: Path, by_command: bool) ->
     served = DaemonMount(tmp_path)
     try:
         served.start()
-        with served.watched(60):
+        with served.watched():
             topic = Topic(served, "t")
             batches = [topic.batch(name, x=f"{name}\n") for name in ("touched", "created", "late")]
             (topic.inbox / ".renamed").write_text("renamed\n")

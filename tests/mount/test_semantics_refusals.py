@@ -409,7 +409,7 @@ def test_deleted_while_open(mount: DaemonMount) -> None:
             os.fsync(writer)
     for file in (writer, reader, rendered, paged):
         os.close(file)
-    assert mapper.communicate(b"\n", timeout=20) == (b"", None)
+    assert mapper.communicate(b"\n", timeout=60) == (b"", None)
     assert mapper.returncode == -signal.SIGBUS
     assert read(partition) == b""
 

@@ -323,7 +323,7 @@ def test_processes_in_lock_step_leave_their_lines_in_the_order_of_their_writes(p
         assert writer.stdout.readline() == "written\n"
     # Each close is waited for, the last writer's first.
     for writer in reversed(writers):
-        writer.communicate(timeout=25)
+        writer.communicate(timeout=60)
         assert writer.returncode == 0
     assert (partition / "log.txt").read_bytes() == b"".join(b"%d\n" % at for at in range(400))
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from topicfs.engine.spark import register
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 COUNT = 30
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 240
+LIMIT_S = 480
 
 
 def run(name: str, place: Path, *arguments: str) -> str:

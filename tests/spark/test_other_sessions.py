@@ -19,7 +19,7 @@ from topicfs import Record, Store
 SCRIPT = str(Path(__file__).with_name("other_session.py"))
 ROOT = Path(__file__).parents[2]
 COUNT = 50
-LIMIT_S = 180
+LIMIT_S = 300
 
 
 def key(number: int) -> str:

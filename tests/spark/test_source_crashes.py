@@ -19,7 +19,7 @@ from topicfs import Record, Store
 
 JOB = str(Path(__file__).with_name("killed_job.py"))
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 MOMENTS = ["closed:batch:between", "mounted:stream:between"]
 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough":
     DOORS, QUERIES = ("closed", "mounted"), ("batch", "stream")

@@ -70,7 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Ite
 
 @pytest.fixture
 def topic(served: DaemonMount) -> Iterator[Topic]:
-    with served.watched(90):
+    with served.watched():
         yield Topic(served)
 
 
