@@ -334,6 +334,6 @@ def test_eight_logging_processes(partition: Path, tmp_path: Path) -> None:
         start([sys.executable, "-c", LOGGING, "file", name, partition / "log.txt"], tmp_path / name)
         for name in names
     ]
-    assert [writer.wait(25) for writer in writers] == [0] * 8
+    assert [writer.wait(60) for writer in writers] == [0] * 8
     assert [(tmp_path / name).read_bytes() for name in names] == [b""] * 8
     check_writers((partition / "log.txt").read_bytes(), {name.encode(): 300 for name in names})
