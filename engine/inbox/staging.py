@@ -224,7 +224,10 @@ class Staging:
 
     def blocks(self, parts: Parts, zipped: bool = False) -> Iterator[Bytes]:
         """What a file holds, block by block; InvalidRecordError where it is to be gzip and is not."""
-        with os.fdopen(self.open(parts, os.O_RDONLY).descriptor, "rb") as file:
+        with (
+            contextlib.closing(self.open(parts, os.O_RDONLY)) as opened,
+            os.fdopen(opened.descriptor, "rb", closefd=False) as file,
+        ):
             source: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=file) if zipped else file
             while True:
                 try:

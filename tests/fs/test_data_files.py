@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +145,14 @@ def test_keys_choose_as_they_do_elsewhere(area: Area) -> None:
     assert sorted(parts) == [0, 1, 2]
     assert sum(parts.values()) == 100
     assert np.all(np.array(list(parts.values())) > 10)
+
+
+def test_files_that_were_read_give_their_places_back(area: Area) -> None:
+    """regression: each file of a committed batch kept the place that it had borrowed among the files that may be open"""
+    before = area.staging.places.limit
+    assert area.read("b/plain.txt", b"one\ntwo\n") == [b"one", b"two"]
+    with pytest.raises(InvalidRecordError):
+        area.read("b/x.txt.gz", b"no gzip")
+    with pytest.raises(FileNotFoundError):
+        area.staging.open(("b", "missing"), os.O_RDONLY)
+    assert area.staging.places.limit == before
