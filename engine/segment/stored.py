@@ -624,7 +624,8 @@ class StoredSegment:
             position = found[0] + found[1]
         elif known[0] >= 0 or index.doubt:
             reason = index.doubt or f"{known[0]} is not the time of offset {known[1]}"
-            if self._mend(index.path, reason) and self._largest is not None:
+            # The look at the log may have had both indexes made anew already: what was read of them before is no more.
+            if (self._mend(index.path, reason) or self.mended) and self._largest is not None:
                 return self._largest
             known = NO_TIMESTAMP, self.base_offset
         if position == self.size:

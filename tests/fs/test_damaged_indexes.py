@@ -111,6 +111,26 @@ def test_look_ups_by_damaged_indexes(suffix: str, kind: str, seed: int, number: 
             check_all(store, found, chance)
 
 
+def test_the_latest_time_of_a_segment_is_not_taken_from_an_index_that_was_made_anew_meanwhile() -> None:
+    """regression: a late time in a damaged time index stayed, where the look-up that found it out met a damaged offset
+    index first and had both made anew: records of later segments were not found by their times"""
+    with small(), copied(0, False) as (found, place):
+        logs = place / "logs/t-0"
+        offsets, times = logs / f"{0:020d}.index", logs / f"{0:020d}.timeindex"
+        data = bytearray(offsets.read_bytes())
+        data[3 * 8 + 5] ^= 2
+        offsets.write_bytes(data)
+        data = bytearray(times.read_bytes())
+        data[-12 + 6] ^= 2
+        times.write_bytes(data)
+        with tree_bench(place) as store:
+            partition = store.views().partition
+            for time in found.times:
+                record = partition.offset_for_timestamp(time)
+                assert record is not None
+                assert record.offset == next(at for at, stamp in enumerate(found.times) if stamp >= time)
+
+
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 def test_mended_indexes_are_kept(tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
     with small(), copied(0, False) as (found, place):

@@ -76,7 +76,9 @@ def test_a_broker_serves_every_record(served: ServedDirectory, topic: str) -> No
 
 
 @pytest.mark.parametrize("topic", WORKLOAD)
-def test_a_broker_serves_every_record_to_a_reader_of_committed_ones(served: ServedDirectory, topic: str) -> None:
+def test_a_broker_serves_every_record_to_a_reader_of_committed_ones(
+    served: ServedDirectory, topic: str
+) -> None:
     assert comparable(served.committed[topic], WORKLOAD[topic]) == expected(WORKLOAD[topic])
 
 
