@@ -148,7 +148,7 @@ def test_keys_choose_as_they_do_elsewhere(area: Area) -> None:
 
 
 def test_files_that_were_read_give_their_places_back(area: Area) -> None:
-    """regression: each file of a committed batch kept the place that it had borrowed among the files that may be open"""
+    """regression: each file of a committed batch kept the place that it had borrowed among those of open files"""
     before = area.staging.places.limit
     assert area.read("b/plain.txt", b"one\ntwo\n") == [b"one", b"two"]
     with pytest.raises(InvalidRecordError):
