@@ -543,6 +543,7 @@ class StoredSegment:
             return None
         for buffer, table in self.batches(found[0], chunk=_CHECKED_CHUNK):
             for row in np.flatnonzero(table[:, MAX_TIMESTAMP] >= timestamp).tolist():
+                self.check_fitting(table[row : row + 1])
                 origin = int(table[0, POSITION])
                 record = first_record_at_or_after(buffer, table[row], timestamp, start_offset, origin)
                 if record is not None:
@@ -724,6 +725,18 @@ class StoredSegment:
             return int(falling[0])
         following = None if end >= size else self._base_at(end, NOTHING, size)
         return len(table) - (following is not None and following <= lasts[-1])
+
+    def count_of_fitting(self, table: Longs) -> int:
+        """How many rows of batches come before the first whose offsets are further above the base than an index says.
+        In a segment that nobody has to split, such a base offset is damaged: a checksum does not cover it."""
+        fitting = table[:, LAST_OFFSET] - self.base_offset <= MAX_INT32
+        return len(table) if fitting.all() else int(fitting.argmin())
+
+    def check_fitting(self, table: Longs) -> None:
+        """CorruptBatchError where not all of the batches fit."""
+        fitting = self.count_of_fitting(table)
+        if fitting < len(table):
+            raise self._bad_batch(int(table[fitting, POSITION]), BAD_OFFSETS)
 
     def _fill(self, position: int, into: memoryview) -> None:
         filled = self.read_into(position, into)

@@ -126,7 +126,8 @@ def remade(segment: StoredSegment) -> tuple[Bytes, Bytes, Latest, Latest | None]
     holes: list[tuple[int, int]] = []
     while True:
         try:
-            for _, table in segment.batches(position, reuse=True):
+            for _, found in segment.batches(position, reuse=True):
+                table = found[: segment.count_of_fitting(found)]
                 room = len(table)
                 into = (
                     np.empty(room * OFFSET_ENTRY_SIZE, np.uint8),
@@ -147,8 +148,9 @@ def remade(segment: StoredSegment) -> tuple[Bytes, Bytes, Latest, Latest | None]
                     last_indexed = segment.time_index.entry_in(into[1], time_count - 1)[0]
                 offsets.append(into[0][: offset_count * OFFSET_ENTRY_SIZE])
                 times.append(into[1][: time_count * TIME_ENTRY_SIZE])
-                before = int(table[-1, LAST_OFFSET])
+                before = int(table[-1, LAST_OFFSET]) if room else before
                 position += total
+                segment.check_fitting(found)
             break
         except CorruptError:
             resumed = resume(segment, position, before)

@@ -239,3 +239,32 @@ def test_views_of_a_damaged_log(kind: str, when: str, seed: int, store: int) -> 
                     opened.read(f"/t-0/log.{fmt}")
             gone = damage()
         check_views(opened, found, gone, chance, strict=kind == "payload" and len(gone) > 0)
+
+
+def test_a_time_whose_records_have_an_offset_that_is_far_off_is_an_error() -> None:
+    """regression: where a base offset was further above the segment's than an index can say, the indexes that were made
+    anew left out all batches that were scanned with it, and a time led behind them"""
+    with small(), copied(0, False) as (found, place):
+        base = min(found.batches)
+        rows = found.batches[base]
+        path = place / f"logs/t-0/{base:020d}.log"
+        data = bytearray(path.read_bytes())
+        damaged_offsets = set[int]()
+        for position, _, first, last in (rows[0], rows[2], rows[-3]):
+            data[position + 97] ^= 0x10
+            damaged_offsets.update(range(first, last + 1))
+        position, _, first, last = rows[-1]
+        data[position] ^= 0x20
+        damaged_offsets.update(range(first, last + 1))
+        path.write_bytes(data)
+        with tree_bench(place) as store:
+            partition = store.views().partition
+            for time in sorted(set(found.times)):
+                wanted = next(at for at, stamp in enumerate(found.times) if stamp >= time)
+                try:
+                    record = partition.offset_for_timestamp(time)
+                except CorruptError:
+                    assert wanted <= max(damaged_offsets)
+                else:
+                    assert record is not None
+                    assert record.offset == wanted

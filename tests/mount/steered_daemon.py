@@ -187,6 +187,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         commits_under_way,
         commits_end,
         sweep_inboxes,
+        set_clock,
         threads,
     )
 }

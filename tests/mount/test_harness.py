@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 def test_the_watchdog_ends_a_mount_that_hangs_and_says_where_it_was(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match=r"the mount hung(.|\n)*small\.py"),
+        pytest.raises(AssertionError, match=r"the mount hung(.|\n)*memory_files\.py"),
         mounted(Small, tmp_path, limit_s=3) as mount,
     ):
         subprocess.run(["cat", mount / "blocked/wait"], check=False)
