@@ -1,4 +1,4 @@
-"""Every error that the engine raises on purpose.
+"""All errors that the engine raises on purpose.
 
 A message says what was expected, what was found, and where. Operating-system errors pass through
 as OSError: `fs` and `mountd` turn both kinds into errno values, in one place.
@@ -14,7 +14,7 @@ _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def shown(text: str) -> str:
-    """A text from a file, quoted and cut short, for a message."""
+    """Return a text from a file for a message: quoted, and cut if it is longer than 80 characters."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text)} characters)"
 
 
@@ -46,7 +46,7 @@ class CorruptCheckpointError(CorruptError):
 
 
 class CorruptSegmentError(CorruptError):
-    """A segment file is shorter than what was published, or too large to be one."""
+    """A segment file is shorter than its published length, or too large for a segment."""
 
 
 # -- appends that are refused -----------------------------------------------------------------------
@@ -77,7 +77,7 @@ class OffsetsOutOfOrderError(EngineError):
 
 
 class UnexpectedAppendOffsetError(EngineError):
-    """A raw append begins below the end offset; carries the append's first and last offset."""
+    """A raw append begins below the end offset; the error has the append's first and last offset."""
 
     def __init__(self, message: str, first_offset: int, last_offset: int) -> None:
         super().__init__(message)
@@ -125,7 +125,7 @@ class RollError(EngineError):
 
 
 class CleaningAbortedError(EngineError):
-    """A compaction was broken off, for a truncation, a deletion, other settings or a stop. Nothing has changed."""
+    """A compaction was aborted, for a truncation, a deletion, changed settings or a stop. Nothing has changed."""
 
 
 # -- the store --------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ class StoreLockedError(EngineError):
 
 
 class NoStoreError(EngineError):
-    """A directory is no store, or cannot become one."""
+    """A directory is not a store, or no store can be made there."""
 
 
 class ReadOnlyError(EngineError):
-    """A store that was opened read-only is to be changed."""
+    """The operation would change a store that was opened read-only."""
 
 
 class TooFewDescriptorsError(EngineError):
-    """The process may have too few files open."""
+    """The process is allowed too few open files."""
 
 
 class ClosedError(EngineError):
@@ -156,7 +156,7 @@ class InvalidNameError(EngineError):
 
 
 class UnknownPartitionError(EngineError):
-    """No such topic or partition."""
+    """There is no such topic or partition."""
 
 
 class PartitionExistsError(EngineError):
@@ -168,11 +168,11 @@ class BatchExistsError(EngineError):
 
 
 class PartitionNotEmptyError(EngineError):
-    """A partition or topic is to be removed only if it holds nothing, and it holds something."""
+    """A partition or topic was to be removed only if it is empty, and it is not."""
 
 
 class NothingDeletedError(EngineError):
-    """No deletion of that topic or partition can be taken back: there was none, or its time is over."""
+    """No deletion of that topic or partition can be undone: there was none, or its time is over."""
 
 
 class InconsistentTopicIdError(EngineError):
@@ -191,11 +191,11 @@ class PolicyViolationError(EngineError):
 
 
 def lacks_room(error: BaseException | None) -> bool:
-    """Whether there was no room in the file system."""
+    """Whether an error says that the file system had no room, or a quota was reached."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether an error says nothing of the files: there was no room, or no descriptor was free. What met it is tried
-    again."""
+    """Whether an error is temporary and does not mean that files are bad: there was no room, or no descriptor was free.
+    The operation is then tried again."""
     return lacks_room(error) or (isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR)

@@ -1,7 +1,7 @@
-"""Background jobs: what is done every so often. Each is declared where its work is.
+"""Background jobs, which run periodically. Each job is declared in the module that does its work.
 
-The daemon has threads for them (`mountd/scheduler.py`); a program without one calls `Jobs.run_due` every second or so.
-A job that fails is logged and tried again when it is next due; the others go on.
+The daemon has threads for them (`mountd/scheduler.py`); other programs call `Jobs.run_due` every second or so.
+A job that fails is logged and tried again when it is next due; the other jobs continue.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from topicfs.engine.record import Clock, now_ms, steady_ms
 log = logging.getLogger(__name__)
 
 TICK_MS: Final = 1000
-"""The shortest interval: how often is looked for what is cheap to look for."""
+"""The shortest interval: that of jobs whose check costs little."""
 
 LASTS: Final = 0
-"""The interval of work that lasts, in a thread of its own. Where it fails it begins anew, once a second at most."""
+"""The interval of work that does not end, in its own thread. If it fails, it starts again, at most once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is done every so often.
+    """A job that runs periodically.
 
-    name         for people, logs and metrics
-    interval_ms  from one start to the next, at least a second; 2^63-1: never. LASTS: the work waits itself for what
-                 wakes it up
-    work         does it
-    delay_ms     until the first start
-    thread       which of the daemon's does it: the jobs of one thread wait for each other
+    name         its name for people, logs and metrics
+    interval_ms  the time from one start to the next, at least a second; 2^63-1: never. LASTS: the work does not end,
+                 and waits by itself for events
+    work         the function that does the work
+    delay_ms     the time until the first start
+    thread       the thread of the daemon that runs it: the jobs of one thread wait for each other
     """
 
     name: str
@@ -45,14 +45,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """How a job has fared; replaced as a whole.
+    """The state of a job; replaced as a whole.
 
-    due_ms      when it starts next, by the clock that nobody can set
-    runs        how often it ran, failures included
-    errors      how often it failed
-    last_run    milliseconds since the epoch at its last start, None before the first
-    duration_s  how long the last run took
-    error       what the last run failed with, None when it went well
+    due_ms      the time of its next start, by a clock that nobody can set
+    runs        the number of runs, including failed ones
+    errors      the number of failed runs
+    last_run    the time of its last start in milliseconds since the epoch, None before the first
+    duration_s  the duration of the last run
+    error       the error of the last run, None if it succeeded
     """
 
     due_ms: int
@@ -64,17 +64,17 @@ class JobState:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last run went well, or there was none."""
+        """Whether the last run succeeded, or there was none."""
         return self.error is None
 
 
 class Jobs:
-    """A list of jobs, and how each of them fares. One job runs in one thread at a time.
+    """A list of jobs, with the state of each. A job runs in one thread at a time.
 
-    clock   dates the runs
-    steady  milliseconds of a clock that nobody can set, for intervals
-    states  of each job by name: what metrics and status read, without a lock
-    _jobs   by name
+    clock   the clock for the times of runs
+    steady  a clock that nobody can set, in milliseconds, for intervals
+    states  the state of each job, by name; metrics and status read it without a lock
+    _jobs   the jobs, by name
     """
 
     def __init__(self, jobs: Iterable[Job], clock: Clock = now_ms, steady: Clock = steady_ms) -> None:
@@ -85,33 +85,33 @@ class Jobs:
         self.add(jobs)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Have these done too: their delays begin now."""
+        """Add jobs. Their delays begin now."""
         now = self.steady()
         for job in jobs:
             self._jobs[job.name] = job
             self.states[job.name] = JobState(now + job.delay_ms)
 
     def threads(self) -> dict[str, list[str]]:
-        """The names of each thread's jobs."""
+        """Return the names of each thread's jobs."""
         found: dict[str, list[str]] = {}
         for job in self._jobs.values():
             found.setdefault(job.thread, []).append(job.name)
         return found
 
     def run_due(self) -> None:
-        """Do all that is due, one job after the other. What is due each second is done each time: the caller has waited
-        for it."""
+        """Run all jobs that are due, one after the other. A job that is due each second runs at each call: the caller
+        has waited."""
         for job in self._jobs.values():
             if job.interval_ms <= TICK_MS or self.states[job.name].due_ms <= self.steady():
                 self.run(job.name)
 
     def run(self, name: str) -> None:
-        """Do one job now. It is next due an interval after this start; runs that were missed are not made up for."""
+        """Run one job now. It is next due an interval after this start; missed runs are not repeated."""
         job, before = self._jobs[name], self.states[name]
         due_ms = self.steady() + max(TICK_MS, job.interval_ms)
         last_run, began = self.clock(), time.monotonic()
         if job.interval_ms == LASTS:
-            # Nobody waits for its end to learn that it has begun anew.
+            # The work does not end, so the state tells at once that it was started again.
             self.states[name] = before = replace(before, last_run=last_run, error=None)
         error = _attempt(job)
         if error is None and not before.healthy:
@@ -128,14 +128,14 @@ class Jobs:
 
 
 def _attempt(job: Job) -> str | None:
-    """Run the job; what it failed with, None when it went well."""
+    """Run the job. Return the error as text, None if it succeeded."""
     try:
         job.work()
     except (EngineError, OSError) as error:
         log.error(f"{job.name} failed, tried again when it is next due: {error}")
         return str(error)
     except Exception as error:
-        # A mistake in one job must end neither the others nor, unseen, the thread.
+        # A bug in one job must not stop the other jobs, and must not end the thread unnoticed.
         log.exception(f"{job.name} failed, and begins anew when it is next due")
         return repr(error)
     return None

@@ -1,4 +1,4 @@
-"""What a log holds: the record, and the few words around it."""
+"""The record, which is what a log holds, and the constants and clocks that go with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 Clock = Callable[[], int]
-"""Gives milliseconds: since the epoch, or, for waits, by a clock that nobody can set. Tests pass their own."""
+"""A clock in milliseconds: since the epoch, or for waits, by a clock that nobody can set. Tests pass their own."""
 
 Header = tuple[str, bytes | None]
 
@@ -25,14 +25,14 @@ MAX_INT64: Final = 2**63 - 1
 
 
 class TimestampType(IntEnum):
-    """Who set a batch's timestamps: bit 3 of its attributes."""
+    """The source of a batch's timestamps, the producer or the append: bit 3 of its attributes."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class Codec(IntEnum):
-    """How a batch's records are compressed: bits 0-2 of its attributes."""
+    """The compression of a batch's records: bits 0-2 of its attributes."""
 
     NONE = 0
     GZIP = 1
@@ -43,13 +43,13 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, for people who use the library. No hot path goes through it.
+    """One record, for users of the library. No hot path uses it.
 
-    value      bytes, or None: on a compacted topic that deletes the key
+    value      bytes, or None, which deletes the key on a compacted topic
     key        bytes, or None
     timestamp  milliseconds since the epoch; None on append means "now"
-    headers    pairs of name and bytes or None; a name that is not UTF-8 carries surrogate escapes
-    offset     place in the partition; set when read, ignored when appended
+    headers    pairs of a name, and bytes or None; a name that is not UTF-8 has surrogate escapes
+    offset     the position in the partition; set when read, ignored when appended
     """
 
     value: bytes | None = None
@@ -60,15 +60,15 @@ class Record:
 
 
 def now_ms() -> int:
-    """The wall clock, in milliseconds since the epoch. Of what was, and of records: it may be set, also back."""
+    """Return the wall clock in milliseconds since the epoch, for times of records and events. It may be set back."""
     return time.time_ns() // 1_000_000
 
 
 def steady_ms() -> int:
-    """A clock that only goes on, in milliseconds since some moment: for waits and intervals."""
+    """Return a clock that never goes back, in milliseconds since some moment: for waits and intervals."""
     return time.monotonic_ns() // 1_000_000
 
 
 def steady_beside(clock: Clock) -> Clock:
-    """The clock for waits that goes with a clock for records. Who gives one of his own for records moves both by it."""
+    """Return the clock for waits that goes with a clock for records: `steady_ms` for `now_ms`, else the same clock."""
     return steady_ms if clock is now_ms else clock

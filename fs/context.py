@@ -1,4 +1,4 @@
-"""What all of the tree shares: the store, the shown partitions, the open writers."""
+"""The context that the whole tree shares: the store, the views of partitions, the open writers."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ TOPICS: Final = "topics"
 """The directory of all topics, in the root."""
 
 _LONGEST_ATTRIBUTE: Final = 60_000
-"""Bytes: the kernel hands on values of up to 64 KiB."""
+"""Bytes of an attribute's value, at most: the kernel passes on values of up to 64 KiB."""
 
 _SNAPSHOTS: Final = 32
-"""As many calls as can be between a look at a name and its opening; `metrics` may have megabytes."""
+"""How many generated files are kept between the look-up of a name and its opening; `metrics` may have megabytes."""
 
 
 @dataclass(slots=True)
 class Context:
-    """The tree's state.
+    """The state of the tree.
 
-    store       every partition
-    view_cache  where size maps are kept
-    writers     open writers, and their flusher
-    read_ahead  renders what readers will want next
-    batch_size  lines are sent when they make a batch of this many bytes
+    store       the store, with every partition
+    view_cache  the view cache, where size maps are kept
+    writers     the open writers, and their flusher
+    read_ahead  renders the blocks that readers will need next
+    batch_size  bytes of lines that make a batch, which is then appended
     tables      the Parquet files of sealed segments
-    snapshots   generated files as they were lately
-    given_up    for a call that waits: whether nobody waits for it any more. Until it is known, a wait ends at once
-    refusals    why a change of a topic's settings was last refused, in words, with its time in milliseconds; by topic,
-                until one is accepted
-    commits     commits of inboxes that are under way
-    deleted     called when partitions were deleted
-    _views      partitions that were looked at, by topic and number
-    _turns      counts the appends without a key to each topic: its partitions take them in turn
+    snapshots   recent contents of generated files
+    given_up    tells a waiting call whether its caller has given up; until it is set, a wait ends at once
+    refusals    by topic: when a change of its settings was last refused, in milliseconds, and the reason in words; an
+                accepted change removes it
+    commits     the commits of inboxes in progress
+    deleted     called after partitions were deleted
+    _views      the views of the partitions that were looked at, by topic and number
+    _turns      by topic: a counter of appends without a key, which the partitions take in turn
     _inboxes    the inboxes that were looked at, by topic
     """
 
@@ -75,11 +75,11 @@ class Context:
 
     @property
     def lists_all(self) -> bool:
-        """Whether every view is listed as a file or directory of its own, instead of as a link."""
+        """Tell whether every view is listed as a file or directory of its own, instead of as a link."""
         return self.store.daemon.list_all_views
 
     def views(self, topic: str, number: int) -> PartitionViews:
-        """A partition as it is shown; UnknownPartitionError where there is none."""
+        """Return the views of a partition. UnknownPartitionError if there is no such partition."""
         partition = self.store.partition(topic, number)
         views = self._views.get((topic, number))
         if views is None or views.partition is not partition:
@@ -92,11 +92,11 @@ class Context:
         return views
 
     def turns(self, topic: str) -> Iterator[int]:
-        """Whose turn it is, for all who append to a topic."""
+        """Return the counter, shared by all writers of a topic, that says which partition is next."""
         return self._turns.setdefault(topic, itertools.count())
 
     def inbox(self, topic: str) -> TopicInbox:
-        """A topic's inbox; UnknownPartitionError where there is no such topic."""
+        """Return a topic's inbox. UnknownPartitionError if there is no such topic."""
         inbox = self.store.inboxes.of(topic)
         with self._lock:
             found = self._inboxes.get(topic)
@@ -111,9 +111,9 @@ class Context:
             return found
 
     def note_refusal(self, error: Exception, path: str) -> bool:
-        """Have the status of the partition that a path lies in, or of all partitions of its topic, tell why something
-        was refused. False where the path lies in neither."""
-        # What is no path begins without a slash: the target of a link that was to be made is any text.
+        """Have the status of the partition that a path lies in, or of all partitions of its topic, show why something
+        was refused. Return False if the path lies in neither."""
+        # A text that begins without a slash is no path: the target of a new link may be any text.
         root, first, second = [*path.split("/"), "", ""][:3]
         if root:
             return False
@@ -122,24 +122,24 @@ class Context:
         else:
             found = [key for key in self.store.partitions() if partition_directory(*key) == first]
         for each in found:
-            # One that is offline, or deleted just now, has nobody to tell.
+            # A partition that is offline, or was deleted just now, has no status to show it.
             with contextlib.suppress(EngineError, OSError):
                 self.views(*each).writers.note_refusal(error, path)
         return bool(found)
 
     def looked_at(self) -> list[PartitionViews]:
-        """The partitions that somebody looked at."""
+        """Return the views of the partitions that were looked at."""
         return list(self._views.values())
 
     def remove_partition(self, topic: str, number: int) -> None:
-        """Delete a partition that holds nothing; PartitionNotEmptyError where it holds something."""
+        """Delete an empty partition. PartitionNotEmptyError if it holds something."""
         self._refuse_waiting_lines(topic, [number])
         self.store.remove_empty(topic, number)
         self._views.pop((topic, number), None)
         self.deleted()
 
     def remove_topic(self, topic: str) -> None:
-        """Delete a topic that holds nothing; PartitionNotEmptyError where it holds something."""
+        """Delete an empty topic. PartitionNotEmptyError if it holds something."""
         numbers = self.store.topics().get(topic, [])
         self._refuse_waiting_lines(topic, numbers)
         self.store.remove_empty_topic(topic)
@@ -173,7 +173,7 @@ class Context:
         self.deleted()
 
     def deletions(self) -> bytes:
-        """The deletions that can be taken back, as JSON, the newest first: as many as an attribute has room for."""
+        """Return the deletions that can be taken back, as JSON, the newest first: as many as fit into an attribute."""
         found: list[bytes] = []
         room = _LONGEST_ATTRIBUTE
         for deletion in self.store.deletions():
@@ -185,5 +185,5 @@ class Context:
         return b"[" + b",\n".join(found) + b"]\n"
 
     def mtime_ns(self) -> int:
-        """When partitions last came or went."""
+        """Return when partitions last came or went, in nanoseconds."""
         return os.stat(self.store.logs).st_mtime_ns

@@ -1,10 +1,10 @@
-"""What every name in the tree is: an entry, with the same few methods whatever it shows.
+"""Entries: every name in the tree is an entry, and all kinds of entries have the same few methods.
 
-    directory   lookup(name) → entry, names() → names worth listing
+    directory   lookup(name) → entry, names() → the listed names
     file        open(flags) → handle
     link        target
 
-Entries are made anew for each call and hold no state of their own: state is in the engine, in the shown
+Entries are usually made for one call and hold no state of their own. State is in the engine, in the views of the
 partition (`topicfs.fs.views.partition_views`) and in open handles.
 """
 
@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the tree is: user, group and permission bits of the backing directory."""
+    """The owner of the tree: user, group and permission bits of the backing directory."""
 
     uid: int
     gid: int
@@ -39,15 +39,15 @@ class Owner:
 
 
 class Attributes(NamedTuple):
-    """What stat tells. A tuple is made in a quarter of the time, and three are made for each command.
+    """What stat reports. It is a tuple, as that is made in a quarter of the time, and each command needs three.
 
     mode, ino, nlink, size, uid, gid  as in stat(2)
-    mtime_ns                          of the data, never of the question
-    stored                            bytes that are stored for it, which st_blocks tells; None for its size
-    version                           which of the bytes that the path stood for so far; 31 bits. Regular files of equal
-                                      path and version are one file to the kernel: one for pages, mappings and locks.
-                                      0 where that is so for all of them
-    fleeting                          the next look at the name may find another version: the kernel asks each time
+    mtime_ns                          when the data changed, in nanoseconds; never the time of the call
+    stored                            bytes that are stored for it, which st_blocks reports; None if that is its size
+    version                           31 bits that tell the successive contents of the path apart. To the kernel,
+                                      regular files of equal path and version are one file: one for pages, mappings and
+                                      locks. 0 if all contents of the path are one file
+    fleeting                          whether the next look-up may find another version: the kernel then asks each time
     """
 
     mode: int
@@ -63,15 +63,15 @@ class Attributes(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Honest for tools that take 0 for a hole."""
+        """Return the blocks of 512 bytes. A file with data must not have 0, as tools take that for a hole."""
         return -(-(self.size if self.stored is None else self.stored) // BLOCK)
 
 
 class Handle:
-    """An open file. What a kind of file cannot do is refused here, in one way for all.
+    """An open file. The base class refuses all calls that a kind of file does not support.
 
-    is_paged  its bytes go into the kernel's pages, as of a mapping: the kernel lets go of them when it likes, and comes
-              back for any of them as long as the file is open
+    is_paged  whether its bytes go into the kernel's pages, as for a mapping. The kernel drops pages when it likes, and
+              may ask for any of them again while the file is open
     """
 
     direct_io = True
@@ -79,42 +79,42 @@ class Handle:
     is_paged = False
 
     def size(self) -> int | None:
-        """Bytes of what was opened, now; None where that is the entry's size."""
+        """Return the present size in bytes of what was opened; None if it is the entry's size."""
         return None
 
     def content(self) -> Hashable:
-        """What the bytes depend on, where the version of the file does not say it: of open files that the kernel takes
-        for one, those of equal content show the same byte at each position. None where they always do."""
+        """Return what the bytes depend on, beside the version of the file. Among open files that the kernel takes for
+        one file, those of equal content show the same byte at each position. None if they always do."""
         return None
 
     def read(self, position: int, into: Bytes) -> int:
-        """Fill `into` from a position on; gives how many bytes there were."""
+        """Fill `into` from a position on. Return how many bytes there were."""
         raise errors.NotReadableError("this descriptor was not opened for reading")
 
     def write(self, data: Bytes) -> int:
-        """Take bytes behind those taken before; gives how many were taken."""
+        """Take bytes that follow those taken before. Return how many were taken."""
         raise errors.NotWritableError("this descriptor was not opened for writing")
 
     def write_at(self, position: int, data: Bytes) -> int:
-        """Take bytes at a position, where the file is one whose bytes have places of their own."""
+        """Take bytes at a position, if the bytes of the file have fixed positions. Return how many were taken."""
         return self.write(data)
 
     def flush(self) -> None:
-        """A descriptor is closed: perhaps one of several, perhaps a forked child's."""
+        """Handle the close of a descriptor: it may be one of several, or a forked child's."""
 
     def persist(self) -> None:
-        """fsync: bring what was written onto the disk."""
+        """Bring what was written onto the disk, for fsync."""
 
     def release(self) -> None:
-        """The last descriptor is closed. Nobody is told of an error any more."""
+        """Handle the close of the last descriptor. Errors reach no caller any more."""
 
 
 class Entry:
-    """A name in the tree. What a kind of entry cannot do is refused here, in one way for all.
+    """A name in the tree. The base class refuses all calls that a kind of entry does not support.
 
-    path       from the mount's root on, with a leading slash
+    path       the path from the mount's root on, with a leading slash
     fleeting   as in `Attributes`
-    can_go     retention or compaction may take it away while it is open
+    can_go     whether retention or compaction may remove it while it is open
     """
 
     kind = stat.S_IFREG
@@ -126,7 +126,7 @@ class Entry:
         self.path = path
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
-        """What stat tells. `size` where it is known, as of an open file."""
+        """Return what stat reports. `size` is given if it is known, as for an open file."""
         return Attributes(
             self.kind | (self.permissions & owner.mode),
             inode(self.path, self.generation),
@@ -141,80 +141,80 @@ class Entry:
         )
 
     def at(self, version: int) -> Entry:
-        """The entry as it was when the kernel was told this version; as it is now for 0, and where that is not to be
-        had, as its version tells. Some show something else each time."""
+        """Return the entry as it was when the kernel was told this version; for 0, or if that is no longer known, as it
+        is now. Its own version then tells which it is. Entries that change at each look-up override this."""
         return self
 
     @property
     def is_current(self) -> bool:
-        """Whether the name still leads here, so that it need not be looked up anew. In doubt it does not."""
+        """Tell whether the name still stands for this entry, so that no look-up is needed. If in doubt, it is False."""
         return False
 
     @property
     def is_deleted(self) -> bool:
-        """Whether what it shows was deleted by name: whoever has it open gets an error."""
+        """Tell whether what it shows was deleted by name: its open files then get errors."""
         return False
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be asked for its attributes: what retention or compaction took away cannot, though who has it
-        open reads on."""
+        """Tell whether its attributes can be read. After removal by retention or compaction they cannot, though open
+        files can still be read."""
         return True
 
     @property
     def generation(self) -> Hashable:
-        """Changes when the same name comes to mean other bytes, and only then: also not over a restart."""
+        """Return a value that changes if the name gets other bytes, and only then. It stays the same over a restart."""
         return 0
 
     @property
     def version(self) -> int:
-        """As in `Attributes`."""
+        """Return the version, as in `Attributes`."""
         return 0
 
     def size(self) -> int:
-        """Bytes, exactly."""
+        """Return the exact size in bytes."""
         return 0
 
     def stored(self) -> int | None:
-        """Bytes that are stored for it, as st_blocks is to tell; None for its size."""
+        """Return the bytes that are stored for it, which st_blocks reports; None if that is its size."""
         return None
 
     def mtime_ns(self) -> int:
-        """When the data last changed, in nanoseconds."""
+        """Return when the data last changed, in nanoseconds."""
         return 0
 
     def xattrs(self) -> dict[str, bytes]:
-        """Extended attributes."""
+        """Return the listed extended attributes."""
         return {}
 
     def xattr(self, name: str) -> bytes | None:
-        """An extended attribute, also one that is not listed, so that no tool copies it; None where there is none."""
+        """Return an extended attribute, or None. It may be one that is not listed, so that no tool copies it."""
         return self.xattrs().get(name)
 
     def set_xattr(self, name: str, value: bytes) -> None:
-        """setxattr."""
+        """Set an extended attribute, for setxattr."""
         raise errors.AttributeNotSupportedError(f"{self.path}: attributes cannot be set")
 
     # -- directories ----------------------------------------------------------------------------------
 
     def lookup(self, name: str) -> Entry:
-        """The entry of a name in this directory; NotFoundError where there is none."""
+        """Return the entry of a name in this directory. NotFoundError if there is none."""
         raise errors.NotADirectoryError(f"{self.path} is not a directory")
 
     def names(self) -> Iterable[str]:
-        """The names worth listing; others may be there as well."""
+        """Return the listed names. Other names may exist as well."""
         raise errors.NotADirectoryError(f"{self.path} is not a directory")
 
     def create_directory(self, name: str) -> None:
-        """mkdir."""
+        """Make a directory, for mkdir."""
         raise errors.NotSupportedError(f"directories are not made in {self.path}")
 
     def remove_directory(self, name: str) -> None:
-        """rmdir."""
+        """Remove a directory, for rmdir."""
         raise errors.NotSupportedError(f"{self.path.rstrip('/')}/{name} cannot be removed")
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
-        """Make a file and open it: open(2) of a name that is not there, with O_CREAT."""
+        """Make a file and open it: open(2) of a name that does not exist, with O_CREAT."""
         raise errors.NotSupportedError(
             f"{self.path.rstrip('/')}/{name}: files are not made here; partitions and topics are made by mkdir"
         )
@@ -222,56 +222,56 @@ class Entry:
     # -- what logs do not have ------------------------------------------------------------------------
 
     def remove(self) -> None:
-        """unlink."""
+        """Remove the entry, for unlink."""
         raise errors.AppendOnlyError(f"{self.path} cannot be removed")
 
     def move(self, parent: Entry, name: str) -> None:
-        """rename, to a name in a directory."""
+        """Rename the entry to a name in a directory."""
         raise errors.AppendOnlyError(f"{self.path} cannot be renamed")
 
     def set_mode(self) -> None:
-        """chmod."""
+        """Change the mode, for chmod."""
         raise errors.AppendOnlyError(
             f"{self.path} cannot be given permissions of its own: they are the backing directory's"
         )
 
     def set_owner(self) -> None:
-        """chown."""
+        """Change the owner, for chown."""
         raise errors.AppendOnlyError(
             f"{self.path} cannot be given an owner of its own: it is the backing directory's"
         )
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
-        """utimens; None for what stays."""
+        """Set the times, for utimens. None keeps a time as it is."""
         raise errors.AppendOnlyError(f"{self.path} cannot be given a time: it is that of its data")
 
     # -- files and links ------------------------------------------------------------------------------
 
     def open(self, flags: int) -> Handle:
-        """Open for what the flags say."""
+        """Open the file as the flags say."""
         raise errors.IsADirectoryError(f"{self.path} is a directory")
 
     def truncate(self, length: int) -> None:
-        """Cut to a length, also as `>` does it: to 0, before anything is written."""
+        """Cut the file to a length. `>` does that too: it cuts to 0 before anything is written."""
         raise errors.AppendOnlyError(f"{self.path} cannot be cut: use >> to append")
 
     def target(self) -> str:
-        """Where a symbolic link leads."""
+        """Return the target of a symbolic link."""
         raise errors.NotALinkError(f"{self.path} is not a symbolic link")
 
 
 class Directory(Entry):
-    """An entry with names in it."""
+    """An entry that contains names."""
 
     kind = stat.S_IFDIR
     permissions = 0o555
 
     def child(self, name: str) -> str:
-        """The path of a name in this directory."""
+        """Return the path of a name in this directory."""
         return f"/{name}" if self.path == "/" else f"{self.path}/{name}"
 
     def missing(self, name: str) -> errors.NotFoundError:
-        """The error for a name that means nothing here."""
+        """Return the error for a name that does not exist here."""
         return errors.NotFoundError(f"there is no {self.child(name)}")
 
 
@@ -292,7 +292,7 @@ class Link(Entry):
 
 
 class BytesHandle(Handle):
-    """A small file that was made when it was opened."""
+    """A small file whose content was made at the open."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -310,10 +310,10 @@ class BytesHandle(Handle):
 
 
 class GeneratedFile(Entry):
-    """A small file whose content is made when it is asked for."""
+    """A small file whose content is made at each call that needs it."""
 
     def content(self) -> bytes:
-        """What it holds now."""
+        """Return the present content."""
         raise NotImplementedError
 
     def size(self) -> int:
@@ -325,21 +325,21 @@ class GeneratedFile(Entry):
 
 
 def wants_writing(flags: int) -> bool:
-    """Whether a file is opened for writing."""
+    """Tell whether a file is opened for writing."""
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def refuse_writing(entry: Entry, flags: int) -> None:
-    """EPERM at open for what can only be read."""
+    """Refuse to open a read-only entry for writing, with EPERM."""
     if wants_writing(flags):
         raise errors.AppendOnlyError(f"{entry.path} can only be read")
 
 
 class Remembered(Generic[Value]):
-    """What names stood for when the kernel last looked, by version: it comes back for it at once, to open it.
+    """What names stood for at the kernel's recent look-ups, by version. An open that follows a look-up asks for it.
 
-    _most   so many are kept
-    _found  the newest at the end
+    _most   how many are kept
+    _found  what is kept, the newest at the end
     """
 
     def __init__(self, most: int) -> None:
@@ -348,11 +348,11 @@ class Remembered(Generic[Value]):
         self._lock = threading.Lock()
 
     def get(self, version: int) -> Value | None:
-        """What was kept under a version; None where it was not, or is not any more."""
+        """Return what was kept under a version; None if nothing was, or if it was dropped."""
         return self._found.get(version)
 
     def keep(self, version: int, value: Value) -> None:
-        """Keep it, and let go of the oldest."""
+        """Keep a value, and drop the oldest one if there are too many."""
         with self._lock:
             self._found[version] = value
             self._found.move_to_end(version)
@@ -361,7 +361,7 @@ class Remembered(Generic[Value]):
 
 
 class Snapshot(Entry):
-    """A generated file with the content that it had when the kernel looked at its name."""
+    """A generated file with the content that it had when the kernel looked up its name."""
 
     fleeting = True
 
@@ -395,9 +395,9 @@ class Snapshot(Entry):
 
 
 class FleetingFile(GeneratedFile):
-    """A generated file that can only be read, and has new content each time: to the kernel a new file each time.
+    """A generated file that can only be read, and is a new file to the kernel at each look-up, as its content changes.
 
-    snapshots  what it was lately; of all such files
+    snapshots  recent contents of all such files
     """
 
     snapshots: Remembered[Snapshot]
@@ -416,14 +416,14 @@ _snapshots: Final = itertools.count()
 
 @lru_cache(maxsize=65536)
 def version_of(*what: Hashable) -> int:
-    """A version for what a path stands for: see `Attributes`."""
+    """Return a version for what a path stands for: see `Attributes`."""
     digest = hashlib.blake2b(repr(what).encode("utf-8", "surrogateescape"), digest_size=4)
     return int.from_bytes(digest.digest()) >> 1 or 1
 
 
 @lru_cache(maxsize=65536)
 def inode(path: str, generation: Hashable) -> int:
-    """A number that stays with a path, also over restarts, as long as it means the same bytes."""
+    """Return an inode number that a path keeps, also over restarts, as long as it stands for the same bytes."""
     digest = hashlib.blake2b(f"{generation}:{path}".encode("utf-8", "surrogateescape"), digest_size=8)
-    # 0 and 1 are taken: by "none" and by the root.
+    # 0 means "none", and 1 is the root.
     return (int.from_bytes(digest.digest()) >> 1) | 2

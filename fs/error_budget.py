@@ -1,7 +1,7 @@
-"""How many calls ended in each errno, and which of these the log is still told about.
+"""The error budget: how many calls ended in each errno, and which of these errors are still logged.
 
-Who reads damaged bytes reads them again, or those behind them: each read is told its errno, but a line for each would
-push out of the log what else it had to say.
+A program that reads damaged bytes reads them again, or those behind them. Each read gets its errno, but a line for each
+would push everything else out of the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_LINES: Final = 10
 
 
 class Telling(Enum):
-    """Whether a line goes into the log."""
+    """Whether an error is logged."""
 
     TOLD = "it does"
     LAST = "it does, as the last of its kind for a while"
@@ -25,10 +25,10 @@ class Telling(Enum):
 
 
 class ErrorBudget:
-    """The failures of a process.
+    """The counts and the error budget of one process.
 
-    _counts  calls that ended in an errno, by its name
-    _lines   of each kind: when its while began, and how many lines there were in it
+    _counts  how many calls ended in each errno, by its name
+    _lines   by kind of error: when its present period began, and how many errors it had since
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class ErrorBudget:
         self._guard = threading.Lock()
 
     def note(self, name: str) -> None:
-        """One call ended in the errno of this name."""
+        """Count a call that ended in the errno of this name."""
         with self._guard:
             self._counts[name] += 1
 
     def counts(self) -> dict[str, int]:
-        """How many calls ended in each errno so far."""
+        """Return how many calls ended in each errno so far."""
         with self._guard:
             return dict(self._counts)
 
     def telling(self, kind: Hashable, now: float) -> Telling:
-        """Whether another line of a kind goes into the log at a time in seconds: so many of them do in a while.
-        There are few kinds."""
+        """Tell whether an error of a kind is logged at a time in seconds: in each period only the first MOST_LINES are.
+        There are few kinds, so they are kept."""
         with self._guard:
             began, lines = self._lines.get(kind, (now, 0))
             if now - began >= WHILE_S:
@@ -60,4 +60,4 @@ class ErrorBudget:
 
 
 ERRORS: Final = ErrorBudget()
-"""Of this process, which serves one mount."""
+"""The error budget of this process, which serves one mount."""

@@ -1,14 +1,14 @@
-"""Every error that the file system raises on purpose, and the errno of every error there is: the one place for both.
+"""Every error that the file system raises on purpose, and the errno of every error that can occur.
 
-An errno is all that a program sees, so each is chosen for what its reader will make of it, with the reason beside it.
-The words go to the daemon's log, as loudly as a row says:
+A program sees only an errno, so each one is chosen for what its reader will conclude, with the reason beside it.
+The words go to the daemon's log, at the level of the row:
 
-    QUIET     asked and answered: programs probe for names all day (Spark looks for a `.crc` beside each file)
+    QUIET     an ordinary answer: programs probe for names all day (Spark looks for a `.crc` beside each file)
     TOLD      a refusal that the user will want explained: one line at level info
-    WRONG     something is broken, and known: one line at level error
-    UNKNOWN   something is broken, and not foreseen: level error with the traceback. The daemon goes on
+    WRONG     something is broken, in a known way: one line at level error
+    UNKNOWN   something is broken, in an unforeseen way: level error with the traceback. The daemon goes on
 
-Of what is broken some lines of a kind are told in a while, and no more (`fs/error_budget.py`).
+Lines about what is broken are limited by an error budget, per kind and time (`fs/error_budget.py`).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ log = logging.getLogger(__name__)
 
 
 class FileSystemError(EngineError):
-    """Base of all errors that the file system raises on purpose."""
+    """The base of all errors that the file system raises on purpose."""
 
 
 class NotFoundError(FileSystemError):
-    """A name means nothing, or nothing any more."""
+    """A name does not exist, or no longer exists."""
 
 
 class TakenError(NotFoundError):
-    """A name that the kernel may remember, since we took it away ourselves."""
+    """A name does not exist, but the kernel may remember it, since the daemon removed it without the kernel."""
 
 
 class StaleError(FileSystemError):
-    """What the kernel remembers of a name holds no more: it is to look again."""
+    """What the kernel remembers of a name is no longer true: it must look again."""
 
 
 class SharedPagesError(FileSystemError):
-    """Bytes for the kernel's pages, which another open file shares and has filled with others."""
+    """Bytes are asked for pages that another open file shares and has filled with other bytes."""
 
 
 class BusyError(FileSystemError):
-    """Two jobs write into one directory, or a file is still being written, or being committed."""
+    """Two jobs write into one directory, or a file is still being written, or is being committed."""
 
 
 class GoingAwayError(FileSystemError):
-    """What was asked for is not begun, as the mount is being taken away."""
+    """A call is refused before it begins, because the mount is being taken away."""
 
 
 class OtherInboxError(FileSystemError):
@@ -62,11 +62,11 @@ class OtherInboxError(FileSystemError):
 
 
 class ExistsError(FileSystemError):
-    """A name is taken."""
+    """A name exists already."""
 
 
 class NotADirectoryError(FileSystemError):
-    """A path goes on behind a name that is no directory."""
+    """A path continues behind a name that is no directory."""
 
 
 class IsADirectoryError(FileSystemError):
@@ -74,47 +74,47 @@ class IsADirectoryError(FileSystemError):
 
 
 class NotEmptyError(FileSystemError):
-    """A directory that holds something is to be removed."""
+    """A directory cannot be removed because it holds something."""
 
 
 class NotALinkError(FileSystemError):
-    """A link's target is asked of something else."""
+    """The target of a link is asked of something that is no link."""
 
 
 class AppendOnlyError(FileSystemError):
-    """Bytes of a log are to be cut, overwritten, renamed or removed; or a view is to be written."""
+    """Bytes of a log cannot be cut, overwritten, renamed or removed, and a view cannot be written."""
 
 
 class NotSupportedError(FileSystemError):
-    """An operation that this entry, or the whole file system, does not have."""
+    """This entry, or the whole file system, does not support the operation."""
 
 
 class NoAccessError(FileSystemError):
-    """access(2) asks for what the permission bits do not give."""
+    """access(2) asks for what the permission bits do not allow."""
 
 
 class NotReadableError(FileSystemError):
-    """A handle is read that was opened for writing only."""
+    """A handle that was opened for writing only is read."""
 
 
 class NotWritableError(FileSystemError):
-    """A handle is written that was opened for reading only."""
+    """A handle that was opened for reading only is written."""
 
 
 class BadInputError(FileSystemError):
-    """Written bytes break the format of the file that they were written to."""
+    """Written bytes violate the format of the file that they were written to."""
 
 
 class NoAttributeError(FileSystemError):
-    """An extended attribute is not there."""
+    """An extended attribute does not exist."""
 
 
 class AttributeNotSupportedError(FileSystemError):
-    """An extended attribute that cannot be set, or of a namespace that is not kept."""
+    """An extended attribute cannot be set, or its namespace is not supported."""
 
 
 class TryAgainError(FileSystemError):
-    """A read that waits for records has waited long enough to see whether its reader was interrupted."""
+    """A waiting read ends, as its caller may have been interrupted."""
 
 
 class MountRefusedError(Exception):
@@ -122,7 +122,7 @@ class MountRefusedError(Exception):
 
 
 class Loudness(Enum):
-    """How an error is told in the log."""
+    """How loudly an error goes into the log."""
 
     QUIET = "not at all"
     TOLD = "one line, info"
@@ -132,7 +132,7 @@ class Loudness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an error becomes: the number for the program, the loudness for the log."""
+    """What an error becomes: the errno for the program, the loudness for the log."""
 
     errno: int
     loudness: Loudness
@@ -140,80 +140,80 @@ class Answer:
 
 _QUIET, _TOLD, _WRONG, _UNKNOWN = Loudness.QUIET, Loudness.TOLD, Loudness.WRONG, Loudness.UNKNOWN
 
-# A class stands for those derived from it that have no row of their own.
+# A class also stands for derived classes that have no row of their own.
 ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # -- names
     NotFoundError: Answer(errno.ENOENT, _QUIET),
     engine.UnknownPartitionError: Answer(errno.ENOENT, _QUIET),
-    # `offset/500` of a log that ends at 400: the file is not there yet, or not any more.
+    # `offset/500` of a log that ends at 400: the file does not exist yet, or no longer exists.
     engine.OffsetOutOfRangeError: Answer(errno.ENOENT, _QUIET),
-    # open(2) and its like then look the name up anew, and never give this errno to a program.
+    # open(2) and similar calls then look the name up anew, and never give this errno to a program.
     StaleError: Answer(errno.ESTALE, _QUIET),
     ExistsError: Answer(errno.EEXIST, _QUIET),
     engine.PartitionExistsError: Answer(errno.EEXIST, _QUIET),
-    # A batch's name is taken by what was committed under it. Spark's committer, touch(1) and Python's `touch` fail on
-    # it, and "File exists" is what is wrong.
+    # A batch was committed under this name before. Spark's committer, touch(1) and Python's `touch` fail on this errno,
+    # and "File exists" describes the problem.
     engine.BatchExistsError: Answer(errno.EEXIST, _TOLD),
     NotADirectoryError: Answer(errno.ENOTDIR, _QUIET),
     IsADirectoryError: Answer(errno.EISDIR, _QUIET),
     NotEmptyError: Answer(errno.ENOTEMPTY, _QUIET),
-    # Told, since it says how records are deleted that are meant to go.
+    # It is logged, since the message says how to delete records that are meant to go.
     engine.PartitionNotEmptyError: Answer(errno.ENOTEMPTY, _TOLD),
-    # There is no deletion of that name to take back.
+    # No deletion of that name can be taken back.
     engine.NothingDeletedError: Answer(errno.ENOENT, _TOLD),
-    # What readlink(2) says of anything that is no link.
+    # readlink(2) gives this errno for anything that is no link.
     NotALinkError: Answer(errno.EINVAL, _QUIET),
-    # mkdir of a name that no topic can have: the name itself is the bad argument. ENOENT would send people looking.
+    # mkdir of a name that no topic can have: the name itself is the bad argument. ENOENT would mislead users.
     engine.InvalidNameError: Answer(errno.EINVAL, _TOLD),
     # -- refusals
-    # What Linux says of a file with chattr +a: tools that know append-only files know this one.
+    # Linux gives this errno for a file with chattr +a: tools that know append-only files know it.
     AppendOnlyError: Answer(errno.EPERM, _TOLD),
-    # link(2), symlink(2) and mknod(2) name EPERM for a file system that has no such thing; ENOSYS is for kernels.
+    # link(2), symlink(2) and mknod(2) document EPERM for a file system without such things; ENOSYS is for kernels.
     NotSupportedError: Answer(errno.EPERM, _TOLD),
-    # `delete.topic.enable=false`, or a cleanup policy: somebody decided so, as with permissions.
+    # `delete.topic.enable=false`, or a cleanup policy: an administrator decided so, as with permissions.
     engine.PolicyViolationError: Answer(errno.EPERM, _TOLD),
-    # The kernel refuses changes of a read-only mount before they come here. What comes all the same gets the same.
+    # The kernel refuses changes of a read-only mount by itself. A call that arrives anyway gets the same errno.
     engine.ReadOnlyError: Answer(errno.EROFS, _TOLD),
     NoAccessError: Answer(errno.EACCES, _QUIET),
-    # The kernel checks the mode of a descriptor first, so this is a handle that cannot do what its mode says.
+    # The kernel checks the mode of a descriptor first, so this handle cannot do what its mode says.
     NotReadableError: Answer(errno.EBADF, _TOLD),
     NotWritableError: Answer(errno.EBADF, _TOLD),
-    # A Spark job's second attempt would meet it too: its commit fails, and says what the device is busy with.
+    # A second attempt of a Spark job would meet it too: its commit fails, and says what the device is busy with.
     BusyError: Answer(errno.EBUSY, _TOLD),
-    # Not ENOTCONN or ECONNABORTED, which a call gets when nobody knows what became of it: here nothing was done.
+    # Not ENOTCONN or ECONNABORTED: a call gets these when its outcome is unknown. Here nothing was done.
     GoingAwayError: Answer(errno.ESHUTDOWN, _TOLD),
-    # mv then copies, as between any two file systems.
+    # mv then copies the file, as between any two file systems.
     OtherInboxError: Answer(errno.EXDEV, _QUIET),
     # -- what was written
     BadInputError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidRecordError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidSettingError: Answer(errno.EINVAL, _TOLD),
-    # "Message too long": the one errno whose text says what happened.
+    # "Message too long" is the only errno whose text says what happened.
     engine.RecordTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     engine.RecordBatchTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     # -- extended attributes
     NoAttributeError: Answer(errno.ENODATA, _QUIET),
-    # cp -a, rsync -X and tar go on after this one, and warn after any other.
+    # cp -a, rsync -X and tar ignore this errno, and warn after any other.
     AttributeNotSupportedError: Answer(errno.ENOTSUP, _QUIET),
     # -- waiting
-    # Programs read again after EINTR, and a signal that came meanwhile is handled first: so Ctrl-C works.
+    # Programs read again after EINTR, and a signal that came meanwhile is handled first. So Ctrl-C works.
     TryAgainError: Answer(errno.EINTR, _QUIET),
     InterruptedError: Answer(errno.EINTR, _QUIET),
     # -- broken
-    # These bytes are bad; others of the same file may be read.
+    # These bytes are bad, but others of the same file may be readable.
     engine.CorruptError: Answer(errno.EIO, _WRONG),
-    # A link, a FIFO or a device that somebody has put under BACKING, where a file was expected: nobody looks into it.
+    # Somebody has put a link, a FIFO or a device under BACKING in the place of a file: it is not opened.
     NotRegularError: Answer(errno.EIO, _WRONG),
-    # There is no other answer to a page that cannot be had: the mapping gets SIGBUS, sendfile(2) this.
+    # A page that cannot be had has no other answer: a mapping gets SIGBUS, sendfile(2) gets this.
     SharedPagesError: Answer(errno.EIO, _TOLD),
-    # The partition went offline after an I/O error, or was deleted under an open handle.
+    # The partition went offline after an I/O error, or was deleted while a handle was open.
     engine.ClosedError: Answer(errno.EIO, _WRONG),
     MemoryError: Answer(errno.ENOMEM, _UNKNOWN),
     BaseException: Answer(errno.EIO, _UNKNOWN),
 }
 
-# Errors of the system that mean the same to whoever uses the mount: what is full, is full for both. All others speak of
-# files and descriptors of the backing directory: a segment that vanished is no ENOENT of the view that shows it.
+# System errors that mean the same for the user of the mount: a full disk is full for both. All other system errors are
+# about files and descriptors of the backing directory: a segment that vanished is no ENOENT of the view that shows it.
 _PASSED_ON: Final = frozenset(
     {
         errno.ENOSPC,
@@ -230,7 +230,7 @@ _PASSED_ON: Final = frozenset(
 
 
 def answer(error: BaseException) -> Answer:
-    """What an error becomes."""
+    """Return the errno and the loudness of an error."""
     for kind in type(error).__mro__:
         row = ANSWERS.get(kind)
         if row is not None and kind is not BaseException:
@@ -241,15 +241,14 @@ def answer(error: BaseException) -> Answer:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error says no to what was asked for, in words that who asked will want: not that a name is not there,
-    and not that something is broken."""
+    """Tell whether an error refuses a request with a reason that the user will want. It is False if a name does not
+    exist, and if something is broken."""
     found = answer(error)
     return found.loudness is Loudness.TOLD or found.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def errno_of(error: BaseException, operation: str, place: str) -> int:
-    """The errno of an error that ended an operation; counts it, and tells the log about it. `place` is the path, or the
-    handle."""
+    """Return the errno of an error that ended an operation; count and log it. `place` is the path, or the handle."""
     found = answer(error)
     name = errno.errorcode[found.errno]
     ERRORS.note(name)

@@ -1,4 +1,4 @@
-"""The formats of records as lines: txt, tsv, jsonl. Their lines are drawn in `topicfs.fs.kernels.sizes`."""
+"""The formats of records as lines: txt, tsv, jsonl. `topicfs.fs.kernels.sizes` describes their lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from topicfs.fs.kernels import sizes as sizing
 from topicfs.fs.kernels.parse import NO_PARTITION
 
 MAX_LINES: Final = (MAX_INT32 - parsing.SLACK) // 2
-"""Bytes of lines that one parse takes: places in what they become are 32 bits wide."""
+"""Bytes of lines that one parse takes, at most: positions in its output are 32 bits wide."""
 
 _NEWLINE: Final = 10
 _MOST_SHOWN: Final = 24
@@ -39,11 +39,11 @@ _EXPECTATIONS: Final = frozenset(
         reasons.ESCAPE, reasons.SURROGATE, reasons.CONTROL,
     }
 )  # fmt: skip
-"""Statuses whose message goes on with what was found."""
+"""Statuses whose message also says what was found."""
 
 
 class InputError(BadInputError):
-    """A line is not of its format: `line` in what was parsed, and `position` of the byte in it, from 1 on."""
+    """A line violates its format. `line` counts from 1 in what was parsed, `position` from 1 in the line's bytes."""
 
     def __init__(self, line: int, position: int, reason: str) -> None:
         super().__init__(f"line {line}, byte {position}: {reason}")
@@ -54,12 +54,12 @@ class InputError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The records that lines hold.
+    """The records of parsed lines.
 
-    columns     a row for each good line, offsets 0, 1, 2 …
-    partitions  the partition that each line names, NO_PARTITION where it names none
+    columns     a row for each good line, with offsets 0, 1, 2 …
+    partitions  the partition that each line names, or NO_PARTITION if it names none
     used        bytes of the good lines
-    error       what is wrong with the line behind them; None when all are good
+    error       what is wrong with the line behind them; None if all lines are good
     """
 
     columns: Columns
@@ -69,7 +69,7 @@ class Parsed:
 
 
 class Format(IntEnum):
-    """A way to show records as lines; its number is the kernels'."""
+    """A way to show records as lines. The kernels use the same numbers."""
 
     TXT = sizing.TXT
     TSV = sizing.TSV
@@ -77,7 +77,7 @@ class Format(IntEnum):
 
     @property
     def suffix(self) -> str:
-        """The end of a file's name, without the dot."""
+        """Return the suffix of a file name, without the dot."""
         return _SUFFIXES[self]
 
     # -- records → lines ------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ class Format(IntEnum):
         first_offset: int = 0,
         end_offset: int = MAX_INT64,
     ) -> Longs:
-        """How many bytes each batch of `table` takes: its records in [first_offset, end_offset), none for a
-        control batch. `origin` is the table's position of buffer[0]."""
+        """Return how many bytes each batch of `table` takes: its records in [first_offset, end_offset), 0 for a control
+        batch. `origin` is the table's position of buffer[0]."""
         found = np.zeros(len(table), np.int64)
         prefix = _prefix(topic, partition).size
         for first, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
@@ -122,8 +122,8 @@ class Format(IntEnum):
         topic: str,
         partition: int,
     ) -> int:
-        """Write the records in [first_offset, end_offset) of the batches of `table` at out[position:]; gives the
-        position behind them. What `out` holds behind it is undefined. ValueError where `out` has no room."""
+        """Write the records in [first_offset, end_offset) of the batches of `table` at out[position:]. Return the
+        position behind them. Bytes of `out` behind it are undefined. ValueError if `out` is too small."""
         prefix = _prefix(topic, partition)
         for _, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
             status, batch, index, at, position = rendering.render(
@@ -147,7 +147,7 @@ class Format(IntEnum):
         topic: str,
         partition: int,
     ) -> Bytes:
-        """What `render` writes, in an array of its size. Each compressed batch is decompressed once."""
+        """Return what `render` writes, in an array of its size. Each compressed batch is decompressed once."""
         parts = list(_plain_parts(buffer, table, origin, first_offset, end_offset))
         out = np.empty(
             sum(
@@ -166,8 +166,8 @@ class Format(IntEnum):
     # -- lines → records ------------------------------------------------------------------------------
 
     def parse(self, lines: Bytes, now: int) -> Parsed:
-        """The records of these lines, up to the first that is wrong. A last line without a newline counts. `now`
-        is the timestamp of records whose line gives none."""
+        """Parse the records of these lines, up to the first bad one. A last line without a newline counts. `now` is the
+        timestamp of records whose line gives none."""
         if lines.size > MAX_LINES:
             raise RecordTooLargeError(f"{lines.size} bytes of lines at once: expected up to {MAX_LINES}")
         rows = int(np.count_nonzero(lines == _NEWLINE))
@@ -196,7 +196,7 @@ _SUFFIXES: Final = {fmt: fmt.name.lower() for fmt in Format}
 
 @lru_cache(maxsize=1024)
 def _prefix(topic: str, partition: int) -> Bytes:
-    """What a jsonl line of this partition has before its offset."""
+    """Return the beginning of a jsonl line of this partition, up to its offset."""
     name = json.dumps(topic, ensure_ascii=False)
     return np.frombuffer(f'{{"topic":{name},"partition":{partition},"offset":'.encode(), np.uint8)
 
@@ -207,8 +207,8 @@ def _prefix(topic: str, partition: int) -> Bytes:
 def _plain_parts(
     buffer: Bytes, table: Longs, origin: int, first_offset: int, end_offset: int
 ) -> Iterator[tuple[int, Bytes, Longs, int]]:
-    """The table in parts whose records are plain bytes: a run of uncompressed batches as it is, or one batch
-    decompressed. Each is the index of its first row, where its bytes are, its rows, and their origin."""
+    """Split the table into parts whose records are plain bytes: a run of uncompressed batches as it is, or one batch
+    decompressed. A part is the index of its first row, the bytes, the rows, and their origin."""
     attributes = table[:, ATTRIBUTES]
     views = (table[:, LAST_OFFSET] >= first_offset) & (table[:, BASE_OFFSET] < end_offset)
     squeezed = (attributes & CODEC_MASK != 0) & (attributes & CONTROL == 0) & views
@@ -239,7 +239,7 @@ def _raise_if_bad(status: int, table: Longs, batch: int, index: int, at: int) ->
 
 
 def _span_lines(lines: Bytes, spans: Ints) -> None:
-    """Set the spans of records whose values are these lines, where they lie."""
+    """Set the spans of records whose values are these lines, without copying the bytes."""
     ends = np.full(spans.shape[1], lines.size)
     newlines = np.flatnonzero(lines == _NEWLINE)
     ends[: newlines.size] = newlines
@@ -261,7 +261,7 @@ def _input_error(lines: Bytes, status: int, good: int, start: int, at: int) -> I
 
 
 def _shown(text: str) -> str:
-    """As much of a text as a message can carry."""
+    """Cut a text to the length that a message can carry."""
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
 
 

@@ -1,4 +1,4 @@
-"""The operations of the file system: paths and handles on one side, entries on the other."""
+"""The operations of the file system: they turn paths and handles into calls of entries."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from topicfs.fs.tree.root import RootDirectory
 from topicfs.fs.views.rendered_segments import ViewCache
 
 _MOST_KNOWN: Final = 4096
-"""Entries by path: some 1 KiB each, with what they refer to."""
+"""How many entries are kept by path: each takes some 1 KiB, with what it refers to."""
 
 _LOOKS_AGAIN: Final = 0.1
-"""Seconds in which a call that was told to look again does so, on a busy machine too."""
+"""Seconds in which a call that was told to look a name up again does so, also on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Open:
-    """An open file: what it was opened on, and how it is read and written.
+    """An open file: the entry that was opened, and the handle that reads and writes.
 
-    node  the kernel's number of the inode, with its version
-    kept  what stat told when it was opened, but for the size, of what retention or compaction may take away
-    late  it is newer than what the kernel takes it for: it can be read, and is in pages only where nobody shares them
+    node  the kernel's number of the inode, which contains its version
+    kept  the attributes at the open, without the size, if retention or compaction may remove the entry; else None
+    late  whether it is newer than the version that the kernel looked up: it can be read, and mapped only unshared
     """
 
     entry: Entry
@@ -47,11 +47,11 @@ class _Open:
 
     @property
     def version(self) -> int:
-        """As in `Attributes`."""
+        """Return the version, as in `Attributes`."""
         return self.node >> VERSION_SHIFT
 
     def attributes(self, owner: Owner) -> Attributes:
-        """What fstat tells, also when the name is gone or stands for another file."""
+        """Return what fstat reports, also when the name is gone or stands for another file."""
         size = self.handle.size()
         if self.kept is not None and size is not None and not self.entry.is_there:
             return self.kept._replace(size=size)
@@ -59,20 +59,19 @@ class _Open:
 
 
 class FileSystem:
-    """A store as a tree of files. Each method is a file operation; any error may come out of it.
+    """A store as a tree of files. Each method is a file operation, and may raise any error.
 
-    context  what all of the tree shares
-    owner    whose the files are
-    _root    the tree
-    _known   entries by path, to be used as long as they are current: each call asks for a path, and again for those
-             above it
-    closing  the mount goes away: long work ends
-    _handles open files, by number
-    _held    by the kernel's number of the inode, of files that have versions: what is open
-    _paged   by number, of open files whose bytes went into pages that others may share: what those bytes depend on
-    _guard   guards the last two while they are changed
-    _stale   by path and thread, when the kernel was told to look again and did not find yet what it asked for
-    _drop    has the kernel drop the pages of an inode
+    context   what the whole tree shares
+    owner     the owner of all files
+    _root     the root of the tree
+    _known    entries by path, valid while they are current: each call looks up a path, and the paths above it
+    closing   whether the mount is going away, so that long work must end
+    _handles  open files by number
+    _held     open files that have versions, by the kernel's number of the inode
+    _paged    by number, for open files with bytes in pages that others may share: what those bytes depend on
+    _guard    guards changes of _held and _paged
+    _stale    by path and thread: when the kernel was told to look a name up again, and the call has not come back
+    _drop     makes the kernel drop the pages of an inode
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class FileSystem:
         self.closing = False
 
     def wait_until(self, given_up: Callable[[], bool]) -> None:
-        """Calls that wait for records ask this, every now and then, whether anybody still waits for them."""
+        """Set the function that a waiting read calls now and then, to learn whether its caller has given up."""
         self.context.given_up = given_up
 
     def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:
-        """A call has failed: where that is a refusal, the status of what it was about tells why."""
+        """Note a call that has failed. If it was a refusal, the status of the partitions concerned shows the reason."""
         opened = None if handle is None else self._handles.get(handle)
         if errors.is_refusal(error):
             any(
@@ -112,11 +111,11 @@ class FileSystem:
             )
 
     def forget_pages_by(self, drop: Callable[[int], object]) -> None:
-        """The pages that the kernel keeps of an inode are dropped by this."""
+        """Set the function that makes the kernel drop the pages of an inode."""
         self._drop = drop
 
     def _drop_deleted(self) -> None:
-        """Have the kernel ask for what is open of deleted partitions: it is told that they are gone."""
+        """Drop the pages of open files of deleted partitions. The kernel then asks, and is told that they are gone."""
         for opened in list(self._handles.values()):
             if opened.node and opened.entry.is_deleted:
                 self._drop(opened.node)
@@ -146,7 +145,7 @@ class FileSystem:
             return opened.attributes(self.owner)
         version = node >> VERSION_SHIFT
         for held in tuple(self._held.get(node, ())) if version else ():
-            # libfuse 2 asks by name for an open file too, and the kernel before it reads through its page cache.
+            # libfuse 2 asks by name for an open file too, and the kernel asks before it reads through its page cache.
             if not held.entry.is_deleted:
                 return held.attributes(self.owner)
         found = self._entry(path).at(version)
@@ -155,8 +154,8 @@ class FileSystem:
         return found.attributes(self.owner)
 
     def _look_again(self, path: str, caller: int) -> None:
-        """StaleError where the kernel is to look a name up anew, as it stands for other bytes. It does so once in a
-        call: where they change again meanwhile, the call has to take what there is then."""
+        """Raise StaleError to have the kernel look a name up again, because it stands for other bytes now. The kernel
+        does so once per call. If the bytes change again in the meantime, the call has to take the newest ones."""
         now = time.monotonic()
         last = self._stale.pop((path, caller), None)
         if last is not None and now - last < _LOOKS_AGAIN:
@@ -205,7 +204,7 @@ class FileSystem:
         try:
             entry = self._entry(path)
         except errors.TakenError as error:
-            # The kernel remembers a name that we took away. Told so, it looks again, and makes the file where it may.
+            # The kernel remembers a name that was removed here. After ESTALE it looks again, and may create the file.
             raise errors.StaleError(str(error)) from None
         try:
             found = entry.at(version)
@@ -213,10 +212,10 @@ class FileSystem:
         except errors.NotFoundError:
             if entry.is_current:
                 raise
-            # A segment that compaction has rewritten just now: its name is that of another one, and always was there.
+            # Compaction has just replaced the segment. The new one has the same name, which has existed all the time.
             found = self._entry(path).at(version)
             opened = found.open(flags)
-        # Asked for afterwards: what was opened may be newer than what the kernel looked up.
+        # The version is asked for after the open: what was opened may be newer than what the kernel looked up.
         late = version not in (0, found.version)
         if late:
             try:
@@ -256,11 +255,11 @@ class FileSystem:
         return done
 
     def _share_pages(self, handle: int, opened: _Open) -> None:
-        """Refuse bytes for pages that another open file shares, where it shows other bytes."""
+        """Refuse bytes for pages that another open file shares, if that file shows other bytes."""
         if opened.late and opened.handle.keep_cache:
             raise errors.SharedPagesError(f"{opened.entry.path} changed while it was opened: open it again")
         content = handle if opened.late else opened.handle.content()
-        # Files that can be written anywhere have their bytes of their own: what is in an inbox.
+        # Files in an inbox can be written anywhere, and have no versions: each has its own bytes.
         if self._paged.get(handle, self) == content or (content is None and not opened.version):
             return
         with self._guard:
@@ -296,7 +295,7 @@ class FileSystem:
         opened.handle.release()
 
     def jobs(self) -> list[Job]:
-        """What is done beside the calls: of a store that is not to be changed, nothing that keeps it in shape."""
+        """Return the background jobs. For a read-only store these do not include any upkeep."""
         context = self.context
         ahead = Job("read-ahead", LASTS, context.read_ahead.run, 0, "ahead")
         if context.store.read_only:
@@ -304,22 +303,22 @@ class FileSystem:
         return [
             ahead,
             Job("linger", LASTS, context.writers.linger.run, 0, "linger"),
-            # A large log takes minutes, for which no other job is to wait.
+            # A large log takes minutes, and no other job should wait for it.
             Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "views"),
         ]
 
     def keep_maps(self) -> None:
-        """Put the size maps of sealed segments on the shelf, and let go of those that are gone."""
+        """Save the size maps of sealed segments in the view cache, and remove those of segments that are gone."""
         for views in self.context.looked_at():
             views.forget_removed()
             views.rendered.keep_complete(lambda: self.closing)
 
     def end_commits(self) -> None:
-        """Begin no more commits of inboxes, and return when those that have begun are done and answered."""
+        """Begin no more commits of inboxes; return when those that have begun are done and answered."""
         self.context.commits.end()
 
     def close(self) -> None:
-        """No call comes any more: append what open handles still hold, and have the jobs end."""
+        """End the jobs, and append what open handles still hold: no more calls will come."""
         self.closing = True
         self.context.writers.linger.stop()
         self.context.read_ahead.stop()
@@ -327,7 +326,7 @@ class FileSystem:
         self.context.writers.flush_all()
 
     def close_all(self) -> None:
-        """Release what is still open, as the mount goes away: unfinished lines are lines now."""
+        """Release all open files, as the mount goes away. Their unfinished lines are appended as complete lines."""
         for number in list(self._handles):
             self.release(number)
 
@@ -373,6 +372,6 @@ class FileSystem:
 
 
 def _refuse_deleted(entry: Entry) -> None:
-    """ClosedError where what was opened was deleted, whatever of it is still in memory."""
+    """Raise ClosedError if an open entry was deleted, even if some of it is still in memory."""
     if entry.is_deleted:
         raise ClosedError(f"{entry.path} was deleted while it was open")

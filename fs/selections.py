@@ -1,4 +1,4 @@
-"""The grammar of names: which records a file name means.
+"""The grammar of names: which records a file name selects.
 
     <N>                      offset/42                    the value of one record, exactly
     <N>.<fmt>                offset/42.jsonl              that record
@@ -12,10 +12,10 @@
     <day>/<HH>.<fmt>         time/2026-05-01/09.txt       an hour, UTC
     <base>.<fmt>             segments/00000000000000000042.txt, also .log: the segment's bytes
 
-Times are ISO 8601, with or without `-` and `:`; a time may stop at the year, the month, which has its `-`, and every
-smaller unit; a second may have a fraction. Without a zone they are UTC. A year above 9999 has a `+` before it, as in
-+10000-01-01. Ten or more digits are milliseconds since 1970.
-No name that is listed has a colon: Hadoop cannot read such paths.
+Times are ISO 8601, with or without `-` and `:`. A time may stop at the year, at the month (which needs its `-`), or at
+any smaller unit. A second may have a fraction. Times without a zone are UTC. A year above 9999 has a `+` before it, as
+in +10000-01-01. Ten or more digits are milliseconds since 1970. No listed name has a colon, because Hadoop cannot read
+such paths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 _CYCLE_YEARS: Final = 400
 _CYCLE_DAYS: Final = 146_097
-"""After so many years the calendar comes again, day for day: `date` reaches to the year 9999, a timestamp further."""
+"""The calendar repeats, day for day, after so many years. `date` ends at the year 9999, but timestamps go further."""
 
 _CYCLE_START: Final = 2000
 _CYCLE_FIRST: Final = date(_CYCLE_START, 1, 1).toordinal()
@@ -61,7 +61,7 @@ _CYCLE_FIRST: Final = date(_CYCLE_START, 1, 1).toordinal()
 
 @dataclass(frozen=True, slots=True)
 class OffsetSelection:
-    """Records by offset: from `first` on, up to and including `last`; without a last, all that come."""
+    """Records by offset: from `first` to `last`, both included; without a `last`, also all that will come."""
 
     first: int
     last: int | None = None
@@ -69,14 +69,14 @@ class OffsetSelection:
 
 @dataclass(frozen=True, slots=True)
 class LastSelection:
-    """The last `count` records that there are when it is opened."""
+    """The last `count` records at the time of the open."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSelection:
-    """Records by time, in milliseconds: from `start` on (None: from the beginning), up to, not including, `end`."""
+    """Records by time in milliseconds: from `start` (None: from the beginning) up to `end`, which is not included."""
 
     start: int | None
     end: int | None
@@ -84,7 +84,7 @@ class TimeSelection:
 
 @dataclass(frozen=True, slots=True)
 class RecentSelection:
-    """The records of the last `span_ms` before it is opened."""
+    """The records of the last `span_ms` before the open, and those that will come."""
 
     span_ms: int
 
@@ -93,14 +93,14 @@ Selection = OffsetSelection | LastSelection | TimeSelection | RecentSelection
 
 
 def parse_offset(name: str) -> int | None:
-    """The offset that a name without a suffix means; None where it means none."""
+    """Return the offset that a name without a suffix stands for; None if it stands for none."""
     if _NUMBER.fullmatch(name) is None or int(name) > MAX_INT64:
         return None
     return int(name)
 
 
 def parse_offsets(stem: str) -> Selection | None:
-    """The records that a name under `offset/` means, its suffix taken off."""
+    """Return the records that a name under `offset/`, without its suffix, stands for; None if it stands for none."""
     found = _LAST.fullmatch(stem)
     if found is not None:
         return LastSelection(int(found[1]))
@@ -114,7 +114,7 @@ def parse_offsets(stem: str) -> Selection | None:
 
 
 def parse_times(stem: str) -> Selection | None:
-    """The records that a name under `time/` means, its suffix taken off."""
+    """Return the records that a name under `time/`, without its suffix, stands for; None if it stands for none."""
     found = _RECENT.fullmatch(stem)
     if found is not None and any(found.groups()):
         return RecentSelection(
@@ -136,7 +136,7 @@ def parse_times(stem: str) -> Selection | None:
 
 
 def parse_time(text: str) -> int | None:
-    """Milliseconds since 1970 of a time in ISO 8601; None where it is none."""
+    """Return the milliseconds since 1970 of a time, in ISO 8601 or as digits; None if it is no time."""
     if _MILLISECONDS.fullmatch(text) is not None:
         return int(text) if int(text) <= MAX_INT64 else None
     found = _parse(text)
@@ -144,14 +144,14 @@ def parse_time(text: str) -> int | None:
 
 
 def parse_period(text: str) -> tuple[int, int] | None:
-    """The year, month, day, hour, minute or second that a time in ISO 8601 names: its first millisecond, and the one
-    behind its last. None where it names none."""
+    """Return the first millisecond of the year, month, day, hour, minute or second that a text in ISO 8601 names, and
+    the one behind its last. None if it names none."""
     found = _parse(text)
     return None if found is None or found[1] is None else (found[0], found[1])
 
 
 def _parse(text: str) -> tuple[int, int | None] | None:
-    """The first millisecond that a time means, and the one behind its last, where it stops at a second or before."""
+    """Return the first millisecond of a time, and the one behind its last, which is None if it has a fraction."""
     found = _MONTHS.fullmatch(text)
     if found is not None:
         year, month = int(found["year"]), found["month"]
@@ -176,12 +176,12 @@ def _parse(text: str) -> tuple[int, int | None] | None:
 
 
 def _between(start: int, end: int) -> tuple[int, int] | None:
-    """Times before 1970 are the beginning, and none is later than a timestamp can be."""
+    """Move times before 1970 to 1970. Return None for what begins later than a timestamp can be."""
     return (max(0, start), max(0, end)) if start <= MAX_INT64 else None
 
 
 def _day(year: int, month: int, day: int) -> int | None:
-    """Days since 1970; None where the calendar has no such day."""
+    """Return the days since 1970; None if the calendar has no such day."""
     cycles, rest = divmod(year - _CYCLE_START, _CYCLE_YEARS)
     try:
         found = date(_CYCLE_START + rest, month, day)
@@ -191,7 +191,7 @@ def _day(year: int, month: int, day: int) -> int | None:
 
 
 def _zone(text: str | None) -> int:
-    """How far a zone is before UTC, in milliseconds."""
+    """Return how far a zone is ahead of UTC, in milliseconds."""
     if text is None or text == "Z":
         return 0
     digits = text[1:].replace(":", "").ljust(4, "0")
@@ -200,17 +200,17 @@ def _zone(text: str | None) -> int:
 
 
 def parse_day(name: str) -> int | None:
-    """The first millisecond of a day such as 2026-05-01; None where the name is none."""
+    """Return the first millisecond of a day such as 2026-05-01; None if the name is no day."""
     return parse_time(name) if _DAY.fullmatch(name) is not None else None
 
 
 def parse_hour(stem: str) -> int | None:
-    """The hour that a name such as 09 means."""
+    """Return the hour that a name such as 09 stands for; None if it is no hour."""
     return int(stem) if _HOUR.fullmatch(stem) is not None else None
 
 
 def day_name(milliseconds: int) -> str:
-    """The day, as it is listed."""
+    """Return the name under which a day is listed."""
     cycles, rest = divmod(milliseconds // DAY_MS + _EPOCH - _CYCLE_FIRST, _CYCLE_DAYS)
     found = date.fromordinal(_CYCLE_FIRST + rest)
     year = found.year + cycles * _CYCLE_YEARS
@@ -218,12 +218,12 @@ def day_name(milliseconds: int) -> str:
 
 
 def parse_base(stem: str) -> int | None:
-    """The base offset in a segment's name, 20 digits."""
+    """Return the base offset in a segment's name of 20 digits; None if it is no such name."""
     if _BASE.fullmatch(stem) is None or int(stem) > MAX_INT64:
         return None
     return int(stem)
 
 
 def base_name(base_offset: int) -> str:
-    """A segment's name, 20 digits."""
+    """Return a segment's name: the base offset in 20 digits."""
     return f"{base_offset:020d}"

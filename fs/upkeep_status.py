@@ -1,4 +1,4 @@
-"""What upkeep will do next with a partition, as JSON tells it: in `status.json`, and by `topicfs plan --json`."""
+"""What upkeep will do next with a partition, as JSON: for `status.json`, and for `topicfs plan --json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topicfs.fs.views.partition_views import PartitionViews
 
 
 def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
-    """What is due next of a partition that is in use, and why."""
+    """Return what is due next for an open partition, and why."""
     partition, log = views.partition, views.partition.log
     key = partition.topic, partition.number
     now = log.clock()
@@ -21,7 +21,7 @@ def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
         removal = next_removal(next_due(log, now))
         found = cleaning(look(log, store.cleaning.offsets.get(key), now)) if log.settings.compact else None
     except ClosedError:
-        removal = found = None  # offline, which is said elsewhere
+        removal = found = None  # the partition is offline, which is shown elsewhere
     except (EngineError, OSError) as error:
         return {"cleanup_policy": log.settings.cleanup_policy_text, "upkeep_error": str(error)}
     if found is not None:
@@ -37,7 +37,7 @@ def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
 
 
 def next_removal(next_one: Forecast[Any] | None) -> dict[str, Any] | None:
-    """The segment that retention removes next: at once for a reason, else at a time or after some bytes more."""
+    """Return the segment that retention removes next: at once with a reason, else at a time or after more bytes."""
     if next_one is None:
         return None
     return {
@@ -49,7 +49,7 @@ def next_removal(next_one: Forecast[Any] | None) -> dict[str, Any] | None:
 
 
 def cleaning(candidate: Candidate) -> dict[str, Any]:
-    """What compaction would do now, or why it does nothing."""
+    """Return what compaction would do now, or why it does nothing."""
     return {
         "eligible": candidate.eligible,
         "why_not": candidate.why_not or None,

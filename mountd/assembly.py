@@ -1,4 +1,4 @@
-"""The daemon's parts, as they are outside tests: the file system over a store, served by libfuse."""
+"""The daemon's parts as they are outside of tests: the file system over a store, served by libfuse."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from topicfs.mountd.view_cache import DirectoryViewCache, ReadOnlyViewCache
 
 
 class CountedFileSystem(FileSystem):
-    """The file system, as the daemon wants it: counted, and with all that is made of segments.
+    """The daemon's file system: it counts reads and writes, and also keeps what is derived from segments.
 
-    counts      goes into the metrics
-    view_cache  where size maps are kept
+    counts      the counts, which the metrics show
+    view_cache  the view cache, where size maps are kept
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class CountedFileSystem(FileSystem):
         return size
 
     def sweep_maps(self) -> None:
-        """Forget the size maps of partitions and segments that are gone."""
+        """Remove the size maps of partitions and segments that are gone from the view cache."""
         self.view_cache.sweep(self.context.store.logs)
 
 

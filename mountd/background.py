@@ -1,12 +1,12 @@
-"""Going into the background: the command stays until the daemon says that it serves, or why it does not.
+"""Starting a daemon in the background: the command waits until the daemon says that it serves, or why it does not.
 
-The daemon tells its parent through a pipe, one line of JSON each:
+The daemon tells its parent through a pipe, in one line of JSON for each message:
 
     ["waits", "<for what>"] or ["goes on", "<how far>"] …   then   ["ready", ""]   or   ["failed", "<why>"]
     or   ["crashed", "<how>"]
 
-An end without any of the last three is a crash. Nothing heavier than this module is imported before the fork: no
-thread, and no lock of another module, can be copied half way.
+If it ends without any of the last three, it has crashed. Only this light module is imported before the fork: the child
+must not get a copy of a thread or of another module's lock in the middle of its work.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ CRASHED: Final = "crashed"
 WAITS: Final = "waits"
 GOES_ON: Final = "goes on"
 
-# libfuse's own words about why it cannot mount are short; what else comes is cut.
+# libfuse's messages about why it cannot mount are short. Anything longer is cut.
 _MOST_WORDS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One line from the daemon.
+    """One message of the daemon.
 
     kind  WAITS, GOES_ON, READY, FAILED or CRASHED
-    text  for what, how far, or why
+    text  what it waits for, how far it is, or why it failed
     """
 
     kind: str
@@ -45,28 +45,28 @@ class Message:
 
 
 class Teller(Protocol):
-    """How the daemon talks to whoever started it."""
+    """The way in which the daemon reports to the process that started it."""
 
     def waits(self, text: str) -> None:
-        """Start-up waits for this."""
+        """Report what the start waits for."""
 
     def progress(self, text: str) -> None:
-        """What it waits for takes long, and is so far."""
+        """Report how far it is, if what it waits for takes long."""
 
     def ready(self) -> None:
-        """The mount answers."""
+        """Report that the mount answers."""
 
     def failed(self, text: str) -> None:
-        """There will be no mount."""
+        """Report that there will be no mount."""
 
     def crashed(self, text: str) -> None:
-        """The same, by a mistake in the program: the log has more."""
+        """Report that there will be no mount because of a bug. The log has more."""
 
 
 class PipeTeller:
-    """Through the pipe, with the daemon's stderr added to why it failed.
+    """Reports go through the pipe. A failure includes what the daemon has written to stderr.
 
-    _pipe    its writing end
+    _pipe    the writing end of the pipe; None after READY
     _words   an unnamed file that is the daemon's stderr until it is ready
     """
 
@@ -75,26 +75,26 @@ class PipeTeller:
         self._words = words
 
     def waits(self, text: str) -> None:
-        """Start-up waits for this."""
+        """Report what the start waits for."""
         self._tell(WAITS, text)
 
     def progress(self, text: str) -> None:
-        """What it waits for takes long, and is so far."""
+        """Report how far it is, if what it waits for takes long."""
         self._tell(GOES_ON, text)
 
     def ready(self) -> None:
-        """The mount answers. From now on nobody reads stderr."""
+        """Report that the mount answers. From now on nothing reads stderr."""
         self._tell(READY, "")
         self._pipe = None
         _redirect(os.open(os.devnull, os.O_RDWR), 2)
         os.close(self._words)
 
     def failed(self, text: str) -> None:
-        """There will be no mount. After it was ready nobody listens: then only the log tells."""
+        """Report that there will be no mount. After READY nothing listens any more, so then only the log shows it."""
         self._tell_end(FAILED, text)
 
     def crashed(self, text: str) -> None:
-        """The same, by a mistake in the program."""
+        """Report that there will be no mount because of a bug."""
         self._tell_end(CRASHED, text)
 
     def _tell_end(self, kind: str, text: str) -> None:
@@ -104,17 +104,17 @@ class PipeTeller:
                 self._tell(kind, f"{text}\n{words}" if words else text)
 
     def _tell(self, kind: str, text: str) -> None:
-        """BrokenPipeError where the command is gone. That ends the start: a mount that appears minutes after its
-        command was killed would surprise whoever killed it."""
+        """Send a message. BrokenPipeError if the command is gone, which ends the start: a user who has killed the
+        command does not expect a mount minutes later."""
         print(json.dumps([kind, text]), file=self._pipe, flush=True)
 
 
 class Child:
-    """The daemon, as its parent sees it while it starts.
+    """The daemon while it starts, as its parent sees it.
 
-    process   its number
-    _pipe     the reading end
-    _unread   bytes that came after the last whole line
+    process   the process id
+    _pipe     the reading end of the pipe
+    _unread   bytes that came after the last complete line
     """
 
     def __init__(self, process: int, pipe: int) -> None:
@@ -123,7 +123,7 @@ class Child:
         self._unread = b""
 
     def next(self, timeout_s: float | None) -> Message | None:
-        """What it says next, None when it said nothing in that time. A death before READY comes as CRASHED."""
+        """Return the next message, or None if none came in that time. A death before READY gives CRASHED."""
         ready = select.poll()
         ready.register(self._pipe, select.POLLIN)
         while b"\n" not in self._unread:
@@ -144,19 +144,19 @@ class Child:
         return Message(CRASHED, f"the daemon {how} before it was ready")
 
     def stop(self) -> None:
-        """End it, and wait until it is gone."""
+        """End the daemon, and wait until it is gone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGTERM)
         self.join()
 
     def join(self) -> None:
-        """Wait until it is gone."""
+        """Wait until the daemon is gone."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.process, 0)
 
 
 def hold_standard_descriptors() -> None:
-    """Open what is closed of stdin, stdout and stderr, on nothing. Otherwise a file of the store could get such a
+    """Open stdin, stdout and stderr on /dev/null if they are closed. Otherwise a file of the store could get such a
     number, and what a library prints would be written into it."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -164,9 +164,9 @@ def hold_standard_descriptors() -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process get SIGHUP when the one that started it ends, unless it is deaf to that, as under nohup."""
+    """Have this process get SIGHUP when its parent ends, unless it ignores SIGHUP, as under nohup."""
     parent = os.getppid()
-    # 0 is in another namespace; 1 ends last.
+    # Parent 0 is in another namespace; parent 1 ends last.
     if parent <= 1 or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return
     try:
@@ -181,12 +181,12 @@ def end_with_parent() -> None:
         ended.poll()
         os.kill(os.getpid(), signal.SIGHUP)
 
-    # prctl's signal on the parent's death would also come at the end of the one thread of it that started us.
+    # prctl's signal on the parent's death would also come when only the thread of the parent that started us ends.
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def start(run: Callable[[Teller], int]) -> Child:
-    """Run the daemon in a child that outlives this process. `run` gives its exit code, and raises nothing."""
+    """Run the daemon in a child that outlives this process. `run` returns its exit code, and raises nothing."""
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
@@ -196,10 +196,11 @@ def start(run: Callable[[Teller], int]) -> Child:
 
 
 def _become_daemon(run: Callable[[Teller], int], writing: int) -> None:
-    """In the child; does not return."""
+    """Become the daemon, in the child. This does not return."""
     code = 1
     try:
-        # No terminal's signals, no working directory that keeps a file system busy, no descriptor of whoever called.
+        # The daemon keeps no terminal's signals, no working directory that keeps a file system busy, no inherited
+        # descriptor.
         os.setsid()
         os.chdir("/")
         _close_others(writing)
@@ -208,11 +209,11 @@ def _become_daemon(run: Callable[[Teller], int], writing: int) -> None:
         os.dup2(null, 0)
         _redirect(null, 1)
         os.dup2(words, 2)
-        # Python makes fork's child deaf to nothing, but a shell may have started the command so.
+        # Python blocks no signal in the child, but a shell may have started the command with blocked signals.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         code = run(PipeTeller(os.fdopen(writing, "w", encoding="utf-8"), words))
     finally:
-        # Nothing of the command's own end is to run a second time, here.
+        # Nothing that the command does at its end may run a second time here.
         os._exit(code)
 
 

@@ -1,7 +1,7 @@
-"""The threads that compact, and that remove what is due from compacted partitions.
+"""The cleaner threads: they compact, and remove what is due from compacted partitions.
 
-A thread that finds nothing to do rests for log.cleaner.backoff.ms. One whose run fails goes on with the next: the
-partition that it failed on has been set aside.
+A thread that finds no work rests for log.cleaner.backoff.ms. A thread whose run fails continues with the next run: the
+partition that failed is skipped until the next start.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
 
-# With log.cleaner.backoff.ms=0 a thread without work would not let others run.
+# With log.cleaner.backoff.ms=0, a thread without work would keep others from running.
 _SHORTEST_REST_S: Final = 0.01
 
-# Not more: a thread that holds the GIL, and gets no time from a busy machine, holds up all others.
+# A higher value would be harmful: a thread that holds the GIL, but gets no time on a busy machine, holds up all others.
 _NICENESS: Final = 5
 
-# A stop that waits longer says so.
+# After this time, a stop that still waits is logged.
 _PATIENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class CleanerState:
-    """How a thread has fared; replaced as a whole.
+    """The results of a thread so far. The object is replaced, never changed.
 
-    runs           how often it looked for something to do
+    runs           how often it looked for work
     cleans         how often it compacted a log
-    errors         how often that failed
-    last_run       milliseconds since the epoch at its last start, None before the first
+    errors         how often a run failed
+    last_run       milliseconds since the epoch when the last run began; None before the first
     duration_s     how long the last run took
-    partition      the name of the one that was compacted last, None before the first
-    bytes_read     by all its compactions, like bytes_written
-    seconds        that runs with a compaction took
-    removed        what its retention of compacted partitions removed
-    error          what the last run failed with, None when it went well
-    last_error     what a run last failed with, None where none has
+    partition      the name of the partition that it compacted last; None before the first
+    bytes_read     bytes that all its compactions have read
+    bytes_written  bytes that all its compactions have written
+    seconds        the total time of the runs that compacted
+    removed        what its retention of compacted partitions has removed
+    error          the error of the last run; None if it went well
+    last_error     the latest error of any run; None if there was none
     """
 
     runs: int = 0
@@ -67,11 +68,11 @@ class CleanerState:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last run went well, or there was none."""
+        """Whether the last run went well, or there was none yet."""
         return self.error is None
 
     def after(self, outcome: Outcome, last_run: int, duration_s: float) -> CleanerState:
-        """The state behind one more run."""
+        """Return the state after one more run."""
         cleaned = outcome.cleaned
         return replace(
             self,
@@ -91,15 +92,14 @@ class CleanerState:
 
 
 def give_way() -> None:
-    """Have whoever waits for a read or a write go before the calling thread, where there are not enough processors for
-    all."""
-    # Who is nicer already may not become less so, and the thread would end here.
+    """Lower the priority of the calling thread: reads and writes come first if processors are short."""
+    # A thread that is nicer already may not become less nice: the call would fail and end the thread.
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def make_cleaner(store: Store, throttle: Callable[[int], None]) -> Cleans:
-    """What one thread compacts with: its share of the memory for all of them."""
+    """Make the cleaner of one thread, with its share of the memory for all threads."""
     daemon = store.daemon
     threads = max(1, daemon.log_cleaner_threads)
     return Cleaner.create(
@@ -112,13 +112,13 @@ def make_cleaner(store: Store, throttle: Callable[[int], None]) -> Cleans:
 
 
 class Cleaners:
-    """The threads of one store, as many as its settings say when they start.
+    """The cleaner threads of one store, as many as its settings say at the start.
 
-    states     of each thread by its name: what metrics and status read, without a lock
-    _store     whose partitions they compact
-    _make      makes what a thread compacts with
-    _threads   those that run
-    _stopping  set when they are to end
+    states     the state of each thread by its name; metrics and status read it without a lock
+    _store     the store whose partitions are compacted
+    _make      makes the cleaner of a thread
+    _threads   the running threads
+    _stopping  set when the threads must end
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Cleaners:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         throttle = Throttle(
             lambda: self._store.daemon.log_cleaner_io_max_bytes_per_second,
             time.monotonic,
@@ -146,7 +146,7 @@ class Cleaners:
             thread.start()
 
     def stop(self) -> None:
-        """Break off what is under way, and end. A second call does nothing."""
+        """Break off work in progress, and end the threads. A second call does nothing."""
         self._stopping.set()
         if not self._threads:
             return
@@ -174,7 +174,7 @@ class Cleaners:
                 self._stopping.wait(min(max(rest, _SHORTEST_REST_S), threading.TIMEOUT_MAX))
 
     def _run(self, name: str, cleaner: Cleans) -> bool:
-        """Look for something to do once, and do it. False where there was nothing, or it failed."""
+        """Look for work once, and do it. Return False if there was none, or it failed."""
         last_run, began = self._store.clock(), time.monotonic()
         try:
             outcome = self._store.cleaning.work(cleaner, last_run)
@@ -182,7 +182,7 @@ class Cleaners:
             log.error(f"{name} failed, and goes on: {error}")
             outcome = Outcome(error=str(error))
         except Exception as error:
-            # A mistake in the compaction of one log must neither end the thread nor go unseen.
+            # A bug in the compaction of one log must not end the thread, and must be logged.
             log.exception(f"{name} failed unexpectedly, and goes on")
             outcome = Outcome(error=repr(error))
         state = self.states[name].after(outcome, last_run, time.monotonic() - began)

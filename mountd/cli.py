@@ -1,6 +1,6 @@
 """The command `topicfs`.
 
-Start-up is felt at every call: what loads the engine is imported where it is needed, in the daemon.
+Every call pays for the start-up time. So what loads the engine is imported only where it is needed: in the daemon.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def _assembly() -> Assembly:
-    """The daemon's parts, as they are outside tests."""
+    """Return the daemon's parts as they are outside of tests."""
     from topicfs.mountd.assembly import ASSEMBLY  # noqa: PLC0415 - loads the engine
 
     return ASSEMBLY
@@ -94,17 +94,17 @@ def mount_command(
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
     backing, mount = mounts.real(backing), mounts.real(mount)
-    # First what takes no time: who lacks it should not wait for kernels to be compiled.
+    # The quick checks come first: a user should not wait for kernels to be compiled, only to learn what is missing.
     _or_fail(mounts.check_machine)
     made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create))
 
     def run(teller: Teller) -> int:
-        # From here on a signal is no sudden end, also not while the engine is loaded.
+        # From here on a signal does not end the process suddenly, not even while the engine is loaded.
         events = Events.open(_heard(foreground))
 
         def compiling(text: str) -> None:
             if events.came():
-                # A minute is too long to wait for Ctrl-C; nothing is open yet.
+                # A minute is too long to wait for Ctrl-C, and nothing is open yet.
                 raise mounts.MountError("stopped by a signal while kernels were compiled")
             teller.progress(text)
 
@@ -127,7 +127,7 @@ def mount_command(
             code = _guarded(run, aloud)
         if not aloud.was_ready:
             made.take_back()
-        # A start that was broken off may still have threads at work, which an ordinary end would wait for.
+        # A start that was broken off may still have running threads, and an ordinary exit would wait for them.
         os._exit(code)
     child = background.start(lambda teller: _guarded(run, teller))
     try:
@@ -191,7 +191,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _heard(foreground: bool) -> list[signal.Signals]:
-    """The signals that stop the daemon. In the foreground it stays deaf to those that it was started deaf to: nohup."""
+    """Return the signals that stop the daemon: in the foreground not those that were ignored at the start (nohup)."""
     ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
     return [number for number in STOP_SIGNALS if not foreground or number not in ignored]
 
@@ -200,7 +200,7 @@ def _heard(foreground: bool) -> list[signal.Signals]:
 
 
 def _guarded(run: Callable[[Teller], int], teller: Teller) -> int:
-    """The exit code. Nothing is raised: whoever started the daemon is told."""
+    """Run the daemon, and return the exit code. It raises nothing: the process that started it gets a report."""
     try:
         return run(teller)
     except BaseException as error:
@@ -228,17 +228,17 @@ def _run(
         daemon = Daemon(backing, mount, options, parts, logged, teller.waits, events)
         return daemon.run(teller.ready)
     except (EngineError, StartError, OSError) as error:
-        # First told: where logging could not begin, its lines go to stderr, which the telling includes.
+        # The report comes first: if logging could not begin, log lines go to stderr, and the report includes stderr.
         teller.failed(str(error))
         logging.getLogger(__name__).error(f"not mounted: {error}")
         return 1
 
 
 class _Aloud:
-    """Tells on the terminal, where the daemon runs in the foreground.
+    """A teller for the foreground: it reports on the terminal.
 
     was_ready  whether the mount was there
-    line       what is compiled before there is a log
+    line       shows what is compiled before there is a log
     """
 
     def __init__(self, line: Progress) -> None:
@@ -246,23 +246,23 @@ class _Aloud:
         self.line = line
 
     def waits(self, text: str) -> None:
-        """Say it."""
+        """Log what the start waits for."""
         self.line.close()
         logging.getLogger(__name__).info(text)
 
     def progress(self, text: str) -> None:
-        """Say it now and then, also before there is a log."""
+        """Show now and then how far it is, also before there is a log."""
         self.line.progress(text)
 
     def ready(self) -> None:
-        """Logged already."""
+        """Remember it. It is logged already."""
         self.was_ready = True
 
     def failed(self, text: str) -> None:
-        """Logged already."""
+        """Do nothing. It is logged already."""
 
     def crashed(self, text: str) -> None:
-        """Logged already."""
+        """Do nothing. It is logged already."""
 
 
 # -- in the command -----------------------------------------------------------------------------------
@@ -273,11 +273,11 @@ class _FailedError(Exception):
 
 
 class _CrashedError(_FailedError):
-    """It ended by a mistake in the program, of which its log tells more."""
+    """The daemon ended because of a bug. Its log has more."""
 
 
 def _follow(child: background.Child) -> None:
-    """Wait until the daemon is ready, and say what it waits for when that takes long."""
+    """Wait until the daemon is ready, and show what it waits for if that takes long."""
     latest = "starting the daemon"
     patience: float | None = _SOON_S
     with Progress() as progress:
@@ -303,7 +303,7 @@ def _follow(child: background.Child) -> None:
 
 @contextlib.contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """Show what is waited for."""
+    """Show what the command waits for."""
     with Progress() as progress:
         progress.wait(text)
         yield

@@ -1,13 +1,13 @@
 """The life of a mount's process, from opening the store to closing it.
 
-    opening    the store is opened, which may mean recovering it; a signal ends the process as a crash would
+    opening    the store is opened, perhaps after recovery; a signal ends the process as a crash would
     starting   libfuse mounts, until the mount answers
-    serving    until a signal, or until somebody unmounts
+    serving    until a signal comes, or the mount is unmounted
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
-The main thread waits for what happens, and says what is next: `mountd/events.py`. The other threads: open, fuse and
-libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on. A read-only mount has none of
-those behind ahead: nothing is kept in shape.
+The main thread waits for events, and decides what comes next: see `mountd/events.py`. The other threads are: open, fuse
+and libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on. A read-only mount has
+none of those after ahead, as it has no upkeep.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ from topicfs.mountd.users import in_words, users_of
 
 log = logging.getLogger(__name__)
 
-# A signal while the store is being opened waits this long for a clean end, before it becomes a crash's.
+# A signal while the store is being opened allows this much time for a clean end. Then the process ends as in a crash.
 _GRACE_S: Final = 2.0
 
-# A call waits this long for the GIL while another thread runs Python: with the default of 5 ms, a stat beside a busy
-# thread took 4 ms at the 99th percentile; with 1 ms 0.08 ms, with 0.2 ms 0.03 ms.
+# A call waits this long for the GIL while another thread runs Python. With the default of 5 ms, a stat beside a busy
+# thread took 4 ms at the 99th percentile; with 1 ms it took 0.08 ms, with 0.2 ms 0.03 ms.
 _SWITCH_S: Final = 0.0005
 
 
 class StartError(Exception):
-    """The mount cannot be had; the message says why."""
+    """The mount could not be made; the message says why."""
 
 
 class Operations(Protocol):
-    """What the daemon needs of the file system. The adapter needs more of it."""
+    """What the daemon needs of the file system. The adapter needs more."""
 
     def jobs(self) -> list[Job]:
-        """What is done beside the calls, as long as the mount is there. What lasts ends with `close`."""
+        """Return the background jobs that run while the mount is there. Jobs that run for ever end with `close`."""
 
     def end_commits(self) -> None:
-        """The mount is about to go: begin no more commits of inboxes, and return when those that have begun are done
-        and answered."""
+        """Prepare for the end of the mount: begin no more commits of inboxes, and return when those that have begun are
+        done and answered."""
 
     def close(self) -> None:
-        """No call comes any more: append what open handles still hold, and have the jobs end."""
+        """End the jobs, and append what open handles still hold: no more calls will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """What the command line says.
+    """The options of the command line.
 
-    read_only    the kernel refuses every change, and nothing under the backing directory is changed by the daemon
-    allow_other  users other than the daemon's may come in
-    settings     daemon settings for this run, which outrank server.properties
+    read_only    whether the kernel refuses every change, and the daemon changes nothing under the backing directory
+    allow_other  whether users other than the daemon's have access
+    settings     daemon settings for this run, which override server.properties
     """
 
     read_only: bool = False
@@ -81,7 +81,7 @@ class MountOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def fuse_options(self, backing: Path) -> dict[str, str | bool]:
-        """What libfuse is told of them."""
+        """Return the options for libfuse."""
         return {
             "fsname": source_of(backing),
             "ro": self.read_only,
@@ -91,11 +91,11 @@ class MountOptions:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What a daemon is put together from; tests put in their own.
+    """The parts that make a daemon; tests use their own.
 
     build  makes the file system over a store; its counts go into the metrics
-    serve  mounts it at a path with libfuse's options, answers until it is unmounted, and gives back control. It tells
-           the session of libfuse's `init` and `destroy`, from its callbacks
+    serve  mounts it at a path with libfuse's options, answers calls until it is unmounted, and returns. Inside
+           libfuse's callbacks `init` and `destroy`, it tells the session
     """
 
     build: Callable[[Store, Metrics], Operations]
@@ -103,7 +103,7 @@ class Assembly:
 
 
 class _Happened(Enum):
-    """What the main thread waits for, beside signals and ends of threads."""
+    """Events for the main thread, beside signals and the ends of threads."""
 
     STARTED = "the kernel has asked for the first time"
 
@@ -111,9 +111,9 @@ class _Happened(Enum):
 class Daemon:
     """One mount's process.
 
-    backing, mount  real paths
-    report          told what start-up waits for, in words
-    _events         signals, ends of threads: the one thing that the main thread waits for
+    backing, mount  the real paths of the backing directory and the mount point
+    report          called with what the start waits for, in words
+    _events         signals, ends of threads and `_Happened`: the main thread waits only for these
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Daemon:
         self._events = events
 
     def run(self, ready: Callable[[], None]) -> int:
-        """Serve the mount, in the main thread; `ready` is called when it answers. Gives the exit code: 0 after a
-        clean stop. StartError, or what the engine and the system raise, where the mount cannot be had."""
+        """Serve the mount, in the main thread. `ready` is called when it answers. Return the exit code: 0 after a clean
+        stop. If there can be no mount: StartError, or an error of the engine or the system."""
         keep_freed_blocks()
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()
@@ -170,9 +170,9 @@ class Daemon:
     # -- opening --------------------------------------------------------------------------------------
 
     def _open(self) -> Store:
-        """The store; a signal meanwhile ends the process."""
+        """Open the store. A signal meanwhile ends the process."""
         logs = self.backing / LOGS
-        # What was made and never opened has no ids yet.
+        # A store that was made but never opened has no ids yet.
         clean = CleanShutdown.of(logs).exists() or not (logs / META_PROPERTIES).exists()
         self.report(
             f"opening {self.backing}"
@@ -185,8 +185,8 @@ class Daemon:
         if event is opening:
             return opening.result()
         assert isinstance(event, signal.Signals)
-        # A recovery can take minutes and has no way to be stopped. To break it off is what a crash does, and what the
-        # next recovery is for.
+        # A recovery can take minutes, and cannot be stopped. To break it off is like a crash, and the next recovery
+        # deals with it.
         log.info(f"{event.name} while {self.backing} is being opened")
         try:
             store = opening.result(_GRACE_S)
@@ -228,7 +228,7 @@ class Daemon:
             raise StartError(f"{self.mount} could not be served: {error}") from error
 
     def _wait(self, session: Session, device_before: int, ready: Callable[[], None]) -> None:
-        """Until a signal comes, or the mount is gone."""
+        """Wait until a signal comes, or the mount is gone."""
         while True:
             event = self._events.wait()
             if event is session.ended:
@@ -236,7 +236,7 @@ class Daemon:
                 return
             if event is _Happened.STARTED:
                 if self.mount.stat().st_dev == device_before:
-                    # It was taken away at once: the session is about to end.
+                    # The mount was taken away at once, so the session is about to end.
                     continue
                 log.info(f"{self.backing} is mounted at {self.mount}, by process {os.getpid()}")
                 ready()
@@ -245,6 +245,6 @@ class Daemon:
                 users = users_of(self.mount, mount.device) if mount is not None else []
                 log.info(f"{event.name}: unmounting {self.mount}")
                 if users:
-                    # Whoever sends a signal has decided: a machine that goes down waits for nobody's open file.
+                    # The sender of a signal has decided: a machine that shuts down does not wait for open files.
                     log.info(f"{self.mount} is taken away from\n{in_words(users)}")
                 return

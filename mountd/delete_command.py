@@ -1,7 +1,7 @@
 """`topicfs delete` and `topicfs undelete`: records are deleted by name, and a deletion is taken back.
 
-Where the store is mounted both go through the mount, by the attributes that `fs/tree/deleting.py` lists; else they open
-the store, which keeps daemons away meanwhile. The engine is imported only then.
+If the store is mounted, both go through the mount, with the attributes that `fs/tree/deleting.py` lists. Otherwise they
+open the store, which keeps daemons away meanwhile. The engine is imported only then.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _REASONS: Final = {
 
 
 class _RefusedError(Exception):
-    """It cannot be done; the message says why."""
+    """The command cannot be carried out; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is meant.
+    """The topic or partition that a name stands for.
 
     topic   the topic
-    number  of one partition; None for all of the topic
+    number  the number of one partition; None for the whole topic
     """
 
     topic: str
@@ -67,8 +67,8 @@ class _Target:
 class _PartitionPart:
     """What a partition holds.
 
-    records  None where it cannot be read
-    oldest   the first record's timestamp in milliseconds; None where there is none, or it cannot be read
+    records  the number of records; None if it cannot be read
+    oldest   the first record's timestamp in milliseconds; None if there is no record, or it cannot be read
     """
 
     name: str
@@ -81,22 +81,22 @@ class _Store(Protocol):
     """A store to delete from, mounted or not."""
 
     def topics(self) -> dict[str, list[int]]:
-        """The numbers of each topic's partitions."""
+        """Return the numbers of each topic's partitions."""
 
     def look(self, topic: str, number: int) -> _PartitionPart:
-        """What a partition holds."""
+        """Return what a partition holds."""
 
     def delete(self, target: _Target) -> None: ...
 
     def undelete(self, target: _Target, deletion: str) -> None: ...
 
     def deletions(self) -> list[dict[str, Any]]:
-        """What can be taken back, the newest first; as the attribute has it."""
+        """Return what can be taken back, the newest first, as the attribute shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mounted:
-    """A store through its mount."""
+    """A store, used through its mount."""
 
     point: Path
 
@@ -120,7 +120,7 @@ class _Mounted:
                 oldest = json.loads(first)["timestamp"] if first else None
             return _PartitionPart(place.name, records, status["log_bytes"], oldest)
         except (OSError, ValueError):
-            # Damaged, or offline. It can be deleted all the same.
+            # The partition is damaged or offline. It can be deleted anyway.
             return _PartitionPart(place.name, None, 0, None)
 
     def delete(self, target: _Target) -> None:
@@ -144,7 +144,7 @@ class _Mounted:
 
 
 class _Unmounted:
-    """A store that no daemon has open; it is open in this process meanwhile."""
+    """A store that no daemon has open. This process has it open meanwhile."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -181,7 +181,7 @@ class _Unmounted:
 
 @contextlib.contextmanager
 def _opened(where: Path) -> Iterator[_Store]:
-    """The store that is meant: through its mount where there is one."""
+    """Open the store at a path, through its mount if there is one."""
     place = mounts.real(where)
     mount = mounts.find(place)
     if mount is not None and mount.backing is not None:
@@ -211,7 +211,7 @@ def _opened(where: Path) -> Iterator[_Store]:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What is refused, or fails, is told in words."""
+    """Turn refusals and failures into messages."""
     try:
         yield
     except (_RefusedError, mounts.MountError, OSError) as error:
@@ -255,7 +255,7 @@ def delete_command(where: Path, name: str, yes: bool) -> None:
 
 
 def _found(name: str, topics: dict[str, list[int]]) -> _Target:
-    """What a name means: a topic, or a partition."""
+    """Return the topic or partition that a name stands for."""
     if name.startswith(f"{_TOPICS}/"):
         topic = name.removeprefix(f"{_TOPICS}/").rstrip("/")
         if topic not in topics:
@@ -373,7 +373,7 @@ def _list(deletions: list[dict[str, Any]]) -> None:
 
 
 def _found_deleted(name: str, deletions: list[dict[str, Any]]) -> tuple[_Target, dict[str, Any]]:
-    """The newest deletion of what has this name, and what is to come back of it."""
+    """Return the newest deletion of what has this name, and what of it comes back."""
     by_id = next((each for each in deletions if each["id"] == name), None)
     if by_id is not None:
         return _Target(by_id["topic"], None), by_id

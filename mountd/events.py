@@ -1,8 +1,8 @@
-"""What the main thread waits for: signals, and what other threads tell it.
+"""Events that the main thread waits for: signals, and what other threads tell it.
 
-A queue alone will not do: a signal that comes between the interpreter's last look for signals and the wait would
-be handled when the wait is over, so never; and the kernel may give it to another thread, whose call is then the one
-that is interrupted. So the wait is for bytes in a pipe, where the signal itself writes its number, in any thread.
+A queue alone does not work. A signal that comes between the interpreter's last check for signals and the wait would be
+handled only after the wait, so never. And the kernel may give the signal to another thread, whose call is then
+interrupted instead. So the main thread waits for bytes in a pipe: each signal writes its number there, in any thread.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TOLD: Final = b"\0"
 class Events:
     """Events in the order in which they came.
 
-    _signals  numbers that are events; other signals only pass through the pipe
-    _reading  the pipe's end where the main thread waits
-    _writing  the other one, which never blocks: a full pipe wakes the main thread as well
-    _told     events that are not taken yet
+    _signals  the signals that are events; other signals only pass through the pipe
+    _reading  the end of the pipe where the main thread waits
+    _writing  the other end, which never blocks: a full pipe wakes the main thread as well
+    _told     the events that have not been taken yet
     """
 
     def __init__(self, signals: Iterable[signal.Signals], reading: int, writing: int) -> None:
@@ -37,7 +37,7 @@ class Events:
 
     @classmethod
     def open(cls, signals: Iterable[signal.Signals]) -> Events:
-        """From now on these signals are events. In the main thread, once in a process."""
+        """Make these signals events from now on. It is called in the main thread, once in a process."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         events = cls(signals, reading, writing)
@@ -48,25 +48,25 @@ class Events:
         return events
 
     def tell(self, event: object) -> None:
-        """Something happened; from any thread."""
+        """Add an event. Any thread may call this."""
         self._told.append(event)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writing, _TOLD)
 
     def came(self) -> bool:
-        """Whether `wait` would return at once. In the main thread."""
+        """Tell whether `wait` would return at once. Only the main thread may call this."""
         while select.select([self._reading], [], [], 0)[0]:
             self._take()
         return bool(self._told)
 
     def wait(self) -> object:
-        """The next event. In the main thread."""
+        """Wait for the next event, and return it. Only the main thread may call this."""
         while not self._told:
             self._take()
         return self._told.popleft()
 
     def _take(self) -> None:
-        """Look what came through the pipe; waits for it. Only signals are events of their own there."""
+        """Wait for bytes in the pipe. Those that are the number of a signal in `_signals` become events."""
         for number in os.read(self._reading, 64):
             if number in self._signals:
                 self._told.append(signal.Signals(number))

@@ -1,8 +1,8 @@
-"""Loading the engine for a command: its kernels are compiled then, once, which takes up to a minute and is told.
+"""Loading the engine for a command. This compiles its kernels once, which takes up to a minute and is reported.
 
-`python -m topicfs.mountd.kernels` compiles all of them. Whoever installs topicfs for others runs it with the rights to
-write where it is installed. Nothing of the engine is imported here before it is asked for: to import it is to compile
-it.
+`python -m topicfs.mountd.kernels` compiles all of them. An administrator who installs topicfs for others runs it with
+the right to write where it is installed. Nothing of the engine is imported here before it is needed, since an import of
+the engine compiles it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FOLDERS: Final = ("engine/kernels", "fs/kernels")
 
 
 class _Counting(logging.Handler):
-    """Turns what the engine logs of each kernel that it compiles into one line.
+    """A log handler that turns the engine's message about each compiled kernel into a line of progress.
 
-    _tell   told the line
-    _began  when the first one was
+    _tell   called with the line
+    _began  when the first line came; None before it
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class _Counting(logging.Handler):
         self._began: float | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell of one kernel."""
+        """Report one kernel."""
         if not hasattr(record, "ready"):
             return
         now = time.monotonic()
@@ -56,7 +56,7 @@ class _Counting(logging.Handler):
 
 @contextmanager
 def told(tell: Callable[[str], None]) -> Iterator[None]:
-    """What is imported inside may be compiled, which is told in words, kernel by kernel."""
+    """Report, kernel by kernel, what the imports inside this context compile."""
     log, counting = logging.getLogger(_LOG), _Counting(tell)
     level = log.level
     log.setLevel(logging.INFO)
@@ -70,13 +70,13 @@ def told(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """The same, told on stderr: in one line that changes on a terminal, elsewhere in a few."""
+    """Report it on stderr: in one line that changes on a terminal, elsewhere in a few lines."""
     with Progress() as progress, told(progress.progress):
         yield
 
 
 def _count() -> int:
-    """All kernels that there are."""
+    """Count all kernels."""
     sources = (source for folder in _FOLDERS for source in (_ROOT / folder).glob("*.py"))
     return sum(
         len(re.findall(r"^@(?:kernel|callback)\(", source.read_text(), re.MULTILINE)) for source in sources
@@ -84,7 +84,7 @@ def _count() -> int:
 
 
 def compile_all() -> None:
-    """Import each module of kernels: that compiles what is not kept yet."""
+    """Import each module of kernels, which compiles those that are not in the cache yet."""
 
     import topicfs.engine.kernels  # noqa: PLC0415 - see the module's head
     import topicfs.fs.kernels  # noqa: PLC0415
@@ -95,7 +95,7 @@ def compile_all() -> None:
 
 
 def main() -> None:
-    """Compile them, and tell of it."""
+    """Compile all kernels, and report it."""
     began = time.monotonic()
     with loading():
         compile_all()

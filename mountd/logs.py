@@ -1,4 +1,4 @@
-"""Where the daemon's log goes: a file under the backing directory, and stderr in the foreground.
+"""The daemon's log: a file under the backing directory, and also stderr in the foreground.
 
 The log of a read-only mount is outside of the backing directory: see `file_of`.
 
@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from topicfs.engine.format.paths import DAEMON_LOG
 
-# With the older ones at most 40 MiB.
+# With the older files, the log takes at most 40 MiB.
 _BYTES: Final = 10 * 1024 * 1024
 _OLDER: Final = 3
 _LONGEST_NAME: Final = 200
@@ -29,9 +29,9 @@ _LINE: Final = "{asctime} {levelname} [{threadName}] {name}: {message}"
 
 
 class LevelCounter(logging.Handler):
-    """Counts what is logged, by level, for the metrics.
+    """A log handler that counts warnings and errors by level, for the metrics.
 
-    counts  messages of each level's name
+    counts  the number of messages by the name of their level
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class LevelCounter(logging.Handler):
             self.counts[record.levelname] += 1
 
     def taken(self) -> dict[str, int]:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._guard:
             return dict(self.counts)
 
 
 def file_of(backing: Path, mount: Path, read_only: bool) -> Path | None:
-    """The file that the daemon logs to. A read-only mount leaves the backing directory alone: its log is in the user's
-    state directory, by XDG's rules. None where there is no such directory, or it lies in the backing directory."""
+    """Return the daemon's log file. A read-only mount does not change the backing directory: its log is in the user's
+    state directory, by XDG's rules. None if there is no such directory, or it lies in the backing directory."""
     if not read_only:
         return backing / DAEMON_LOG
     try:
@@ -70,8 +70,8 @@ def file_of(backing: Path, mount: Path, read_only: bool) -> Path | None:
 
 
 def set_up(path: Path | None, foreground: bool) -> LevelCounter:
-    """Begin to log to a file, in an existing directory; without one to the system's log, and without that to stderr.
-    Called once in a process."""
+    """Begin to log to a file in an existing directory; without a path to the system's log, or else to stderr. It is
+    called once in a process."""
     counter = LevelCounter()
     handlers: list[logging.Handler] = [_handler(path, foreground), counter]
     if foreground and path is not None:
@@ -80,11 +80,11 @@ def set_up(path: Path | None, foreground: bool) -> LevelCounter:
     for handler in handlers:
         handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=handlers)
-    # fusepy tells of every errno that a caller gets, and numba of every step of a compilation.
+    # fusepy logs every errno that a caller gets, and numba logs every step of a compilation.
     for noisy in ("fuse", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.captureWarnings(True)
-    # The stack of a crash in native code goes where someone will look for it.
+    # The stack of a crash in native code goes where people will look for it.
     if path is None:
         faulthandler.enable()
     else:
@@ -94,7 +94,7 @@ def set_up(path: Path | None, foreground: bool) -> LevelCounter:
 
 def _handler(path: Path | None, foreground: bool) -> logging.Handler:
     if path is not None:
-        # A file name may hold bytes that are not UTF-8; the line about it is still to be written.
+        # A file name may contain bytes that are not UTF-8. A line about it must still be written.
         return RotatingFileHandler(
             path, maxBytes=_BYTES, backupCount=_OLDER, encoding="utf-8", errors="backslashreplace"
         )

@@ -1,4 +1,4 @@
-"""How the process keeps memory that it has freed."""
+"""A setting of the C library: how the process keeps memory that it has freed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _M_ARENA_MAX: Final = -8
 
 
 def keep_freed_blocks() -> None:
-    """Have the C library keep blocks of some MiB instead of giving each back to the system.
+    """Have the C library keep freed blocks of a few MiB, instead of returning each to the system.
 
-    Every read and every batch uses a buffer of up to a few MiB for some 100 us; a fresh one costs a page fault for
-    each 4 KiB. Measured: reading txt takes half the time. At most 64 MiB are kept for each of two arenas.
+    Every read and every batch uses a buffer of up to a few MiB for some 100 us. A new one costs a page fault for each 4
+    KiB. Measured: reading txt takes half the time. At most 64 MiB are kept for each of two arenas.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):

@@ -1,6 +1,6 @@
-"""What the daemon tells about itself: the file MOUNT/metrics, in Prometheus' text format.
+"""The metrics of the daemon: the file MOUNT/metrics, in Prometheus' text format.
 
-Of partitions only those that are loaded are told about: reading the metrics must not load the others.
+They include only partitions that are loaded: reading the metrics must not load the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PARTITION = ("topic", "partition")
 
 
 class Counts:
-    """What the mount counts. Called from every thread, at every request: a lock and an addition each.
+    """The counts of the mount. Every thread updates them, at every request, with a lock and an addition each.
 
-    reads, read_bytes      calls of read, and what they gave
-    writes, written_bytes  calls of write, and what they took. Records are counted by the end offsets
+    reads, read_bytes      calls of read, and the bytes that they returned
+    writes, written_bytes  calls of write, and the bytes that they took. Records are counted by the end offsets
     """
 
     def __init__(self) -> None:
@@ -39,22 +39,22 @@ class Counts:
         self._guard = threading.Lock()
 
     def read(self, size: int) -> None:
-        """One read gave so many bytes."""
+        """Count one read that returned so many bytes."""
         with self._guard:
             self.reads += 1
             self.read_bytes += size
 
     def wrote(self, size: int) -> None:
-        """One write took so many bytes."""
+        """Count one write that took so many bytes."""
         with self._guard:
             self.writes += 1
             self.written_bytes += size
 
 
 class Metrics:
-    """Everything that is told, gathered when it is asked for.
+    """All metrics. They are gathered when they are read.
 
-    counts  what the mount counts
+    counts  the counts of the mount
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def tell_of(self, tables: Tables) -> None:
-        """Tell of the Parquet files too."""
+        """Add the metrics of the Parquet files."""
         self._registry.register(_Parquet(tables))
 
     def render(self) -> bytes:
-        """The text of MOUNT/metrics."""
+        """Return the content of MOUNT/metrics."""
         return generate_latest(self._registry)
 
 
 class _Partitions(Collector):
-    """Of each partition that is loaded, and how many there are."""
+    """The metrics of each loaded partition, and the number of partitions."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -133,7 +133,7 @@ def _gauge(name: str, text: str, values: Iterable[tuple[Partition, int]]) -> Met
 
 
 class _Mount(Collector):
-    """What the mount counted, and what was logged."""
+    """The counts of the mount, and the numbers of log messages."""
 
     def __init__(self, counts: Counts, logged: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts
@@ -150,7 +150,7 @@ class _Mount(Collector):
 
 
 class _Jobs(Collector):
-    """How the background jobs fare."""
+    """The results of the background jobs."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
@@ -175,7 +175,7 @@ class _Jobs(Collector):
 
 
 class _Shape(Collector):
-    """What keeps logs in shape: what retention removed, and what compaction cannot take on."""
+    """The metrics of upkeep: what retention removed, and what compaction cannot handle."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -212,7 +212,7 @@ class _Shape(Collector):
 
 
 class _Parquet(Collector):
-    """What was made of sealed segments, and what could not be."""
+    """The metrics of Parquet files: what was made of sealed segments, and what could not be made."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -230,7 +230,7 @@ class _Parquet(Collector):
 
 
 class _Cleaners(Collector):
-    """How the cleaner threads fare, each by its name, and what they have done together."""
+    """The metrics of the cleaner threads, for each thread by its name and for all together."""
 
     def __init__(self, cleaners: Cleaners) -> None:
         self._cleaners = cleaners

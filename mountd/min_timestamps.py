@@ -1,4 +1,4 @@
-"""Finding out how early the records of sealed segments are: see `topicfs.engine.min_timestamps`."""
+"""The job that finds the earliest timestamps of sealed segments: see `topicfs.engine.min_timestamps`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from topicfs.mountd.cleaners import give_way
 log = logging.getLogger(__name__)
 
 _AT_ONCE_S: Final = 5.0
-"""One run takes so long, and then until it is through with a segment. The next one goes on."""
+"""Seconds of one run. It then still finishes the segment at hand, and the next run continues."""
 
 _REST_S: Final = 0.002
-"""Between two chunks of a segment, of 1 MiB: at full speed it took a sixth of the rate of a reader beside it."""
+"""Seconds between two chunks of a segment, of 1 MiB: at full speed the job slowed a reader beside it by a sixth."""
 
 
 class MinTimestampsJob:
-    """What is known of a store's partitions. One thread calls `run`, again and again.
+    """The earliest timestamps of a store's partitions. One thread calls `run`, again and again.
 
-    _stop      whether the work is to be broken off
-    _last      name of the partition that was seen to last
-    _upkeep    does it
-    _failures  what went wrong, by partition
+    _stop      tells whether the work must be broken off
+    _last      the name of the partition that was handled last
+    _upkeep    does the work
+    _failures  by partition: the last error
     """
 
     def __init__(self, store: Store, views: Path, stop: Callable[[], bool]) -> None:
@@ -39,8 +39,8 @@ class MinTimestampsJob:
         self._failures: dict[str, str] = {}
 
     def run(self) -> None:
-        """See to the partitions that are in use, one after the other for a while: the thread has other work. The others
-        are not loaded for this."""
+        """Handle the partitions that are in use, one after the other for a limited time, as the thread has other work.
+        Other partitions are not loaded for this."""
         give_way()
         slots = sorted(self._store.slots(), key=lambda slot: (slot.name <= self._last, slot.name))
         end = time.monotonic() + _AT_ONCE_S
@@ -65,6 +65,6 @@ class MinTimestampsJob:
                 self._failures[slot.name] = str(error)
 
     def _rest(self) -> bool:
-        """Let others go first; then whether to stop."""
+        """Let other threads run, then return whether to stop."""
         time.sleep(_REST_S)
         return self._stop()

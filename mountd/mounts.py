@@ -1,16 +1,16 @@
-"""Mount points: whether one may be mounted, who serves one, and how a dead one goes away.
+"""Mount points: whether one may be mounted, which process serves one, and how a dead one is removed.
 
-What is mounted where is read from the kernel's table, one line a mount:
+The list of mounts is read from the kernel's table, which has one line for each mount:
 
     36 25 0:32 / /mnt/logs rw,nosuid shared:1 - fuse.topicfs topicfs:/data/logs%20of%20may rw,user_id=0
                  ^ point   ^ options (any number of optional fields)   ^ source   of a mount
                                             ^ type, behind the hyphen
 
-In it blanks, newlines and backslashes are octal escapes. The source names the backing directory,
-percent-encoded, because libfuse reads commas and backslashes in it as its own.
+In the table blanks, newlines and backslashes are octal escapes. The source names the backing directory,
+percent-encoded, because libfuse itself interprets commas and backslashes in it.
 
-Of the engine only what reads names and settings is imported here: `topicfs umount` answers before its kernels would be
-loaded.
+Of the engine, only what reads names and settings is imported here: `topicfs umount` answers in less time than the
+kernels would need to load.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 _DEVICE: Final = Path("/dev/fuse")
 _HELPERS: Final = ("fusermount", "fusermount3")
 
-# What takes longer than this is explained to who waits.
+# A wait that takes longer than this is explained to the user.
 _SOON_MS: Final = 1000
 
-# A mount that is in use though nobody is found in it is tried for so long: who looked in is leaving.
+# A mount that is in use, though no user is found, is tried again for this long: a short visitor is just leaving.
 _MOMENT_S: Final = 1.0
 
 # A connection that was aborted, or whose daemon is gone, answers every call with one of these.
@@ -61,26 +61,26 @@ _DEAD: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 class MountError(Exception):
-    """A mount point cannot be mounted or unmounted as asked; the message is for the user."""
+    """A mount point cannot be mounted or unmounted as asked. The message is for the user."""
 
 
 class BusyMountError(MountError):
-    """A mount that somebody uses was to be taken away."""
+    """A mount that is in use cannot be taken away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """What was made for a mount that is not there yet.
 
-    directories  of the mount point, the uppermost first
-    store        None where there was one
+    directories  the directories that were made for the mount point, the uppermost first
+    store        the store that was made; None if there was one
     """
 
     directories: Sequence[Path] = ()
     store: place.NewStore | None = None
 
     def take_back(self, keep_store: bool = False) -> None:
-        """Remove it, as there will be no mount. A store may have a log that tells why."""
+        """Remove what was made, as there will be no mount. A store may be kept for its log, which shows the reason."""
         if self.store is not None and not keep_store:
             self.store.take_back({DAEMON_LOG})
         place.remove_directories(self.directories)
@@ -88,13 +88,13 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the kernel's table.
+    """One line of the kernel's table of mounts.
 
-    point      where it is mounted
-    kind       the file system's type
-    source     what is mounted, as the file system words it
-    device     its device's number, "major:minor": each mount of a store has one of its own
-    read_only  it was mounted so
+    point      the mount point
+    kind       the type of the file system
+    source     what is mounted, in the words of the file system
+    device     the number of its device, "major:minor": each mount of a store has its own
+    read_only  whether it is mounted read-only
     """
 
     point: Path
@@ -105,29 +105,29 @@ class Mount:
 
     @property
     def backing(self) -> Path | None:
-        """The backing directory of one of our mounts, None of any other."""
+        """The backing directory of a mount of topicfs; None for any other mount."""
         if self.kind != _TYPE or not self.source.startswith(_SOURCE):
             return None
         return Path(os.fsdecode(unquote_to_bytes(self.source.removeprefix(_SOURCE))))
 
 
 def real(path: Path) -> Path:
-    """The path without links, also where its end is a dead mount or does not exist."""
+    """Return the path without links, also if its end is a dead mount or does not exist."""
     return Path(os.path.realpath(path))
 
 
 def source_of(backing: Path) -> str:
-    """What a mount of this backing directory names as its source."""
+    """Return the source that a mount of this backing directory has."""
     return _SOURCE + quote(os.fsencode(backing))
 
 
 def find(point: Path) -> Mount | None:
-    """The mount at this very path, the uppermost where there are several; None where nothing is mounted."""
+    """Return the mount at exactly this path, the uppermost if there are several; None if nothing is mounted."""
     return next((mount for mount in reversed(list(_table())) if mount.point == point), None)
 
 
 def points_of(backing: Path) -> list[Path]:
-    """Where a backing directory is mounted, as far as this process sees mounts."""
+    """Return where a backing directory is mounted, as far as this process sees mounts."""
     return [mount.point for mount in _table() if mount.backing == backing]
 
 
@@ -145,7 +145,7 @@ def _text(field: bytes) -> str:
 
 
 def is_dead(point: Path) -> bool:
-    """Whether a mount has lost the process that served it. One that does not answer has not: it may be at a loss."""
+    """Tell whether a mount has lost its daemon. A mount that does not answer has not: its daemon may hang."""
     found: list[int] = []
 
     def ask() -> None:
@@ -161,14 +161,14 @@ def is_dead(point: Path) -> bool:
 
 
 def lock_owner(backing: Path) -> int | None:
-    """The process that has the store open, None where there is none or it cannot be told."""
-    # The kernel fills in the process where the lock is taken. struct flock: type, whence, start, length, pid
+    """Return the process that has the store open; None if there is none, or it cannot be found out."""
+    # The kernel fills in the process that holds the lock. struct flock: type, whence, start, length, pid
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
     layout = "hhqqi4x"
     logs = backing / LOGS
     try:
-        # Not to wait for ever where somebody has put a FIFO there.
+        # O_NONBLOCK: the open must not wait for ever if somebody has put a FIFO there.
         descriptor = os.open((logs if logs.is_dir() else backing) / LOCK, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as lock:
             question = struct.pack(layout, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
@@ -182,7 +182,7 @@ def lock_owner(backing: Path) -> int | None:
 
 
 def check_machine() -> None:
-    """Make sure that this machine can mount; MountError says what it lacks, and what mends that."""
+    """Make sure that this machine can mount. MountError says what is missing, and how to install it."""
     try:
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -209,7 +209,7 @@ def check_machine() -> None:
 
 
 def _has_libfuse() -> bool:
-    # As fusepy looks for it, which takes some time where the usual name does not do.
+    # This searches as fusepy does, which takes some time if the usual name is not found.
     with contextlib.suppress(OSError):
         ctypes.CDLL("libfuse.so.2")
         return True
@@ -223,10 +223,9 @@ def prepare(
     read_only: bool = False,
     create: bool = False,
 ) -> Made:
-    """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of ours
-    there is removed; then, when all else is found to be right, a missing mount point is made, and with `create` a
-    missing store. Gives what was made; MountError, EngineError or OSError says what is in the way, and then nothing
-    was made."""
+    """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of topicfs
+    at `point` is removed. Then, if all else is right, a missing mount point is made, and with `create` a missing store.
+    Return what was made. MountError, EngineError or OSError says what is in the way, and then nothing was made."""
     if backing == point:
         raise MountError(f"{point}: the backing directory and the mount point are one directory")
     if backing in point.parents:
@@ -244,7 +243,8 @@ def prepare(
     _clear(point)
     owner = None if read_only else lock_owner(backing)
     if owner is not None:
-        # The engine's lock decides; this look spares the user the wait for the engine, and the other's log our lines.
+        # The engine's lock decides. This check saves the user the wait for the engine, and keeps our lines out of its
+        # log.
         raise MountError(
             f"{backing}: expected no owner, found process {owner}, which has the directory open "
             "(another topicfs or a Kafka broker)"
@@ -271,7 +271,7 @@ def _refuse_unless_empty(point: Path) -> None:
 
 
 def _clear(point: Path) -> None:
-    """Remove dead mounts of ours; MountError where something else is mounted."""
+    """Remove dead mounts of topicfs. MountError if something else is mounted."""
     while (mount := find(point)) is not None:
         if mount.backing is None:
             state = "dead mount" if is_dead(point) else "mount"
@@ -292,17 +292,17 @@ def leave(
     force: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Stop the daemon of the mount at `point`, a real path, and return when both are gone; a dead mount is removed.
-    BusyMountError, and nothing has changed, where somebody uses it, unless `force` says that they are to lose it: then
-    `tell` is called with their names. MountError where there is none of ours, or it did not end well. `waits` is
-    entered while this takes longer."""
+    """Stop the daemon of the mount at `point`, a real path, and return when both are gone. A dead mount is removed.
+    BusyMountError, before any change, if the mount is in use, unless `force` is set: then `tell` is called with the
+    names of its users, who lose it. MountError if it is no mount of topicfs, or it did not end well. `waits` is entered
+    while this takes longer."""
     mount = find(point)
     if mount is None or mount.backing is None:
         raise MountError(f"{point}: expected a mount of topicfs, found {mount.kind if mount else 'none'}")
-    # Where the mount is this process's own working directory, it would be in its own way.
+    # If the mount were this process's working directory, the process itself would keep it busy.
     os.chdir("/")
     if is_dead(point):
-        # Who has the store open now serves it elsewhere.
+        # A process that has the store open now serves another mount of it.
         detach(point)
         return
     if users := users_of(point, mount.device):
@@ -311,12 +311,12 @@ def leave(
         tell(f"{point}: is taken away from\n{in_words(users)}")
     with _daemon_of(mount) as daemon:
         if not force:
-            # The kernel looks and takes it away in one step, so that nobody can come in between.
+            # The kernel checks and unmounts in one step, so that no new user can come in between.
             _unmount_idle(mount)
         elif daemon is None:
             detach(point)
         if daemon is None:
-            # It lives where this process sees no processes: behind another namespace's walls.
+            # The daemon is not visible to this process: it runs in another namespace.
             return
         _stop(daemon, waits)
     if find(point) == mount:
@@ -331,14 +331,14 @@ def leave(
 
 
 def _unmount_idle(mount: Mount) -> None:
-    """Take away a mount that nobody uses. BusyMountError where the kernel knows of somebody."""
+    """Take away a mount that is not in use. BusyMountError if the kernel says that it is."""
     end = time.monotonic() + _MOMENT_S
     while True:
         try:
             unmount(mount.point)
         except BusyMountError:
             users = users_of(mount.point, mount.device)
-            # Somebody who was there for a moment only is gone the next time.
+            # A user that was there only for a moment is gone at the next attempt.
             if users or time.monotonic() > end:
                 raise BusyMountError(_busy(mount, users)) from None
             time.sleep(_MOMENT_S / 20)
@@ -358,9 +358,9 @@ def _busy(mount: Mount, users: list[User]) -> str:
 
 @contextlib.contextmanager
 def _daemon_of(mount: Mount) -> Iterator[int | None]:
-    """A descriptor of the process that serves a mount, None where it is not seen. MountError where it is not ours."""
+    """Open the process that serves a mount; None if it is not visible. MountError if it is another user's."""
     assert mount.backing is not None
-    # A read-only daemon holds no lock, and has nothing to write down: who holds one is another daemon.
+    # A read-only daemon holds no lock, and has nothing to write down. A process with the lock is another daemon.
     owner = None if mount.read_only else lock_owner(mount.backing)
     try:
         process = None if owner is None else os.pidfd_open(owner)
@@ -375,7 +375,7 @@ def _daemon_of(mount: Mount) -> Iterator[int | None]:
             yield None
             return
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, 0)  # nothing is sent, but that it could be is seen
+            signal.pidfd_send_signal(process, 0)  # this sends nothing, but checks the permission to send
         yield process
     except PermissionError:
         raise MountError(f"{mount.point}: is served by process {owner}, which is another user's") from None
@@ -384,7 +384,7 @@ def _daemon_of(mount: Mount) -> Iterator[int | None]:
 
 
 def _stop(daemon: int, waits: Callable[[str], AbstractContextManager[object]]) -> None:
-    """Have a daemon stop, and wait until it has ended."""
+    """Stop a daemon, and wait until it has ended."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(daemon, signal.SIGTERM)
     ended = select.poll()
@@ -395,12 +395,12 @@ def _stop(daemon: int, waits: Callable[[str], AbstractContextManager[object]]) -
 
 
 def detach(point: Path) -> None:
-    """Take a mount away at once, also when files on it are open. MountError where that is refused."""
+    """Take a mount away at once, even if files on it are open. MountError if that is refused."""
     _fusermount("-uz", point)
 
 
 def unmount(point: Path) -> None:
-    """Take a mount away. BusyMountError where files on it are open, MountError where that is refused."""
+    """Take a mount away. BusyMountError if files on it are open, MountError if that is refused."""
     _fusermount("-u", point)
 
 

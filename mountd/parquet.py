@@ -1,4 +1,4 @@
-"""The work of the thread that keeps Parquet files: those of topics with `parquet.enable`."""
+"""The job that keeps Parquet files up to date, for the topics with `parquet.enable`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of a partition as a whole, not of one of its files.
+# The key of a failure of a whole partition, instead of one of its files.
 _WHOLE: Final = ""
 
 _MISSING: Final = "Parquet files need pyarrow: pip install 'topicfs[spark]'"
 
 
 class ParquetUpkeep:
-    """The tables of a store's topics. One thread calls `run`, again and again.
+    """The Parquet files of a store's topics. One thread calls `run`, again and again.
 
-    _tables    what is kept
-    _stop      whether the work is to be broken off
-    _upkeep    does it; None until a topic wants it, as pyarrow takes 0.3 s and 60 MB
-    _unwanted  partitions whose files, if any, are known to be gone
+    _tables    the Parquet files that are kept
+    _stop      tells whether the work must be broken off
+    _upkeep    does the work; None until a topic needs it, as pyarrow takes 0.3 s and 60 MB
+    _unwanted  partitions without `parquet.enable` whose files, if any, were removed
     """
 
     def __init__(self, store: Store, tables: Tables, stop: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ class ParquetUpkeep:
                 self._keep(topic, number, name)
             except (EngineError, OSError) as error:
                 if (topic, number) not in self._store:
-                    continue  # deleted meanwhile
+                    continue  # it was deleted meanwhile
                 known = self._tables.failures.setdefault(name, {})
                 if _WHOLE not in known or known[_WHOLE].reason != str(error):
                     log.error(f"{name}: no Parquet files: {error}")

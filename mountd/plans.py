@@ -1,4 +1,4 @@
-"""What `topicfs plan` says: a table for people, or JSON."""
+"""The output of `topicfs plan`: a table for people, or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
 
 def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:
-    """The plan of a backing directory, or of what is mounted at a place."""
+    """Make the plan of a backing directory, or of what is mounted at a place."""
     backing = backing_of(place)
     owner = mounts.lock_owner(backing)
     if owner is not None:
@@ -30,7 +30,7 @@ def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:
 
 
 def settings_of(process: int) -> dict[str, str]:
-    """The settings that a daemon's command was given by -o; none where that cannot be seen."""
+    """Return the settings that a daemon's command was given with -o; none if they cannot be read."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
@@ -42,7 +42,7 @@ def settings_of(process: int) -> dict[str, str]:
 
 
 def backing_of(place: Path) -> Path:
-    """The backing directory that is meant. MountError where there is none."""
+    """Return the backing directory that a place stands for. MountError if there is none."""
     mount = mounts.find(place)
     if mount is not None and mount.backing is not None:
         return mount.backing
@@ -54,7 +54,7 @@ def backing_of(place: Path) -> Path:
 
 
 def as_json(plans: Iterable[PartitionPlan]) -> str:
-    """One object for each partition, in an array."""
+    """Return the plans as JSON: an array with one object for each partition."""
     return json.dumps([_object(each) for each in plans], indent=2)
 
 
@@ -77,7 +77,7 @@ def _object(plan: PartitionPlan) -> dict[str, Any]:
 
 
 def show(plans: Sequence[PartitionPlan], console: Console) -> None:
-    """The table, and below it what could not be told."""
+    """Show the table, and below it what is not known."""
     rows = [
         (
             each.name,
@@ -98,7 +98,7 @@ def show(plans: Sequence[PartitionPlan], console: Console) -> None:
 
 
 def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:
-    """What could not be told, and of which partitions."""
+    """Return the remarks and errors, each with the partitions that it applies to."""
     remarks: dict[str, list[str]] = {}
     for each in plans:
         kept = () if each.kept is None else (each.kept,)
@@ -108,7 +108,7 @@ def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:
 
 
 def retention_text(plan: PartitionPlan) -> str:
-    """What retention would do."""
+    """Describe what retention would do."""
     if plan.error is not None:
         return "not known"
     if plan.removals:
@@ -130,7 +130,7 @@ def retention_text(plan: PartitionPlan) -> str:
 
 
 def cleaning_text(plan: PartitionPlan) -> str:
-    """What compaction would do."""
+    """Describe what compaction would do."""
     found = plan.cleaning
     if plan.error is not None:
         return "not known"

@@ -1,4 +1,4 @@
-"""What a command says while it works, on stderr: a terminal has one line with a sign of life, all else plain lines."""
+"""What a command reports on stderr while it works: one changing line on a terminal, elsewhere plain lines."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final, Self
 from rich.console import Console
 from rich.status import Status
 
-# How often work that goes on is told of where each time is a line of its own.
+# Seconds between two reports about continuing work, where each report is a line of its own.
 _EVERY_S: Final = 10.0
 
 
 class _Stderr(Console):
-    """Words for who listens. That nobody does is no reason to leave a mount half taken away."""
+    """Messages for the user. A closed stderr is no reason to leave a mount half taken away."""
 
     def on_broken_pipe(self) -> None:
-        """Go on, in silence."""
+        """Go on without output."""
         self.quiet = True
 
 
@@ -25,15 +25,15 @@ CONSOLE: Final = _Stderr(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
-    """A line that stays."""
+    """Print a line that stays."""
     CONSOLE.print(f"topicfs: {text}", markup=False, soft_wrap=True)
 
 
 class Progress:
-    """What is waited for, until the context ends.
+    """The report of what a command waits for, until the context ends.
 
-    _line    the terminal's line, None before there was one
-    _latest  when work that goes on was told of last, in seconds; None before it was
+    _line    the terminal's line; None before there was one
+    _latest  when continuing work was last reported, in seconds; None before the first time
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Take the line away, until there is another."""
+        """Remove the line, until there is another one."""
         self._open.close()
         self._line = None
 
     def wait(self, text: str) -> None:
-        """Something else is waited for now."""
+        """Show what the command waits for now."""
         if not CONSOLE.is_terminal:
             say(text)
         elif self._line is None:
@@ -62,7 +62,7 @@ class Progress:
             self._line.update(text)
 
     def progress(self, text: str) -> None:
-        """What is waited for goes on; told of now and then."""
+        """Show now and then how far the work is."""
         now = time.monotonic()
         if CONSOLE.is_terminal or self._latest is None or now > self._latest + _EVERY_S:
             self._latest = now

@@ -1,4 +1,4 @@
-"""One thread that does the jobs which are its own, one after another, when each is due."""
+"""A scheduler: a thread that runs its own jobs, one after another, when each is due."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from topicfs.engine.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
-# A stop that waits longer for a running job says so.
+# After this time, a stop that still waits for a running job is logged.
 _PATIENCE_S: Final = 10.0
 
 
 class Scheduler:
-    """The thread.
+    """The thread and its jobs.
 
-    name      the thread's, by which jobs say that they are its own
-    running   the name of the job that runs now, None between jobs
-    _jobs     those of all threads
-    _thread   None before the start
-    _wake     guards _stopping, and is waited on between jobs
+    name      the name of the thread, by which jobs say that they are its own
+    running   the name of the job that runs now; None between jobs
+    _jobs     the jobs of all threads
+    _thread   the thread; None before the start
+    _wake     the condition that guards _stopping; the thread waits on it between jobs
     """
 
     def __init__(self, jobs: Jobs, name: str = "scheduler") -> None:
@@ -33,12 +33,12 @@ class Scheduler:
         self._stopping = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._work, name=self.name)
         self._thread.start()
 
     def stop(self) -> None:
-        """End: at once between jobs, else when the running one is done. A second call does nothing."""
+        """End the thread: at once between jobs, else after the running job. A second call does nothing."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -59,7 +59,7 @@ class Scheduler:
                 name = min(names, key=lambda name: states[name].due_ms)
                 left_ms = states[name].due_ms - self._jobs.steady()
                 if left_ms > 0:
-                    # The longest waits are "never", which the condition would refuse.
+                    # The longest waits mean "never", and the condition does not accept them.
                     self._wake.wait(min(left_ms / 1000, threading.TIMEOUT_MAX))
                     continue
             self.running = name

@@ -1,9 +1,9 @@
 """The thread in which libfuse runs, and the way to end it.
 
-libfuse has signal handlers of its own, which leave the process no say in how it stops, and it replaces only handlers
-that nobody else has set. So signals belong to the main thread, and libfuse runs in another one. When it ends it has
-SIGPIPE, which Python ignores, end the process: unless a handler of ours is in its place. What is appended and written
-down after that would be lost as soon as a line goes to a terminal that is closed, or a pipe that nobody reads.
+libfuse has signal handlers of its own, which would decide how the process stops. It sets them only where there is no
+other handler. So the main thread handles the signals, and libfuse runs in another thread. When libfuse ends, it makes
+SIGPIPE, which Python ignores, end the process, unless our handler is in its place. Otherwise what is still to be
+appended and written down would be lost as soon as a line goes to a closed terminal, or to a pipe that nobody reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 import fuse
 
-# Sent to libfuse's thread alone: it makes its wait return, and libfuse look whether it is to end.
+# This is sent to libfuse's thread alone. It ends the thread's wait, so that libfuse checks whether to end.
 _NUDGE: Final = signal.SIGUSR2
 _NUDGE_EVERY_S: Final = 0.05
 
@@ -25,12 +25,12 @@ _NUDGE_EVERY_S: Final = 0.05
 class Session:
     """One mount, from mounting to unmounting.
 
-    ended     done when the mount is gone; holds the error that it ended with
+    ended     done when the mount is gone; it holds the error that ended the mount
     _serve    mounts, answers calls, and returns when the mount is gone
-    _started  called when the kernel asked for the first time, from libfuse's thread
-    _fuse     libfuse's handle, None before the start and from the end on, when it may be freed
+    _started  called at the kernel's first request, from libfuse's thread
+    _fuse     libfuse's handle; None before the start, and again from the end on, when it may be freed
     _guard    guards _fuse
-    _thread   in which libfuse runs
+    _thread   the thread in which libfuse runs
     """
 
     def __init__(self, serve: Callable[[Session], None], started: Callable[[], None]) -> None:
@@ -42,8 +42,8 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="fuse")
 
     def start(self) -> None:
-        """Mount. Called in the main thread, which keeps its own handlers for SIGINT, SIGTERM and SIGHUP."""
-        # A handler that does nothing, and interrupts: an ignored signal would not.
+        """Mount. It is called in the main thread, which keeps its own handlers for SIGINT, SIGTERM and SIGHUP."""
+        # This handler does nothing, but interrupts the thread. An ignored signal would not interrupt.
         signal.signal(_NUDGE, lambda *_: None)
         signal.signal(signal.SIGPIPE, lambda *_: None)
         self._thread.start()
@@ -59,21 +59,21 @@ class Session:
     # -- called by the file system, inside libfuse's callbacks ------------------------------------------
 
     def initialised(self) -> None:
-        """In `init`: the mount answers from now on."""
+        """Note, in `init`, that the mount answers from now on."""
         with self._guard:
             self._fuse = ctypes.c_void_p(fuse._libfuse.fuse_get_context().contents.fuse)
         self._started()
 
     def destroyed(self) -> None:
-        """In `destroy`: libfuse frees its handle next."""
+        """Note, in `destroy`, that libfuse frees its handle next."""
         with self._guard:
             self._fuse = None
 
     # -- called by the main thread ----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Unmount, also when files are open, and wait until that is done. Calls that are under way are answered
-        first; who is waiting in a read gets an error."""
+        """Unmount, even if files are open, and wait until that is done. Calls in progress are answered first; a waiting
+        read gets an error."""
         while self._thread.is_alive():
             with self._guard:
                 if self._fuse is not None:

@@ -1,4 +1,4 @@
-"""`topicfs spark …`: jobs on logs that are too large for one machine. Spark is loaded when one of them runs."""
+"""`topicfs spark …`: jobs on logs that are too large for one machine. Spark is loaded only when a job runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE options as a dictionary."""
+    """Return NAME=VALUE options as a dictionary."""
     pairs = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -37,7 +37,7 @@ def _pairs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dic
 
 
 def _on_spark(command: F) -> F:
-    """The options that every job has."""
+    """Add the options that every job has."""
     master = click.option(
         "--master", help="Where Spark runs; local[*] unless spark-submit or a setting says so."
     )
@@ -193,11 +193,11 @@ def compact_command(
 
 @contextlib.contextmanager
 def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[Any]:
-    """A session for one job; what is refused, or fails, is told in words."""
+    """Open a session for one job; refusals and failures become messages."""
     if importlib.util.find_spec("pyspark") is None:
         _fail("expected pyspark, found none: pip install 'topicfs[spark]'")
     with kernels.loading():
-        # Here, once: each of Spark's workers would compile them by itself, in silence.
+        # The kernels are compiled here, once: otherwise each of Spark's workers would compile them, without a message.
         importlib.import_module("topicfs.engine.store.store")
     from topicfs.engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
 

@@ -1,6 +1,6 @@
-"""What commands print as tables: for people fitted to their terminal, for programs a row a line with whole values.
+"""Tables that commands print: fitted to the terminal for people, one line a row with complete values for programs.
 
-The engine is not imported here: commands that go through a mount answer before its kernels would be loaded.
+The engine is not imported here, as commands that go through a mount answer in less time than its kernels need to load.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _GAP: Final = "  "
 def show_table(
     console: Console, titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> None:
-    """Print a table: values in columns, with titles above them; those in `right` end together.
+    """Print a table: values in columns, with titles above them. The columns in `right` are aligned to the right.
 
-    Into a pipe or a file nothing is wrapped or cut, whatever it takes: columns are two blanks apart."""
+    Into a pipe or a file nothing is wrapped or cut, however long it is: columns are two blanks apart."""
     if not console.file.isatty():
         _print_lines(console, titles, rows, right)
         return
@@ -46,7 +46,7 @@ def _print_lines(
 
 
 def show_line(console: Console, words: str) -> None:
-    """Print a line. A terminal wraps it between words, and nobody else does."""
+    """Print a line. It is wrapped between words on a terminal, and nowhere else."""
     if console.file.isatty():
         console.print(Text(words))
     else:
@@ -54,7 +54,7 @@ def show_line(console: Console, words: str) -> None:
 
 
 def size_text(size: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as people read it."""
     number, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if number < 1024:
@@ -64,7 +64,7 @@ def size_text(size: int) -> str:
 
 
 def time_text(ms: int) -> str:
-    """A time as ISO 8601, in UTC; the number where no calendar reaches."""
+    """Return a time as ISO 8601, in UTC; the number if it is outside of the calendar."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):

@@ -1,13 +1,13 @@
-"""Who uses a mount: the programs that have a file or directory of it open, run in it, or have mapped one.
+"""The users of a mount: the programs that have a file or directory of it open, run in it, or have mapped a file.
 
-The mount itself is not asked, as one whose daemon hangs would not answer. The kernel tells of each process in /proc:
+The mount itself is not asked, as it would not answer if its daemon hangs. The kernel shows each process in /proc:
 
     fdinfo/<n>     mnt_id of each open file; fd/<n> is a link to its path
     mountinfo      the numbers of all mounts that the process sees, with their devices: it may be in another namespace
     cwd, root, exe links to its working directory, its root and its program
     maps           each mapping, with device and path
 
-Of other users' processes only root sees all that.
+Only root sees all that for the processes of other users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 _PROCESSES: Final = Path("/proc")
 
-# A refusal is read by people.
+# People read the refusal, so the list is short.
 _MOST_SHOWN: Final = 8
 
 _LINKS: Final = {"cwd": "working directory", "root": "root directory", "exe": "program"}
@@ -30,8 +30,8 @@ _LINKS: Final = {"cwd": "working directory", "root": "root directory", "exe": "p
 class User:
     """One process that keeps a mount busy.
 
-    process  its number
-    program  its name, as the kernel has it
+    process  the process id
+    program  the name of the program, as the kernel shows it
     uses     what it uses, in words: "working directory /mnt/logs", "/mnt/logs/orders-0/log.txt"
     """
 
@@ -45,7 +45,7 @@ class User:
 
 
 def users_of(point: Path, device: str) -> list[User]:
-    """The processes that use the mount at `point`, whose device has this number, but for the calling one."""
+    """Return the processes that use the mount at `point`, whose device has this number, except the calling one."""
     found = []
     for entry in sorted(_numbers(_PROCESSES)):
         if entry == os.getpid():
@@ -57,7 +57,7 @@ def users_of(point: Path, device: str) -> list[User]:
 
 
 def in_words(users: list[User]) -> str:
-    """A line for each, and how many there are beyond those that are shown."""
+    """Return a line for each user, and how many more there are than the lines show."""
     lines = [f"    {user}" for user in users[:_MOST_SHOWN]]
     if len(users) > _MOST_SHOWN:
         lines.append(f"    and {len(users) - _MOST_SHOWN} more")
@@ -74,20 +74,20 @@ def _uses(process: Path, point: Path, device: str) -> Iterator[str]:
         if _mount_of(process / "fdinfo" / str(descriptor)) in numbers:
             yield _target(process / "fd" / str(descriptor)) or f"descriptor {descriptor}"
     for line in _lines(process / "maps"):
-        # Address, permissions, offset, device, inode, path. There each part of the device is in hexadecimal.
+        # Address, permissions, offset, device, inode, path. Here both parts of the device are hexadecimal.
         fields = line.split(None, 5)
         if len(fields) == 6 and _decimal(fields[3]) == device:
             yield f"mapping of {fields[5]}"
 
 
 def _mounts_of(process: Path, device: str) -> set[str]:
-    """The numbers under which a process sees the mount."""
+    """Return the numbers under which a process sees the mount."""
     fields = (line.split(" ", 3) for line in _lines(process / "mountinfo"))
     return {each[0] for each in fields if len(each) > 3 and each[2] == device}
 
 
 def _mount_of(description: Path) -> str | None:
-    """The number of the mount that an open file is on."""
+    """Return the number of the mount that an open file is on."""
     for line in _lines(description):
         name, _, value = line.partition(":")
         if name == "mnt_id":
@@ -108,7 +108,8 @@ def _program(process: int) -> str:
     return next(iter(_lines(_PROCESSES / str(process) / "comm")), "?")
 
 
-# A process may end at any time, and another user's shows nothing: what cannot be read is nothing to tell of.
+# A process may end at any time, and another user's process cannot be read: such errors mean that there is no use to
+# show.
 
 
 def _numbers(directory: Path) -> list[int]:

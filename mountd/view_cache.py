@@ -1,4 +1,4 @@
-"""Where the file system keeps what it can rebuild: BACKING/views/<partition>/<name>. Safe to delete at any time."""
+"""The view cache: files that can be rebuilt, in BACKING/views/<partition>/<name>. They may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from topicfs.engine.errors import CorruptError
 from topicfs.engine.files.atomic import read_bounded, write_atomically
 from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX
 
-# A map has some bytes for each index interval of a segment: of the largest one it is far below this.
+# A map has some bytes for each index interval of a segment. Even that of the largest segment is far below this limit.
 _MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryViewCache:
-    """Files under one directory.
+    """A view cache of files under one directory.
 
-    directory  of all partitions
+    directory  the directory that contains those of all partitions
     """
 
     directory: Path
 
     def load(self, partition: str, name: str) -> bytes | None:
-        """What was saved under this name; None where there is nothing."""
+        """Return what was saved under this name; None if there is nothing."""
         try:
             return read_bounded(self.directory / partition / name, _MOST_BYTES)
         except (FileNotFoundError, CorruptError):
             return None
 
     def save(self, partition: str, name: str, data: bytes) -> None:
-        """Keep it, in place of what was there. Not synced: what a power cut takes is built again."""
+        """Save data under a name, and replace what was there. It is not synced: what a power cut takes is rebuilt."""
         path = self.directory / partition / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data, sync=False)
 
     def remove(self, partition: str, name: str) -> None:
-        """Forget it."""
+        """Remove what was saved under this name."""
         with contextlib.suppress(FileNotFoundError):
             (self.directory / partition / name).unlink()
 
     def sweep(self, logs: Path) -> int:
-        """Forget what is of partitions and segments that are not among the logs any more. Gives how many files went.
+        """Remove the files of partitions and segments that no longer exist. Return how many files were removed.
 
-        Each name begins with its segment's base offset. Looked for on disk: partitions that nobody uses stay so. Files
-        of a table may outlive their segments for a while: those are left to who makes them, as long as there is the
-        partition."""
+        The name of a file begins with its segment's base offset. Segments are looked for on disk, so that unused
+        partitions are not loaded. Files of a table may outlive their segments for a while: while the partition exists,
+        the job that made them removes them."""
         removed = 0
         for partition in _paths_in(self.directory):
             is_there = (logs / partition.name).exists()
@@ -58,29 +58,29 @@ class DirectoryViewCache:
                     path.unlink(missing_ok=True)
                     removed += 1
             if not is_there:
-                # Not empty where something was saved just now: the next sweep takes it.
+                # It is not empty if something was saved just now. The next sweep removes it.
                 with contextlib.suppress(OSError):
                     partition.rmdir()
         return removed
 
 
 class ReadOnlyViewCache(DirectoryViewCache):
-    """What an earlier mount has left there. A read-only mount adds nothing to it, and takes nothing away: what is
-    missing is built in memory, for as long as the mount lives."""
+    """The view cache of a read-only mount: it only reads what an earlier mount has saved. What is missing is built in
+    memory, for as long as the mount lives."""
 
     def save(self, partition: str, name: str, data: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is saved."""
 
     def remove(self, partition: str, name: str) -> None:
-        """Nothing is removed."""
+        """Do nothing: nothing is removed."""
 
     def sweep(self, logs: Path) -> int:
-        """Nothing is removed."""
+        """Do nothing: nothing is removed."""
         return 0
 
 
 def _paths_in(directory: Path) -> list[Path]:
-    """What a directory holds: nothing where it is not there, or is none."""
+    """Return the paths in a directory; none if it does not exist, or is no directory."""
     try:
         return list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,8 +1,8 @@
 """Record batches: built from lines, records or columns; read as columns or records.
 
-The bytes are drawn in `topicfs.engine.kernels.encode`. A batch is an array of bytes, and what is known of it is a
-row of the batch table (`topicfs.engine.kernels.scan`). Reading gives `Columns`: arrays of offsets, timestamps and
-spans into a buffer, so that nothing happens per record in Python unless somebody asks for `Record` objects.
+`topicfs.engine.kernels.encode` draws the bytes. A batch is an array of bytes, and a row of the batch table
+(`topicfs.engine.kernels.scan`) describes it. Reading gives `Columns`: arrays of offsets, timestamps and spans into
+a buffer. So Python does no work per record, unless somebody asks for `Record` objects.
 """
 
 from topicfs.engine.batch.build import (

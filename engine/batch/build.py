@@ -1,4 +1,4 @@
-"""Building batches of lines, of records, or of columns that were read."""
+"""Building batches from lines, from records, or from columns that were read."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from topicfs.engine.record import (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a new batch carries beside its records.
+    """The properties of a new batch, besides its records.
 
     codec, level     compression; level None is the codec's default
-    timestamp_type   LOG_APPEND_TIME makes every record's timestamp the append time
-    producer_id …    idempotence; NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE without
-    transactional    the records belong to the producer's open transaction
+    timestamp_type   LOG_APPEND_TIME makes the append time every record's timestamp
+    producer_id …    for idempotence; without it NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE
+    transactional    whether the records belong to the producer's open transaction
     """
 
     codec: Codec = Codec.NONE
@@ -89,14 +89,15 @@ PLAIN: Final = Shape()
 def from_lines(
     lines: Bytes, timestamp: int, shape: Shape = PLAIN, limit: int = MAX_INT32, start: int = 0
 ) -> tuple[Bytes, int]:
-    """One batch of the lines of lines[start:], a record each, and the position of the first line left over.
+    """Return one batch of the lines of lines[start:], each as a record, and the position of the first line that did
+    not fit.
 
-    `limit` is the largest batch in bytes, before compression. RecordTooLargeError where the first line alone
-    exceeds it. No lines make no batch: an empty array."""
+    `limit` is the largest batch in bytes, before compression. RecordTooLargeError if the first line alone exceeds
+    it. Without lines the batch is an empty array."""
     if start >= lines.size:
         return np.empty(0, np.uint8), start
     size = lines.size - start
-    # Enough for lines of 76 bytes; an empty line, one byte, becomes a record of 11 at most.
+    # The first is enough for lines of 76 bytes. An empty line, one byte, becomes a record of at most 11 bytes.
     for room in (size + size // 4 + 4096, 12 * size + RECORD_OVERHEAD):
         out = np.empty(min(limit, HEADER_SIZE + room), np.uint8)
         count, used, end = encoding.encode_lines(lines, start, lines.size, 0, out, HEADER_SIZE, out.size)
@@ -110,8 +111,8 @@ def from_lines(
 
 
 def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Bytes:
-    """One batch of these records; those without a timestamp get `now`. No records make no batch: an empty
-    array."""
+    """Return one batch of these records. Records without a timestamp get `now`. Without records the batch is an
+    empty array."""
     if not len(records):
         return np.empty(0, np.uint8)
     timestamps = np.fromiter(
@@ -158,8 +159,8 @@ def _add(fields: list[bytes], field: bytes | None) -> int:
 
 
 def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None) -> Bytes:
-    """One batch of these records, with offsets 0, 1, 2 …; `max_timestamp` is the append time, where that
-    is every record's timestamp."""
+    """Return one batch of these records, with offsets 0, 1, 2 …. `max_timestamp` is the append time, if that is
+    every record's timestamp."""
     count = len(source)
     base_timestamp = int(source.timestamps[0]) if count else NO_TIMESTAMP
     spans = np.maximum(source.key_length, 0) + np.maximum(source.value_length, 0) + source.headers_length
@@ -235,8 +236,8 @@ def write_header(
 
 
 def emptied(row: Longs) -> Bytes:
-    """The batch that remains of `row` when all its records are gone: its header, with offsets, sequence,
-    producer and max timestamp as they were."""
+    """Return the batch that remains of `row` without its records: only a header, with the same offsets, sequence,
+    producer and max timestamp."""
     batch = np.empty(HEADER_SIZE, np.uint8)
     write_header(
         batch,
@@ -255,7 +256,7 @@ def emptied(row: Longs) -> Bytes:
 
 
 def shape_of(row: Longs) -> Shape:
-    """The shape that a batch has, at its codec's default level."""
+    """Return the shape of an existing batch, at its codec's default level."""
     attributes = int(row[ATTRIBUTES])
     return Shape(
         codec=codec_of(row),

@@ -1,4 +1,4 @@
-"""A batch that grows: lines and columns are added until it is full, then it is finished."""
+"""A batch that grows: lines and columns are added until it is full, and then it is finished."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SMALLEST: Final = 4096
 
 
 class BatchBuilder:
-    """Records on their way into one batch.
+    """Collects records for one batch.
 
     limit           the largest batch, in bytes before compression
-    count           records so far
-    base_timestamp  of the first record
-    max_timestamp   of all records so far
+    count           number of records so far
+    base_timestamp  timestamp of the first record
+    max_timestamp   largest timestamp of all records so far
     text_size       bytes of all values, and a newline for each
-    _out, _end      their bytes, behind room for the header
+    _out, _end      bytes of the records, behind room for the header, and where they end
     """
 
     __slots__ = ("_end", "_out", "base_timestamp", "count", "limit", "max_timestamp", "text_size")
@@ -39,16 +39,17 @@ class BatchBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes that the batch would have now, uncompressed."""
+        """Return the bytes that the batch would have now, uncompressed."""
         return self._end
 
     def add_lines(self, lines: Bytes, start: int, now: int) -> int:
-        """Add lines[start:], a record each, as far as they fit. Gives the position of the first left over.
+        """Add lines[start:], each as a record, as far as they fit. Return the position of the first one that did not
+        fit.
 
-        RecordTooLargeError where not even an empty batch could hold the first line."""
+        RecordTooLargeError if even an empty batch could not hold the first line."""
         if self.count == 0:
             self.base_timestamp = self.max_timestamp = now
-        # Enough for lines of 76 bytes; where it is not, the rest is added in another round.
+        # This is enough for lines of 76 bytes. If it is not enough, the rest is added in another round.
         self._make_room((lines.size - start) * 5 // 4 + _SMALLEST)
         added, used, self._end = encoding.encode_lines(
             lines, start, lines.size, self.count, self._out, self._end, self._out.size
@@ -62,9 +63,9 @@ class BatchBuilder:
         return int(used)
 
     def add_columns(self, columns: Columns) -> int:
-        """Add records as far as they fit. Gives how many were added.
+        """Add records as far as they fit. Return how many were added.
 
-        RecordTooLargeError where not even an empty batch could hold the first one."""
+        RecordTooLargeError if even an empty batch could not hold the first one."""
         if not len(columns):
             return 0
         if self.count == 0:
@@ -89,8 +90,8 @@ class BatchBuilder:
         return int(added)
 
     def finish(self, shape: Shape, append_time: int | None) -> Bytes:
-        """The batch, ready to be appended; the builder is empty afterwards. `append_time` is every record's
-        timestamp where the shape says so."""
+        """Return the batch, ready to be appended. The builder is empty afterwards. `append_time` becomes every
+        record's timestamp if the shape says so."""
         latest = self.max_timestamp if append_time is None else append_time
         batch = finish(self._out, self._end, self.count, self.base_timestamp, latest, shape)
         self.count = self.text_size = 0

@@ -1,4 +1,4 @@
-"""Reading batches: columns of the records they hold."""
+"""Reading batches: columns of their records."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from topicfs.engine.record import NO_TIMESTAMP, Codec, Header, Record
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The records of one or more batches, as arrays with one element a record.
+    """The records of one or more batches, as arrays with one element per record.
 
-    buffer                          where the spans point: the batch, or its decompressed records
-    offsets, timestamps             absolute
+    buffer                          the bytes that the spans point into: the batch, or its decompressed records
+    offsets, timestamps             absolute values
     key_start, key_length           span of the key; length -1 is null
     value_start, value_length       span of the value; length -1 is null
-    headers_start, headers_length   span of the headers as they are encoded; length 1 is "no headers"
+    headers_start, headers_length   span of the encoded headers; length 1 is "no headers"
     """
 
     buffer: Bytes
@@ -70,24 +70,24 @@ class Columns:
         )
 
     def rows(self, first: int, end: int) -> Columns:
-        """The records from row `first` up to, not including, row `end`."""
+        """Return the records from row `first` up to, but not including, row `end`."""
         offsets, timestamps, *spans = self.arrays
         return Columns(
             self.buffer, offsets[first:end], timestamps[first:end], *(span[first:end] for span in spans)
         )
 
     def take(self, rows: npt.NDArray[np.intp]) -> Columns:
-        """The records of these rows, in their order."""
+        """Return the records of these rows, in their order."""
         offsets, timestamps, *spans = self.arrays
         return Columns(self.buffer, offsets[rows], timestamps[rows], *(span[rows] for span in spans))
 
     def between(self, start_offset: int, end_offset: int) -> Columns:
-        """The records whose offsets are at least `start_offset` and below `end_offset`."""
+        """Return the records whose offsets are at least `start_offset` and below `end_offset`."""
         first, end = np.searchsorted(self.offsets, (start_offset, end_offset))
         return self if first == 0 and end == len(self) else self.rows(int(first), int(end))
 
     def records(self) -> Iterator[Record]:
-        """One object a record, for people; slow beside the arrays."""
+        """Yield one object per record. This is slow compared with the arrays."""
         data = memoryview(self.buffer)
         for offset, timestamp, key, key_size, value, value_size, headers, headers_size in zip(
             *(array.tolist() for array in self.arrays), strict=True
@@ -117,14 +117,14 @@ def _headers(buffer: Bytes, start: int, size: int) -> tuple[Header, ...]:
 
 
 def records_of(buffer: Bytes, row: Longs, origin: int = 0, limit: int = DECOMPRESSED_LIMIT) -> Bytes:
-    """The record bytes of one batch, decompressed. `origin` is the table's position of buffer[0]."""
+    """Return the record bytes of one batch, decompressed. `origin` is the table's position of buffer[0]."""
     start = int(row[POSITION]) - origin
     stream = buffer[start + HEADER_SIZE : start + int(row[SIZE])]
     return decompress(codec_of(row), stream, limit)
 
 
 def codec_of(row: Longs) -> Codec:
-    """The codec that the attributes name."""
+    """Return the codec in the attributes."""
     try:
         return Codec(int(row[ATTRIBUTES]) & CODEC_MASK)
     except ValueError as error:
@@ -150,8 +150,8 @@ def _check_counts(table: Longs, sizes: Longs | int) -> None:
 
 
 def columns(buffer: Bytes, table: Longs, origin: int = 0) -> Iterator[Columns]:
-    """The records of the data batches that `table` names, in order: one `Columns` for each run of plain
-    batches, one for each compressed batch. Control batches have no records for readers."""
+    """Yield the records of the data batches in `table`, in order: one `Columns` for each run of plain batches, one
+    for each compressed batch. Control batches are skipped."""
     first = 0
     while first < len(table):
         if int(table[first, ATTRIBUTES]) & CODEC_MASK and not int(table[first, ATTRIBUTES]) & CONTROL:
@@ -184,7 +184,7 @@ def _compressed_columns(buffer: Bytes, table: Longs, origin: int) -> Columns:
 
 
 def unordered_columns(buffer: Bytes, row: Longs) -> Columns:
-    """The records of one batch whose offsets may have any order, for a leader that gives them new ones."""
+    """Return the records of one batch whose offsets may have any order, for a leader that assigns new ones."""
     return _single(records_of(buffer, row), row, -1)
 
 
@@ -216,7 +216,7 @@ def _raise_if_bad(status: int, row: Longs, index: int, at: int) -> None:
 
 
 def record_at(buffer: Bytes, row: Longs, offset: int, origin: int = 0) -> Record | None:
-    """The record with an offset in one batch, None where there is none; the others are not looked into."""
+    """Return the record with an offset in one batch, or None. The other records are not decoded."""
     data = records_of(buffer, row, origin)
     base = int(row[BASE_OFFSET])
     start, end = decoding.find_record(data, 0, data.size, row[COUNT], offset - base)
@@ -236,17 +236,18 @@ def record_at(buffer: Bytes, row: Longs, offset: int, origin: int = 0) -> Record
 
 
 def _sum(timestamp: int, delta: int) -> int:
-    """As 64 bits add, here and in every consumer: the delta from -1, none, to the largest timestamp is beyond them."""
+    """Add as 64-bit integers do, here and in every consumer: the delta from -1 (none) to the largest timestamp
+    overflows."""
     return (timestamp + delta + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a check of a batch's records finds.
+    """The result of a check of a batch's records.
 
     smallest_timestamp, largest_timestamp   over all records; NO_TIMESTAMP in an empty batch
-    null_keys                               records without a key
-    sequential                              offset deltas are 0, 1, 2 …
+    null_keys                               number of records without a key
+    sequential                              whether the offset deltas are 0, 1, 2 …
     """
 
     smallest_timestamp: int
@@ -256,7 +257,7 @@ class Inspection:
 
 
 def inspect(buffer: Bytes, row: Longs, origin: int = 0) -> Inspection:
-    """Check every record of one batch against the format, without keeping any."""
+    """Check every record of one batch against the format, without keeping the records."""
     data = records_of(buffer, row, origin)
     _check_counts(row.reshape(1, -1), data.size)
     status, index, at, smallest, largest, nulls, sequential = decoding.inspect(
@@ -271,8 +272,8 @@ def inspect(buffer: Bytes, row: Longs, origin: int = 0) -> Inspection:
 def first_record_at_or_after(
     buffer: Bytes, row: Longs, timestamp: int, offset: int, origin: int = 0
 ) -> tuple[int, int] | None:
-    """Timestamp and offset of the batch's first record that is neither earlier nor lower; None without. A marker
-    counts, as for Kafka: who reads from there on misses nothing."""
+    """Return timestamp and offset of the batch's first record that is neither earlier nor lower, or None. A marker
+    counts too, as in Kafka: a reader that begins there misses nothing."""
     if int(row[ATTRIBUTES]) & CONTROL:
         latest, last = int(row[MAX_TIMESTAMP]), int(row[LAST_OFFSET])
         return (latest, last) if row[COUNT] and latest >= timestamp and last >= offset else None

@@ -1,13 +1,13 @@
-"""The four codecs, framed as Kafka frames them.
+"""The four codecs, in the framing that Kafka uses.
 
     gzip    one RFC 1952 member
     snappy  xerial stream: 82 "SNAPPY" 00, int32 version 1, int32 least compatible version 1, then blocks of
-            int32 compressed length and a raw snappy block of at most 32 KiB; one bare raw block is read too
-    lz4     LZ4 frame with independent 64 KiB blocks; no checksums at the default level, the blocks' at others
+            int32 compressed length and a raw snappy block of at most 32 KiB; a single raw block is read too
+    lz4     LZ4 frame with independent 64 KiB blocks; no checksums at the default level, block checksums at others
     zstd    standard frame, usually without its content size
 
-A stream does not say how large it becomes, and may lie where it does: output goes into a buffer that grows
-up to a limit, so memory follows what was really decompressed and never a number in the stream.
+A stream does not state its decompressed size, or may state a false one. So the output goes into a buffer that grows
+up to a limit: the memory depends on the bytes that were really decompressed, never on a number in the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topicfs.engine.record import Codec
 Bytes = npt.NDArray[np.uint8]
 
 DECOMPRESSED_LIMIT: Final = 256 << 20
-"""No batch may become larger than this. Producers bound a batch before they compress it."""
+"""The largest decompressed batch. Producers limit a batch before they compress it."""
 
 _SMALLEST_GUESS: Final = 64 << 10
 _BUFFER_TOO_SMALL: Final = "failed to write whole buffer"
@@ -48,7 +48,7 @@ DEFAULT_LEVELS: Final = {Codec.GZIP: -1, Codec.LZ4: _LZ4_FAST_LEVEL, Codec.ZSTD:
 
 
 def compress(codec: Codec, data: Bytes, level: int | None = None) -> Bytes:
-    """The stream that `data` becomes; `level` as in `compression.<codec>.level`, None for its default."""
+    """Return the compressed data. `level` is as in `compression.<codec>.level`, None for its default."""
     if level is None:
         level = DEFAULT_LEVELS.get(codec, 0)
     match codec:
@@ -65,7 +65,7 @@ def compress(codec: Codec, data: Bytes, level: int | None = None) -> Bytes:
 
 
 def decompress(codec: Codec, stream: Bytes, limit: int = DECOMPRESSED_LIMIT) -> Bytes:
-    """What `stream` holds; CorruptBatchError where it is damaged or becomes larger than `limit`."""
+    """Return the decompressed stream. CorruptBatchError if it is damaged or becomes larger than `limit`."""
     match codec:
         case Codec.NONE:
             return stream
@@ -137,10 +137,10 @@ def _xerial_blocks(stream: Bytes) -> Iterator[Bytes]:
 
 
 def _snappy_blocks(blocks: Callable[[], Iterable[Bytes]], limit: int) -> Bytes:
-    """Decompress raw blocks one behind the other. A block's stated length is believed only as far as a
-    block of its size can reach: snappy gives at most 64 bytes for 3.
+    """Decompress raw blocks one after the other. A block's stated length is trusted only as far as a block of its
+    size can reach: snappy gives at most 64 bytes for 3.
 
-    The blocks are walked twice rather than listed: tiny ones would take thirty times their bytes."""
+    The blocks are read twice instead of being listed: a list of tiny blocks would take thirty times their bytes."""
     try:
         size = 0
         for block in blocks():
@@ -163,8 +163,8 @@ def _snappy_blocks(blocks: Callable[[], Iterable[Bytes]], limit: int) -> Bytes:
 
 
 def _compress_lz4(data: Bytes, level: int) -> Bytes:
-    # cramjam's plain call gives dependent blocks, which Kafka refuses to read. Its compressor object can do
-    # without, and heeds the level, but adds block checksums; its single blocks have no level but the fast one.
+    # cramjam's plain call makes dependent blocks, which Kafka refuses to read. Its compressor object can make
+    # independent ones and uses the level, but adds block checksums. Its single blocks have the fast level only.
     if level != _LZ4_FAST_LEVEL:
         compressor = cramjam.lz4.Compressor(
             level=min(level, _LZ4_HIGHEST_LEVEL), content_checksum=False, block_linked=False

@@ -1,4 +1,4 @@
-"""Control batches: the markers that end a transaction, as `topicfs.engine.format.batch_header` draws them."""
+"""Control batches: the markers that end a transaction. `topicfs.engine.format.batch_header` draws them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topicfs.engine.record import NO_SEQUENCE, Record
 def end_marker(
     producer_id: int, producer_epoch: int, kind: int, coordinator_epoch: int, timestamp: int
 ) -> Bytes:
-    """The control batch that ends a producer's transaction: one record, 78 bytes."""
+    """Return the control batch that ends a producer's transaction: one record, 78 bytes."""
     if kind not in (ABORT, COMMIT):
         raise InvalidRecordError(
             f"a transaction ends with {ABORT} (abort) or {COMMIT} (commit), found {kind}"
@@ -39,14 +39,14 @@ def end_marker(
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A transaction's end, as its control record tells: kind (ABORT or COMMIT) and coordinator epoch."""
+    """The end of a transaction, from its control record: kind (ABORT or COMMIT) and coordinator epoch."""
 
     kind: int
     coordinator_epoch: int
 
 
 def marker(buffer: Bytes, row: Longs, origin: int = 0) -> Marker | None:
-    """The marker that a control batch holds; None when it is empty or of another kind."""
+    """Return the marker in a control batch, or None if the batch is empty or of another kind."""
     if row[COUNT] == 0:
         return None
     plain = row.copy()

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int32]
 
 
 def scan(data: Bytes, check: bool = True) -> Longs:
-    """The batch table of bytes that must be whole batches, one behind the other."""
+    """Return the batch table of bytes that must be complete batches, one behind the other."""
     rows = max(1, data.size // HEADER_SIZE) if data.size < 64 * HEADER_SIZE else 64
     tables, start = [], 0
     while True:
@@ -35,8 +35,8 @@ def scan(data: Bytes, check: bool = True) -> Longs:
 
 
 def without_aborted(table: Longs, aborted: Callable[[int, int], Iterable[AbortedTransaction]]) -> Longs:
-    """The rows of batches that are not of an aborted transaction. `aborted` gives those that overlap the offsets
-    [start, end); it is asked only where a batch is of a transaction."""
+    """Return the rows of batches that belong to no aborted transaction. `aborted` gives the aborted transactions
+    that overlap the offsets [start, end). It is called only if a batch belongs to a transaction."""
     transactional = table[:, ATTRIBUTES] & TRANSACTIONAL != 0
     if not transactional.any():
         return table

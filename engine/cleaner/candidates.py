@@ -1,12 +1,12 @@
-"""Whether a log is to be compacted, and which part of it: rules over what is known of segments, without files.
+"""Rules that decide whether a log is compacted, and which part of it. They use facts about segments, not files.
 
     start of the log      first dirty             first uncleanable        end
-    |  clean: compacted   |  cleanable            |  not yet: open transactions, too young, active
+    |  clean: compacted   |  cleanable            |  later: open transactions, too young, active
          before                                      segment
 
 The first dirty offset is where the last compaction ended. A segment that holds an uncleanable offset is not
-touched at all. The log is eligible where the cleanable bytes are more than min.cleanable.dirty.ratio of clean
-and cleanable ones together, or where a record among them waits longer than max.compaction.lag.ms.
+touched at all. The log is eligible if the cleanable bytes are more than min.cleanable.dirty.ratio of clean
+and cleanable ones together, or if a record among them has waited longer than max.compaction.lag.ms.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _base_offset = attrgetter("base_offset")
 
 
 class Dated(Measured, Protocol):
-    """What the rules ask of a segment."""
+    """The facts about a segment that the rules need."""
 
     def first_batch_timestamp(self) -> int | None:
-        """Max timestamp of its first batch; None while there is no batch."""
+        """Return the max timestamp of its first batch, or None if there is no batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What compaction finds in a log.
+    """The assessment of a log for compaction.
 
-    first_dirty        where it would begin
-    first_uncleanable  where it would end: the base of the first segment that is not touched
-    clean_bytes        of segments that begin below first_dirty
-    cleanable_bytes    of segments that would be read; one that is partly clean counts in both
-    must_compact       a record waits longer than max.compaction.lag.ms
-    eligible           whether it is to be compacted now
-    why_not            in words; empty where it is eligible
-    next_eligible_ms   when it will be, if nothing is appended; None where that is not known, or never
-    checkpoint_is_off  the checkpoint lies outside the log, and is to be set to first_dirty
+    first_dirty        offset where the compaction would begin
+    first_uncleanable  offset where it would end: the base of the first segment that is not touched
+    clean_bytes        bytes of segments that begin below first_dirty
+    cleanable_bytes    bytes of segments that would be read; a segment that is partly clean counts in both
+    must_compact       whether a record has waited longer than max.compaction.lag.ms
+    eligible           whether the log is to be compacted now
+    why_not            why it is not eligible, in words; empty if it is
+    next_eligible_ms   when it will be eligible if nothing is appended; None if that is not known, or never
+    checkpoint_is_off  whether the checkpoint lies outside the log, and has to be set to first_dirty
     """
 
     first_dirty: int
@@ -61,24 +61,24 @@ class Candidate:
 
     @property
     def total_bytes(self) -> int:
-        """Clean and cleanable."""
+        """Return the clean and cleanable bytes together."""
         return self.clean_bytes + self.cleanable_bytes
 
     @property
     def ratio(self) -> float:
-        """How much of the log is dirty, 0 to 1."""
+        """Return the dirty part of the log, 0 to 1."""
         return self.cleanable_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
 def look(log: Log, checkpointed: int | None, now: int) -> Candidate:
-    """What compaction finds in this log, where it last ended at `checkpointed`. Takes no lock."""
+    """Assess a log for compaction. `checkpointed` is where the last compaction ended. No lock is taken."""
     while True:
         log.check_open()
         offsets, segments = log.offsets, log.chain.segments
         try:
             return assess(segments, offsets, log.settings, checkpointed, now)
         except (ClosedError, FileNotFoundError):
-            # A segment was removed meanwhile: then there is another list. Or the whole log was.
+            # A segment was removed in the meantime: then there is another list. Or the whole log was removed.
             log.check_open()
             if log.chain.segments is segments:
                 raise
@@ -91,7 +91,7 @@ def assess(
     checkpointed: int | None,
     now: int,
 ) -> Candidate:
-    """What compaction finds in segments, the last of which is active."""
+    """Assess segments for compaction. The last of them is active."""
     every = tuple(segments)
     is_off = checkpointed is not None and not offsets.start <= checkpointed <= offsets.end
     first_dirty = offsets.start if checkpointed is None or is_off else checkpointed
@@ -131,14 +131,14 @@ def assess(
 
 
 def _reaching(sealed: Sequence[Dated], offset: int, active_base: int) -> Sequence[Dated]:
-    """The sealed segments from the one that may hold an offset on."""
+    """Return the sealed segments from the one that may hold an offset on."""
     if offset >= active_base:
         return ()
     return sealed[max(0, bisect_right(sealed, offset, key=_base_offset) - 1) :]
 
 
 def _first_young(dirty: Sequence[Dated], settings: TopicSettings, now: int) -> Dated | None:
-    """The first segment with a record that min.compaction.lag.ms still protects."""
+    """Return the first segment with a record that min.compaction.lag.ms still protects."""
     lag = settings.min_compaction_lag_ms
     if lag <= 0:
         return None
@@ -146,7 +146,7 @@ def _first_young(dirty: Sequence[Dated], settings: TopicSettings, now: int) -> D
 
 
 def _oldest(dirty: Sequence[Dated], settings: TopicSettings) -> int | None:
-    """The earliest time of a first batch that is to be compacted; looked for only where that matters."""
+    """Return the earliest timestamp of the first batches in the dirty segments. It is read only if it is needed."""
     if settings.max_compaction_lag_ms == MAX_INT64:
         return None
     times = (segment.first_batch_timestamp() for segment in dirty)
@@ -162,7 +162,7 @@ def _why_not(
     every: Sequence[Dated],
     settings: TopicSettings,
 ) -> tuple[str, int | None]:
-    """Why a compacted topic's log is not eligible, and when it will be."""
+    """Return why a compacted topic's log is not eligible, and when it will be."""
     if not cleanable_bytes:
         if young is not None:
             lag = settings.min_compaction_lag_ms

@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class CleanerOffsets:
-    """The offsets, in memory and on disk. A change is on disk when its method returns; an OSError leaves it in
-    memory, and the next change writes it with its own.
+    """The offsets, in memory and on disk. A change is on disk when its method returns. After an OSError it is in
+    memory only, and the next change writes both.
 
     _file       the checkpoint
-    _offsets    where the next compaction of each partition begins; of those that were compacted before
-    _is_behind  the file does not say what memory says
-    _lock       one change at a time
+    _offsets    offset where the next compaction begins, for each partition that was compacted before
+    _is_behind  whether the file lacks changes that memory has
+    _lock       held during a change
     """
 
     def __init__(self, logs: Path) -> None:
@@ -32,8 +32,8 @@ class CleanerOffsets:
         self._lock = threading.Lock()
 
     def read(self, present: Collection[PartitionKey], read_only: bool = False) -> None:
-        """Read the file, and drop the entries of partitions that are not there, from the file too unless it is
-        read-only: a later partition of that name has nothing to do with them."""
+        """Read the file, and drop the entries of partitions that do not exist. Drop them from the file too, unless
+        `read_only`: they must not apply to a later partition of that name."""
         try:
             found = self._file.read()
         except CorruptCheckpointError as error:
@@ -45,32 +45,32 @@ class CleanerOffsets:
             self._write()
 
     def get(self, key: PartitionKey) -> int | None:
-        """Where compaction last ended; None before the first one."""
+        """Return the offset where compaction last ended, or None before the first one."""
         return self._offsets.get(key)
 
     def put(self, key: PartitionKey, offset: int) -> None:
-        """Compaction ended here."""
+        """Save the offset where compaction ended."""
         with self._lock:
             if self._offsets.get(key) != offset or self._is_behind:
                 self._offsets = {**self._offsets, key: offset}
                 self._write()
 
     def lower(self, key: PartitionKey, offset: int) -> None:
-        """The log is cut: what compaction has done is not above this."""
+        """Lower the saved offset to `offset`, because the log was cut there."""
         with self._lock:
             if self._offsets.get(key, -1) > offset:
                 self._offsets = {**self._offsets, key: offset}
                 self._write()
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is gone, or begins anew."""
+        """Remove the offset of a partition that was deleted or starts again."""
         with self._lock:
             if key in self._offsets or self._is_behind:
                 self._offsets = {each: offset for each, offset in self._offsets.items() if each != key}
                 self._write()
 
     def _write(self) -> None:
-        # Until it has been written whole, nobody knows what a failed write left.
+        # Until the write is complete, nobody knows what a failed write left.
         self._is_behind = True
         self._file.write(self._offsets)
         self._is_behind = False

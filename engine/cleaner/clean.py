@@ -1,7 +1,7 @@
-"""One clean of one log: its dirty part is read into an offset map, then the log up to there is written anew.
+"""One clean of one log: its dirty part is read into an offset map, and then the log up to there is rewritten.
 
-Of each key that is in the map only the record with the highest offset stays. What is rewritten takes the place of the
-old segments a group at a time, so that little space is needed, and what was done before an error stays done.
+Of each key in the map only the record with the highest offset stays. Rewritten segments replace the old ones a group
+at a time, so that little space is needed, and groups that were done before an error stay done.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ SMALLEST_CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a clean did.
+    """The result of a clean.
 
-    end_offset            below it, every key has one record: where the next clean begins
-    bytes_read            of the segments that were rewritten; the first reading, into the map, is not counted
-    bytes_written         of what they became
+    end_offset            below it every key has one record; the next clean begins here
+    bytes_read            bytes of the segments that were rewritten, without the first reading into the map
+    bytes_written         bytes of the new segments
     records_read, records_kept
-    invalid_records       without a key; they are gone
+    invalid_records       records without a key; they were removed
     segments_before, segments_after
-    map_utilization       part of the map's slots that was taken, 0 to 1
+    map_utilization       part of the map's slots that was used, 0 to 1
     """
 
     end_offset: int
@@ -65,7 +65,7 @@ class Cleaned:
 
     @classmethod
     def of(cls, counts: RewriteCounts, end: int, before: int, after: int, utilization: float = 0.0) -> Self:
-        """Of a pass up to the offset `end`, with so many segments before and after."""
+        """Return the result of a pass up to the offset `end`, with the numbers of segments before and after."""
         return cls(
             end_offset=end,
             bytes_read=counts.bytes_read,
@@ -81,11 +81,11 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A log as a clean finds it.
+    """A log at the start of a clean.
 
-    log, settings, cuts, producers  as of one moment
-    segments                        the list as of then
-    sources                         those that may be rewritten: sealed, and wholly below what is uncleanable
+    log, settings, cuts, producers  the log, and its state at that moment
+    segments                        the list of segments at that moment
+    sources                         segments that may be rewritten: sealed, and completely below the uncleanable part
     uncleanable                     offset behind the last of them
     check                           see Cleaner.clean
     """
@@ -115,39 +115,39 @@ class Work:
             return cls(log, log.settings, log.cuts, producers, segments, sources, uncleanable, check)
 
     def transactions(self, first: Segment, start: int) -> Transactions:
-        """Those that overlap what lies between `start` and the uncleanable part."""
+        """Return the transactions that overlap the offsets from `start` to the uncleanable part."""
         return Transactions(self.aborted(first, start))
 
     def aborted(self, first: Segment, start: int) -> Iterator[AbortedTransaction]:
-        """The aborted ones of them."""
+        """Return the aborted transactions from `start` to the uncleanable part."""
         return aborted_between(self.segments, first, start, self.uncleanable)
 
     def groups(self, sources: Sequence[Segment]) -> list[list[Segment]]:
-        """Which of these segments become one."""
+        """Return groups of these segments. Each group becomes one segment."""
         settings = self.settings
         return grouped(sources, self.uncleanable, settings.segment_bytes, settings.segment_index_bytes)
 
     def horizon(self, now: int) -> int:
-        """The delete horizon that tombstones get."""
+        """Return the delete horizon that tombstones get."""
         return min(now + self.settings.delete_retention_ms, MAX_INT64)
 
     def replace(self, group: Sequence[Segment], parts: Sequence[Segment]) -> None:
-        """Put what came of a group in its place. Where the log refuses that, it is removed."""
+        """Replace a group by its new segments. If the log refuses that, remove the new segments."""
         try:
             self.log.replace(group, parts, self.cuts)
         except (CleaningAbortedError, ClosedError):
-            # The log refuses before it begins with anything. After any other error it knows what is whose.
+            # The log refuses before it changes anything. After any other error the log itself tracks the new segments.
             for part in parts:
                 part.delete()
             raise
 
 
 class Cleaner:
-    """What one cleaner thread needs to clean logs, one after the other.
+    """The tools of one cleaner thread, which cleans logs one after the other.
 
     offsets   the offset map; empty between cleans
     chunk     bytes that are read at once: half of the I/O buffer, the other half is for writing
-    throttle  told how many bytes were read or written; may sleep
+    throttle  called with each number of bytes that were read or written; may sleep
     """
 
     __slots__ = ("chunk", "offsets", "throttle")
@@ -166,20 +166,22 @@ class Cleaner:
         throttle: Callable[[int], None],
         secret: bytes,
     ) -> Cleaner:
-        """A cleaner with so many bytes for its offset map, and for its I/O buffers: one thread's part of both.
+        """Return a cleaner with so many bytes for its offset map and for its I/O buffers: one thread's share of
+        both.
 
-        ValueError where the map would not hold two keys. `secret` is 16 random bytes."""
+        ValueError if the map would not hold two keys. `secret` is 16 random bytes."""
         offsets = OffsetMap.create(memory, load_factor, secret)
         return cls(offsets, max(io_buffer // 2, SMALLEST_CHUNK), throttle)
 
     def clean(
         self, log: Log, first_dirty: int, first_uncleanable: int, now: int, check: Callable[[], None]
     ) -> Cleaned:
-        """Clean the log from `first_dirty` as far as the map reaches, and below `first_uncleanable`.
+        """Clean the log from `first_dirty` on, as far as the map reaches, and below `first_uncleanable`.
 
-        `check` is called between chunks, and before segments are replaced; what it raises ends the clean.
-        CleaningAbortedError where the log was cut, closed or split meanwhile. After any error the log is as it was,
-        save for groups of segments that had been replaced before; the clean is begun anew from the same offset."""
+        `check` is called between chunks, and before segments are replaced. An error in it ends the clean.
+        CleaningAbortedError if the log was cut, closed or split in the meantime. After any error the log is
+        unchanged, except for groups of segments that were replaced before. The clean is then started again from the
+        same offset."""
         work = Work.take(log, first_uncleanable, check)
         try:
             return self._clean(work, first_dirty, now)
@@ -189,7 +191,7 @@ class Cleaner:
             ) from error
         except OffsetOverflowError as error:
             if not log.split_overflowing(work.sources):
-                raise  # or it would be begun again and again, and nothing else
+                raise  # otherwise this clean would be started again and again, and no other
             raise CleaningAbortedError(f"{log.name}: a segment had to be split: {error}") from error
         except (CorruptError, OffsetOutOfRangeError) as error:
             if log.cuts == work.cuts:
@@ -240,13 +242,13 @@ class Cleaner:
                         f"{work.log.name}: the offset map is full at offset {self.offsets.latest_offset}"
                     )
                     return
-            # Behind the last batch there may be nothing up to the next segment: that has been read too.
+            # There may be a gap from the last batch to the next segment: it counts as read too.
             self.offsets.latest_offset = work.segments.end_of(segment) - 1
 
     def _fill_from(
         self, segment: Segment, end: int, start: int, transactions: Transactions, check: Callable[[], None]
     ) -> bool:
-        """Read one segment, with offsets below `end`, into the map. False where the map became full."""
+        """Read one segment, with offsets below `end`, into the map. Return False if the map became full."""
         check()
         found = segment.position_of(start)
         if found is None:
@@ -258,7 +260,7 @@ class Cleaner:
             self.throttle(buffer.size)
             check_offsets(table, segment, last, end)
             last = int(table[-1, LAST_OFFSET])
-            # Nothing goes by the time here: only aborted batches are asked for.
+            # The time does not matter here: only the flags of aborted batches are used.
             flags, _ = transactions.judge(buffer, table, 0, where)
             if not self.offsets.put_batches(buffer, table, flags & np.uint8(DISCARD), start, where):
                 return False

@@ -1,4 +1,4 @@
-"""Batches as the kernels of compaction take them: compressed ones are made plain first."""
+"""Batches in the form that the kernels of compaction need: compressed ones are decompressed first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, POSITION
 
 
 def decompressed(buffer: Bytes, row: Longs, origin: int, where: str) -> tuple[Bytes, Longs]:
-    """A compressed batch with its records in plain, behind room for a header, and the table of that batch alone.
+    """Return a compressed batch with its records decompressed, behind room for a header, and a table of that batch
+    alone.
 
-    `origin` is the table's position of buffer[0]; `where` is for messages."""
+    `origin` is the table's position of buffer[0]. `where` is for messages."""
     try:
         records = records_of(buffer, row, origin)
     except CorruptBatchError as error:
@@ -32,7 +33,7 @@ def decompressed(buffer: Bytes, row: Longs, origin: int, where: str) -> tuple[By
 
 
 def refuse(status: int, row: Longs, index: int, at: int, where: str) -> NoReturn:
-    """Say what a kernel found wrong with a batch."""
+    """Raise an error that says what a kernel found wrong with a batch."""
     raise CorruptBatchError(
         f"{where}: batch at position {row[POSITION]}, offset {row[BASE_OFFSET]}, record {index} of {row[COUNT]}, "
         f"byte {at}: {PROBLEMS[status]}"

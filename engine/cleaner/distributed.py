@@ -1,17 +1,17 @@
-"""A pass over a log whose groups of segments are written anew elsewhere: by other processes, on machines that see the
-same files. Nothing here says how a portion gets there, and what came of it back.
+"""A clean of a log whose groups of segments are rewritten elsewhere: by other processes, on machines that see the
+same files. This module does not transport a portion there, or its result back.
 
-    who has the log                                       elsewhere
+    the log's owner                                       elsewhere
     Work.take, groups; for each group a Stretch      →    passage: which transactions it leaves pending
-    portions: what writing a group anew takes        →    rewritten: new segments, `.cleaned`, in another directory
-    take, in the order of the groups: they are moved into the log's directory, and replace what they were made of
+    portions: all data to rewrite one group          →    rewritten: new segments, `.cleaned`, in another directory
+    take, in the order of the groups: they are moved into the log's directory, and replace the old segments
 
-The same pass in one process goes from group to group, and knows of each transaction whether a batch of it was passed
-by. Here a portion is told: of the producers in `pending`, one was. The passages of all groups before say which these
-are, and to find them takes headers only. All else that a group is rewritten by lies in its own segments, or is known
-before the pass begins.
+In one process the same pass goes from group to group, and knows of each transaction whether one of its batches was
+read. Here the portion says it: for the producers in `pending`, one was. The passages of all earlier groups give
+these producers, and to find them takes headers only. All other data for a group lies in its own segments, or is
+known before the pass begins.
 
-The log must not change meanwhile, save by `take`: its owner keeps everybody else away from it.
+The log must not change during the pass, except by `take`: its owner keeps everybody else away from it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _CHUNK: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where a group of segments lies.
+    """The place of a group of segments.
 
-    directory  the partition's
+    directory  directory of the partition
     bases      base offsets of the segments, rising
-    end        where the next segment begins
+    end        base offset of the next segment
     """
 
     directory: Path
@@ -63,14 +63,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """All that it takes to write a group anew, beside its files and what is outdated in it.
+    """All data that is needed to rewrite a group, besides its files and its outdated offsets.
 
-    settings      of the new segments
-    aborted       the aborted transactions that overlap the group
-    pending       producers with batches in groups before, and their markers from this one on
-    producers     whose last batches stay
+    settings      settings of the new segments
+    aborted       aborted transactions that overlap the group
+    pending       producers with batches in earlier groups, whose markers come in this one or later
+    producers     producers whose last batches must stay
     now, horizon  as in Rewrite
-    round_end     offset behind the last group of all
+    round_end     offset behind the last of all groups
     """
 
     stretch: Stretch
@@ -85,10 +85,11 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What came of a portion.
+    """The result of a portion.
 
-    directory  where its segments are
-    bases      their base offsets; none where the group stays as it is
+    directory  directory of its new segments
+    bases      their base offsets; none if the group stays as it is
+    counts     numbers of the pass
     """
 
     directory: Path
@@ -97,17 +98,19 @@ class Rewritten:
 
 
 class LastOffsets(OffsetMap):
-    """What is known of each offset, in place of the map of keys: whether its record is its key's last.
+    """Whether the record at each offset is the last of its key. This replaces the map of keys.
 
-    Its table of keys stays empty: no record lies outside the bits."""
+    Its table of keys stays empty: no record lies outside the bits.
+    """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, start: int, end: int, last: Sequence[Longs]) -> LastOffsets:
-        """Of the offsets [start, end). `last` are those at which a key has its last record, counted from `start`.
+        """Return the map of the offsets [start, end). `last` are the offsets of each key's last record, counted from
+        `start`.
 
-        Before the end there may be a gap as wide as offsets go: a group's records are as near as an index holds."""
+        A gap of any width may come before the end, but a group's records are as close together as an index needs."""
         found = cls(2, 1, np.zeros(2, np.int64))
         found.base = start
         found.latest_offset = end - 1
@@ -117,11 +120,11 @@ class LastOffsets(OffsetMap):
         return found
 
 
-# -- who has the log ----------------------------------------------------------------------------------
+# -- the log's owner ----------------------------------------------------------------------------------
 
 
 def stretches(work: Work, groups: Sequence[Sequence[Segment]]) -> list[Stretch]:
-    """Where the groups lie."""
+    """Return the places of the groups."""
     return [
         Stretch(
             work.log.chain.directory,
@@ -133,7 +136,7 @@ def stretches(work: Work, groups: Sequence[Sequence[Segment]]) -> list[Stretch]:
 
 
 def portions(work: Work, lie: Sequence[Stretch], passages: Sequence[Passage], now: int) -> list[Portion]:
-    """One for each group. `passages` are those of all groups but the last one."""
+    """Return one portion for each group. `passages` are those of all groups but the last one."""
     aborted: list[list[AbortedTransaction]] = [[] for _ in lie]
     starts, ends = [each.start for each in lie], [each.end for each in lie]
     for entry in work.aborted(work.sources[0], starts[0]):
@@ -158,13 +161,13 @@ def portions(work: Work, lie: Sequence[Stretch], passages: Sequence[Passage], no
 
 
 def take(work: Work, group: Sequence[Segment], made: Rewritten) -> int:
-    """Put what came of a group in its place. Gives the number of its segments."""
+    """Replace a group by its new segments. Return the number of its segments."""
     if not made.bases:
         return len(group)
     chain = work.log.chain
     parts: list[Segment] = []
     try:
-        # One by one: what was moved when the next one fails is removed.
+        # One by one: if one fails, those that were moved before it are removed.
         parts.extend(chain.adopt(made.directory, base, CLEANED_SUFFIX) for base in made.bases)
         # Their names are durable before any is changed: see Chain.replace.
         sync_directory(chain.directory)
@@ -181,7 +184,7 @@ def take(work: Work, group: Sequence[Segment], made: Rewritten) -> int:
 
 
 def passage(stretch: Stretch) -> Passage:
-    """How a group leaves its transactions. Checksums are left to who rewrites it."""
+    """Return the effect of a group on its transactions. Checksums are left to the task that rewrites the group."""
     settings = SegmentSettings()
     segments = (
         Segment.load(stretch.directory, base, settings, lambda: 0, Descriptors()) for base in stretch.bases
@@ -192,9 +195,9 @@ def passage(stretch: Stretch) -> Passage:
 
 
 def rewritten(portion: Portion, last: Sequence[Longs], directory: Path) -> Rewritten:
-    """Write a group anew, into a directory that is there and empty; all of it is on disk then.
+    """Rewrite a group into an empty, existing directory. The result is completely on disk.
 
-    `last` are the offsets at which a key has its last record in the log, counted from the group's start."""
+    `last` are the offsets of each key's last record in the log, counted from the group's start."""
     stretch, now = portion.stretch, portion.now
     descriptors = Descriptors()
     # The segment behind the group is in the list only to say where the group ends: it is not opened.

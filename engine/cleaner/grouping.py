@@ -1,4 +1,4 @@
-"""Which segments become one."""
+"""Grouping of segments: each group becomes one segment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topicfs.engine.segment.stored import StoredSegment
 
 
 def _sizes(segment: StoredSegment) -> tuple[int, int, int]:
-    """Bytes of log, offset index and time index."""
+    """Return the bytes of log, offset index and time index."""
     offsets, times = segment.offset_index, segment.time_index
     return segment.size, offsets.entries * offsets.ENTRY_SIZE, times.entries * times.ENTRY_SIZE
 
@@ -18,10 +18,10 @@ def _sizes(segment: StoredSegment) -> tuple[int, int, int]:
 def grouped(
     segments: Sequence[Segment], uncleanable: int, segment_bytes: int, index_bytes: int
 ) -> list[list[Segment]]:
-    """Neighbours that fit into one segment together, in order.
+    """Return groups of neighbouring segments that fit into one segment together, in order.
 
     `uncleanable` is the offset behind the last of them. A group has at most `segment_bytes` of log and `index_bytes`
-    of each index, and offsets that an index can hold; an empty segment joins whatever its offset."""
+    of each index, and offsets that an index can hold. An empty segment joins a group whatever its offset is."""
     groups: list[list[Segment]] = []
     limits = (segment_bytes, index_bytes, index_bytes)
     total = (0, 0, 0)

@@ -1,8 +1,8 @@
-"""Which partition is compacted next, by whom, and how far each one is.
+"""Deciding which partition is compacted next, and keeping how far each one is compacted.
 
-Cleaner threads call `work` again and again. The filthiest log is taken first. One whose bytes are damaged is set
-aside until the store is opened anew, so that the others go on; one whose files cannot be read or written is tried
-again after a while. Compacted partitions get their retention here too, between compactions.
+Cleaner threads call `work` again and again. The log with the largest dirty part comes first. A log whose bytes are
+damaged is set aside until the store is opened again, so that the others go on. A log whose files cannot be read or
+written is tried again after a while. Retention of compacted partitions runs here too, between compactions.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from topicfs.engine.settings.topic import TopicSettings
 log = logging.getLogger(__name__)
 
 RETRY_MS: Final = 60_000
-"""A partition whose files could not be read or written is left alone for so long: the others come before it."""
+"""Time for which a partition whose files could not be read or written is left alone: the others come first."""
 
 
 class Result(Protocol):
-    """What a clean gives."""
+    """The result of a clean."""
 
     @property
     def end_offset(self) -> int:
-        """Everything below is clean."""
+        """Return the offset below which everything is clean."""
 
     @property
     def bytes_read(self) -> int:
-        """In both passes."""
+        """Return how many bytes were read."""
 
     @property
     def bytes_written(self) -> int:
-        """Into the new segments."""
+        """Return how many bytes were written into the new segments."""
 
 
 class Cleans(Protocol):
-    """What compacts a part of a log."""
+    """An object that compacts a part of a log."""
 
     def clean(
         self, log: Log, first_dirty: int, first_uncleanable: int, now: int, check: Callable[[], None]
     ) -> Result:
-        """Compact; `check` is called now and then, and what it raises leaves the log as it was."""
+        """Compact a part of the log. `check` is called now and then, and an error in it leaves the log as it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningJob:
     """One clean that has begun, and has to be ended by `done`.
 
-    slot       the partition's
-    log        its log
-    candidate  what was found in it
+    slot       slot of the partition
+    log        log of the partition
+    candidate  assessment of the log
     """
 
     slot: Slot
@@ -74,14 +74,14 @@ class CleaningJob:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call of `work` did.
+    """The result of one call of `work`.
 
-    partition  name of the one that was compacted, None where none was
-    cleaned    what came of it, None where it did not end well
-    advanced   the partition is clean up to a higher offset than before
-    aborted    it was broken off
+    partition  name of the partition that was compacted, None if none was
+    cleaned    result of the clean, None if it did not succeed
+    advanced   whether the partition is now clean up to a higher offset than before
+    aborted    whether the clean was aborted
     error      why it failed
-    removed    by the retention of compacted partitions
+    removed    what the retention of compacted partitions removed
     """
 
     partition: str | None = None
@@ -95,14 +95,14 @@ class Outcome:
 class CleaningManager:
     """The compaction of a store's partitions.
 
-    states        who is at work on which partition
-    offsets       where the next compaction of each begins
+    states        the work that runs on each partition
+    offsets       offset where the next compaction of each partition begins
     uncleanable   why a partition is set aside, by topic and number
     failing       why a partition could not be read or written, and when it is tried again, by the steady clock
-    _slots        gives the partitions that there are
+    _slots        gives all partitions
     _use          loads a slot's partition
-    _settings     of a topic
-    _retention    removes what is due
+    _settings     gives the settings of a topic
+    _retention    removes records that are due
     _steady       gives milliseconds for waits
     """
 
@@ -128,7 +128,8 @@ class CleaningManager:
     # -- cleaner threads ------------------------------------------------------------------------------
 
     def work(self, cleaner: Cleans, now: int) -> Outcome:
-        """Compact the filthiest log, if one is filthy enough; then remove what is due from compacted ones."""
+        """Compact the log with the largest dirty part, if that is large enough. Then remove what is due from
+        compacted logs."""
         job = self.grab_filthiest(now)
         outcome = Outcome() if job is None else self._clean(job, cleaner, now)
         return replace(outcome, removed=self.retain_compacted(now))
@@ -151,7 +152,7 @@ class CleaningManager:
         except CleaningAbortedError:
             outcome = replace(outcome, aborted=True)
         except ClosedError as error:
-            # Deleted or closed meanwhile, or offline, which was said when it happened.
+            # It was deleted or closed in the meantime, or is offline, which was logged when it happened.
             outcome = replace(outcome, error=str(error))
         except (OSError, MemoryError) as error:
             self._put_off(job.slot, error)
@@ -160,7 +161,7 @@ class CleaningManager:
             self._set_aside(job.slot, error)
             outcome = replace(outcome, error=str(error))
         except BaseException as error:
-            # A mistake in one clean comes out, but not again and again: the others would never have their turn.
+            # A bug in one clean is raised, but not again and again: otherwise no other log would get its turn.
             self._set_aside(job.slot, error)
             raise
         finally:
@@ -168,7 +169,7 @@ class CleaningManager:
         return outcome
 
     def grab_filthiest(self, now: int) -> CleaningJob | None:
-        """Begin to compact the log that is the filthiest of those that are to be; None where there is none."""
+        """Begin to compact the eligible log with the largest dirty part. Return None if no log is eligible."""
         found = []
         for slot in self._slots():
             if self._is_free(slot):
@@ -187,7 +188,7 @@ class CleaningManager:
         return None
 
     def done(self, job: CleaningJob, cleaned: Result | None) -> None:
-        """The job has ended: how far it came is written down, unless it was to be broken off."""
+        """End a job. Save how far it came, unless it was aborted."""
         key = job.slot.key
         try:
             if cleaned is not None and self.states.of(key) is Phase.IN_PROGRESS:
@@ -198,7 +199,7 @@ class CleaningManager:
             self.states.end(key)
 
     def retain_compacted(self, now: int) -> Removed:
-        """Remove what is due from compacted partitions, save those that are at work, paused or set aside."""
+        """Remove what is due from compacted partitions, except those that are busy, paused or set aside."""
         removed = NOTHING
         for slot in self._slots():
             if self._settings(slot.topic).compact and slot.key not in self.uncleanable:
@@ -211,7 +212,7 @@ class CleaningManager:
         return removed
 
     def retain_others(self, now: int) -> Removed:
-        """Remove what is due from partitions that are not compacted. They are paused meanwhile: a cleaner thread
+        """Remove what is due from partitions that are not compacted. They are paused during this: a cleaner thread
         must not begin with one whose cleanup.policy changes."""
         removed = NOTHING
         for slot in self._slots():
@@ -232,8 +233,9 @@ class CleaningManager:
         )
 
     def _look(self, slot: Slot, now: int, is_mine: bool = False) -> Candidate | None:
-        """What is found in a slot's log; None where nobody can tell. What fails is reported. A checkpoint that is off
-        is set where the slot `is_mine`, the work on it begun: nobody cuts the log, and lowers it, meanwhile."""
+        """Assess a slot's log. Return None if that is not possible. Errors are logged. With `is_mine` the caller has
+        begun work on the slot, and a checkpoint outside the log is corrected: nobody can cut the log and lower it at
+        the same time."""
         checkpointed = self.offsets.get(slot.key)
         try:
             unused = self._retention.look(slot)
@@ -261,14 +263,14 @@ class CleaningManager:
         return candidate
 
     def _begin(self, slot: Slot, now: int) -> CleaningJob | None:
-        """Begin with a log; None where it is not to be compacted any more."""
+        """Begin work on a log. Return None if it is no longer eligible."""
         if not self.states.begin(slot.key):
             return None
         job = None
         try:
             partition = self._use(slot)
-            # Looked at anew: since the first look it may have been cut, or another thread was done with it. And one
-            # that was not in use may have an open transaction, which its files' names do not tell.
+            # It is assessed again: since the first time it may have been cut, or another thread compacted it. And one
+            # that was not in use may have an open transaction, which the names of its files do not show.
             candidate = self._look(slot, now, is_mine=True)
             if candidate is not None and candidate.eligible:
                 job = CleaningJob(slot, partition.log, candidate)
@@ -292,14 +294,14 @@ class CleaningManager:
     # -- by others ------------------------------------------------------------------------------------
 
     def load(self, present: Collection[PartitionKey], read_only: bool = False) -> None:
-        """Read how far each partition is compacted. Where that is read-only, nothing is ever compacted."""
+        """Read how far each partition is compacted. With `read_only` nothing is ever compacted."""
         self.offsets.read(present, read_only)
         if read_only:
             self.states.stop()
 
     def follow_recovery(self) -> None:
-        """Recovery may have cut logs off below where compaction had come to. What is appended there is not compacted,
-        although its offsets were: a tombstone among it would go before the values that it deletes."""
+        """Lower the saved offsets to the ends of logs that recovery has cut. New records there are not compacted,
+        although their offsets were: a tombstone among them would be removed before the values that it deletes."""
         for slot in self._slots():
             if slot.partition is None:
                 continue
@@ -309,20 +311,21 @@ class CleaningManager:
                 log.error(f"{slot.name}: how far it is compacted cannot be written down: {error}")
 
     def abort_and_pause(self, key: PartitionKey) -> None:
-        """Let nothing be compacted or removed in the partition, from when this returns until `resume`."""
+        """Stop compaction and removal in the partition. They stay stopped from the return of this call until
+        `resume`."""
         self.states.abort_and_pause(key)
 
     def resume(self, key: PartitionKey) -> None:
-        """Take one pause back."""
+        """End one pause."""
         self.states.resume(key)
 
     def abort(self, key: PartitionKey) -> None:
-        """Break off what is under way in the partition, and return when it has ended."""
+        """Abort the running work on the partition, and return when it has ended."""
         self.states.abort(key)
 
     @contextlib.contextmanager
     def paused(self, key: PartitionKey) -> Iterator[None]:
-        """Nothing is compacted or removed in the partition meanwhile."""
+        """Keep compaction and removal in the partition stopped during the `with` block."""
         self.states.abort_and_pause(key)
         try:
             yield
@@ -330,11 +333,11 @@ class CleaningManager:
             self.states.resume(key)
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is gone, or one is about to come: nothing that is known belongs to it."""
+        """Forget everything about the partition, because it was deleted or is about to be created."""
         self.uncleanable.pop(key, None)
         self.failing.pop(key, None)
         self.offsets.forget(key)
 
     def stop(self) -> None:
-        """Break off everything, let nothing begin any more, and return when all has ended."""
+        """Abort all work, let no more begin, and return when all has ended."""
         self.states.stop()

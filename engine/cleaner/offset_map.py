@@ -1,6 +1,6 @@
-"""The offset map of a clean: for each key in the dirty part of a log, the last offset that it has there.
+"""The offset map of a clean: for each key in the dirty part of a log, its last offset there.
 
-Keys are in it by their hashes, 24 bytes each whatever their length: see `topicfs.engine.kernels.hash`.
+Keys are stored by their hashes, 24 bytes each whatever their length: see `topicfs.engine.kernels.hash`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from topicfs.engine.record import NO_OFFSET
 SLOT_BYTES = 8 * SLOT
 _MOST_SLOTS = 2**31 - 1
 _BITMAP_SHARE = 32
-"""The bitmap takes so much less memory than the table, at most: with 128 MiB it reaches 33 million offsets."""
+"""The bitmap takes at most this part of the table's memory, a 32nd: with 128 MiB it reaches 33 million offsets."""
 
 
 class OffsetMap:
-    """Which offset a key was put with last.
+    """The last offset of each key.
 
-    capacity       keys that it takes
-    size           keys that it has
-    latest_offset  everything up to here was put; -1 for nothing
-    secret         two numbers without which no one can say where in the table a key goes
-    slots          the table that is used
-    ring           where hashes wait for their slots to be fetched
+    capacity       most keys that fit
+    size           keys that it holds
+    latest_offset  everything up to this offset was put; -1 for nothing
+    secret         two numbers without which nobody can predict the slot of a key
+    slots          part of the table that is used
+    ring           buffer in which hashes wait for their slots to be fetched
     outdated       a bit for each offset from `base` on: its key was put again. It may not reach as far as the map
-    base           the first offset of the bitmap
-    _memory        all slots: the system hands it out page by page, when a page is first used. Empty where there was
-                   too little memory when it was last asked for
-    _length        numbers that it has, when it is not
+    base           first offset of the bitmap
+    _memory        all slots: the system gives the memory page by page, at the first use of a page. Empty if there
+                   was too little memory at the last attempt
+    _length        length of `_memory` in numbers, when it is not empty
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class OffsetMap:
 
     @classmethod
     def create(cls, memory: int, load_factor: float, secret: bytes) -> OffsetMap:
-        """An empty map of at most `memory` bytes, of whose slots the part `load_factor` is used."""
+        """Return an empty map of at most `memory` bytes. At most the part `load_factor` of its slots is used."""
         slots = min(memory // SLOT_BYTES, _MOST_SLOTS)
         if slots * load_factor <= 1 or load_factor > 1:
             raise ValueError(
@@ -78,12 +78,12 @@ class OffsetMap:
 
     @property
     def utilization(self) -> float:
-        """The part of the slots that is taken."""
+        """Return the used part of the slots."""
         return self.size * SLOT / self._length
 
     def expect(self, start: int, count: int) -> None:
-        """Say that only the keys of so many offsets, from `start` on, will come into the empty map. A few are kept
-        close together: in the CPU's caches, and in as little memory. MemoryError where there is too little."""
+        """Prepare the empty map for the keys of `count` offsets from `start` on. Few keys are kept close together:
+        in the CPU's caches, and in little memory. MemoryError if there is too little."""
         if not self._memory.size:
             self._memory = np.zeros(self._length, np.int64)
         self.slots = self._memory[: SLOT * max(2 * count, RING)]
@@ -92,9 +92,9 @@ class OffsetMap:
         self.base = start
 
     def clear(self) -> None:
-        """Forget everything, and give the memory back."""
+        """Forget everything, and free the memory."""
         if self.size:
-            # Fresh pages of zeros are cheaper than zeros written over old ones. Two tables at once would be too many.
+            # New pages of zeros are cheaper than zeros written over old ones. Two tables at once would be too large.
             self._memory = self.slots = np.zeros(0, np.int64)
             with contextlib.suppress(MemoryError):  # `expect` asks again
                 self._memory = np.zeros(self._length, np.int64)
@@ -104,11 +104,11 @@ class OffsetMap:
         self.latest_offset = NO_OFFSET
 
     def get(self, key: bytes) -> int:
-        """The offset that a key was put with last; -1 where it was not."""
+        """Return the offset that a key was last put with, or -1 if it was not put."""
         return int(hashing.get(np.frombuffer(key, np.uint8), self.secret, self.slots))
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Put one key. False, and nothing done, where the map is full."""
+        """Put one key. Return False, and do nothing, if the map is full."""
         if self.size >= self.capacity:
             return False
         added = int(
@@ -123,9 +123,10 @@ class OffsetMap:
         return True
 
     def put_batches(self, buffer: Bytes, table: Longs, skipped: Bytes, start: int, where: str) -> bool:
-        """Put the keyed records from offset `start` on of the data batches that are not `skipped`, a byte each.
+        """Put the records with keys from offset `start` on, of the data batches that are not `skipped` (a byte for
+        each batch).
 
-        False where the map became full: `latest_offset` says how far it came. `where` is for messages."""
+        Return False if the map became full: `latest_offset` says how far it came. `where` is for messages."""
         origin = int(table[0, POSITION])
         first = 0
         while first < len(table):

@@ -1,7 +1,7 @@
-"""The batches without which a producer's state could not be told from the log.
+"""The batches that are needed to restore the state of producers from the log.
 
-The last batch of each live producer has its last sequence number; of a producer that has written nothing in its
-epoch, the marker has the epoch. Of these at least the header stays.
+The last batch of each live producer has its last sequence number. If a producer has written nothing in its epoch,
+the marker has the epoch. At least the headers of these batches stay.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from topicfs.engine.record import NO_OFFSET
 
 @dataclass(frozen=True, slots=True)
 class LiveProducers:
-    """What the producers of a log need of it.
+    """The parts of a log that its producers need.
 
-    offsets  the last data offset of each that has one, rising
-    ids      whose they are
-    epochs   epoch of each that has none, by producer
+    offsets  last data offset of each producer that has one, rising
+    ids      producer ids that belong to these offsets
+    epochs   epoch of each producer without a data offset, by producer
     """
 
     offsets: Longs
@@ -34,7 +34,7 @@ class LiveProducers:
 
     @classmethod
     def of(cls, producers: Mapping[int, ProducerEntry]) -> LiveProducers:
-        """Those of a log, whose lock the caller holds."""
+        """Return the needs of a log's producers. The caller holds the log's lock."""
         written = sorted(
             (entry.last_data_offset, entry.producer_id)
             for entry in producers.values()
@@ -49,12 +49,13 @@ class LiveProducers:
         return cls(offsets, ids, epochs)
 
     def between(self, start: int, end: int) -> LiveProducers:
-        """What they need of the offsets [start, end). A marker may be anywhere."""
+        """Return the needs within the offsets [start, end). The epochs stay complete, because a marker may be
+        anywhere."""
         first, behind = np.searchsorted(self.offsets, (start, end))
         return LiveProducers(self.offsets[first:behind], self.ids[first:behind], self.epochs)
 
     def mark(self, table: Longs, flags: Bytes) -> None:
-        """Flag the batches of which the header must stay."""
+        """Flag the batches whose header must stay."""
         if len(self.offsets):
             at = np.minimum(np.searchsorted(self.offsets, table[:, LAST_OFFSET]), len(self.offsets) - 1)
             found = (self.offsets[at] == table[:, LAST_OFFSET]) & (self.ids[at] == table[:, PRODUCER_ID])

@@ -1,4 +1,6 @@
-"""Writing what remains of some segments into new ones, `.cleaned` until they take the old ones' place."""
+"""Writing the remaining records of some segments into new ones. These are `.cleaned` until they replace the old
+ones.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,12 @@ from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
 
 LARGEST_LOG: Final = MAX_INT32
-"""Bytes of a `.log`. What would exceed it goes on in another segment."""
+"""The most bytes of a `.log`. More bytes go into another segment."""
 
 
 @contextmanager
 def pinned(segments: Sequence[Segment]) -> Iterator[None]:
-    """Keep segments readable. ClosedError where one was removed before."""
+    """Keep segments readable during the `with` block. ClosedError if one was removed before."""
     held: list[Segment] = []
     try:
         for segment in segments:
@@ -67,8 +69,8 @@ def pinned(segments: Sequence[Segment]) -> Iterator[None]:
 
 
 def check_offsets(table: Longs, segment: Segment, before: int, end: int) -> None:
-    """Refuse batches that do not rise above `before` and each other, or rise as far as `end`, where the next segment
-    begins, or further than the segment may hold."""
+    """Refuse batches whose offsets do not rise above `before` and each other, reach `end`, where the next segment
+    begins, or are further from the base than the segment may hold."""
     good = rising_rows(table, segment.base_offset, before)
     if table[max(good - 1, 0), LAST_OFFSET] >= end:
         row = table[int(np.argmax(table[:, LAST_OFFSET] >= end))]
@@ -93,11 +95,11 @@ def check_offsets(table: Longs, segment: Segment, before: int, end: int) -> None
 
 @dataclass(slots=True)
 class RewriteCounts:
-    """What a pass read and wrote.
+    """Numbers of a pass.
 
-    bytes_read, records_read        of the segments that were rewritten
-    bytes_written, records_kept     of those that came of it
-    invalid_records                 without a key; they are not kept
+    bytes_read, records_read     totals of the segments that were rewritten
+    bytes_written, records_kept  totals of the new segments
+    invalid_records              records without a key; they are not kept
     """
 
     bytes_read: int = 0
@@ -114,22 +116,22 @@ class RewriteCounts:
 class Rewrite:
     """One pass over a log, a group of segments at a time.
 
-    chain          segments are made by it, where it is; none is put into it
-    segments       of the log, as the pass found them: say where each ends
-    offsets        the offset map
-    transactions   those of this pass
-    producers      whose last batches stay
-    now, horizon   the time, and the delete horizon that tombstones get
-    end            offset behind the round; the batch that ends there stays, if only its header
-    chunk          bytes that are read at once, and gathered before they are written
-    check          called between chunks; what it raises ends the pass
-    throttle       told how many bytes were read or written
-    counts         of all groups
-    parts          segments of this group so far
-    changed        batches of this group that are not as they were
-    _out, _used    bytes to be written, and how many
-    _keep          room for a byte a record
-    _aborted       index entries whose markers are not written yet
+    chain         creates the new segments in its directory; they are not added to its list
+    segments      segments of the log at the start of the pass; they tell where each one ends
+    offsets       the offset map
+    transactions  transactions of this pass
+    producers     producers whose last batches must stay
+    now, horizon  the time, and the delete horizon that tombstones get
+    end           offset behind the round; the batch that ends there stays, even if only its header is left
+    chunk         bytes that are read at once, and collected before they are written
+    check         called between chunks; an error in it ends the pass
+    throttle      called with each number of bytes that were read or written
+    counts        totals of all groups
+    parts         new segments of this group so far
+    changed       number of batches of this group that were changed
+    _out, _used   bytes to be written, and their number
+    _keep         buffer with a byte for each record
+    _aborted      index entries whose markers are not written yet
     """
 
     chain: Chain
@@ -152,8 +154,9 @@ class Rewrite:
     _aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def group(self, sources: Sequence[Segment]) -> list[Segment]:
-        """The segments that a group becomes, on disk and `.cleaned`: the caller's from here on. None where it would
-        become what it is. Where this fails nothing is left of them."""
+        """Return the new segments of a group, on disk and `.cleaned`. The caller owns them from here on.
+
+        The list is empty if the group would not change. After an error no new segment is left."""
         self.changed = 0
         if not self._out.size:
             self._out = np.empty(2 * self.chunk, np.uint8)
@@ -166,7 +169,7 @@ class Rewrite:
                 if len(sources) == 1 and self._is_unchanged(sources[0]):
                     return []
                 self._end_part(sources[-1])
-                # Their names too, before any is changed: see Chain.replace.
+                # Their names must be durable too, before any of them changes: see Chain.replace.
                 sync_directory(self.chain.directory)
                 self.check()
             parts, self.parts = self.parts, []
@@ -175,7 +178,7 @@ class Rewrite:
             self._discard()
 
     def _discard(self) -> None:
-        """Remove what this group has made and nobody has taken."""
+        """Remove the new segments of this group that were not handed over."""
         parts, self.parts = self.parts, []
         self._used = 0
         self._aborted = []
@@ -193,7 +196,8 @@ class Rewrite:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, source: Segment, before: Segment) -> None:
-        """Take up a segment. `before` is the one that was taken up last, this one itself where it is the first."""
+        """Rewrite one segment. `before` is the segment that was rewritten before it, or this one itself if it is the
+        first."""
         where = str(source.path)
         last, end = source.base_offset - 1, self.segments.end_of(source)
         for buffer, table in source.batches(chunk=self.chunk, reuse=True):
@@ -275,7 +279,7 @@ class Rewrite:
         return result
 
     def _compact_compressed(self, whole: Bytes, row: Longs, flags: Bytes, where: str) -> Bytes:
-        """What remains of a compressed batch, with the same codec."""
+        """Return what remains of a compressed batch, with the same codec."""
         plain, one = decompressed(whole, row, int(row[POSITION]), where)
         most = plain.size // MIN_RECORD_SIZE + 1
         out = np.empty(HEADER_SIZE + plain.size + GROWTH * most, np.uint8)
@@ -302,7 +306,7 @@ class Rewrite:
         self._used += batch.size
 
     def _flush(self, before: Segment) -> None:
-        """Write what has gathered."""
+        """Write the collected bytes."""
         data, self._used = self._out[: self._used], 0
         if not data.size:
             return
@@ -323,7 +327,7 @@ class Rewrite:
                 self._begin_part(int(table[0, BASE_OFFSET]))
 
     def _index_aborted(self, part: Segment, up_to: int) -> None:
-        """Write the index entries of aborted transactions whose markers are in the part now."""
+        """Write the index entries of the aborted transactions whose markers are now in the part."""
         while self._aborted and self._aborted[0].last_offset <= up_to:
             part.transactions.append(self._aborted.pop(0))
 
@@ -331,7 +335,7 @@ class Rewrite:
         self.parts.append(self.chain.create(base_offset, CLEANED_SUFFIX))
 
     def _end_part(self, source: Segment) -> None:
-        """Bring the part onto the disk, as old as the segment that it was made of last."""
+        """Write the part to disk, with the file times of the last segment that it was made from."""
         part = self.parts[-1]
         part.seal()
         times = os.stat(source.path)
@@ -344,7 +348,7 @@ class Rewrite:
 
 
 def _recompressed(plain: Bytes, row: Longs) -> Bytes:
-    """A plain batch with the codec that it had: `row` is of the batch before it was rewritten."""
+    """Compress a plain batch with its former codec. `row` describes the batch before it was rewritten."""
     one = batches.scan(plain, check=False)[0]
     stream = compress(codec_of(row), plain[HEADER_SIZE:])
     batch = np.empty(HEADER_SIZE + stream.size, np.uint8)

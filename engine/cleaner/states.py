@@ -1,8 +1,8 @@
-"""Who is at work on a partition: one cleaner at most, and none while somebody has it paused.
+"""The state of work on each partition: at most one cleaner works on it, and none while somebody has it paused.
 
 free → in progress → free
        in progress → aborted → paused
-free or paused → paused once more; each pause is taken back by one resume
+free or paused → paused once more; each pause is ended by one resume
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topicfs.engine.files.listing import PartitionKey
 
 
 class Phase(Enum):
-    """What is the matter with a partition."""
+    """The phase of a partition."""
 
     FREE = "none"
     IN_PROGRESS = "in progress"
@@ -26,10 +26,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _PartitionState:
-    """Of one partition that is not free.
+    """The state of one partition that is not free.
 
     phase   IN_PROGRESS, ABORTED or PAUSED
-    pauses  how many have it paused, or wait for that
+    pauses  number of callers that have it paused, or wait for that
     """
 
     phase: Phase
@@ -39,9 +39,9 @@ class _PartitionState:
 class CleaningStates:
     """The partitions that are not free.
 
-    _states    by topic and number
-    _stopping  no work begins any more, and what is under way is to end
-    _changed   guards both; told of each end
+    _states    their states, by topic and number
+    _stopping  whether all work has to end and no more begins
+    _changed   guards both, and is notified of each end
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class CleaningStates:
         self._changed = threading.Condition()
 
     def of(self, key: PartitionKey) -> Phase:
-        """The partition's phase. Takes no lock."""
+        """Return the partition's phase. Takes no lock."""
         state = self._states.get(key)
         return Phase.FREE if state is None else state.phase
 
     def begin(self, key: PartitionKey) -> bool:
-        """Begin work on a partition. False where it is not free."""
+        """Begin work on a partition. Return False if it is not free."""
         with self._changed:
             if self._stopping or key in self._states:
                 return False
@@ -63,7 +63,7 @@ class CleaningStates:
             return True
 
     def end(self, key: PartitionKey) -> None:
-        """End it. Who waits for the abort goes on. ValueError where no work was under way."""
+        """End work on a partition. Callers that wait for its abort go on. ValueError if no work was running."""
         with self._changed:
             state = self._states.get(key)
             if state is not None and state.phase is Phase.IN_PROGRESS:
@@ -77,19 +77,19 @@ class CleaningStates:
             self._changed.notify_all()
 
     def check(self, key: PartitionKey) -> None:
-        """CleaningAbortedError where the work is to end. Called again and again by who does it, without a lock."""
+        """Raise CleaningAbortedError if the work has to end. The worker calls this again and again, without a lock."""
         if self._stopping or self.of(key) is Phase.ABORTED:
             raise CleaningAbortedError(f"{key[0]}-{key[1]}: the compaction is broken off")
 
     @property
     def some_is_to_end(self) -> bool:
-        """Whether some work is to end."""
+        """Return whether any work has to end."""
         return self._stopping or any(state.phase is Phase.ABORTED for state in tuple(self._states.values()))
 
     # -- by others ------------------------------------------------------------------------------------
 
     def abort_and_pause(self, key: PartitionKey) -> None:
-        """Let no work be done on the partition, from when this returns until `resume`."""
+        """Abort the work on the partition. No more begins from the return of this call until `resume`."""
         with self._changed:
             state = self._states.get(key)
             if state is None or state.phase is Phase.PAUSED:
@@ -99,7 +99,7 @@ class CleaningStates:
             self._changed.wait_for(lambda: self.of(key) == Phase.PAUSED)
 
     def pause_free(self, key: PartitionKey) -> bool:
-        """Pause the partition if it is free. False where it is not."""
+        """Pause the partition if it is free. Return False if it is not."""
         with self._changed:
             if key in self._states:
                 return False
@@ -107,7 +107,7 @@ class CleaningStates:
             return True
 
     def resume(self, key: PartitionKey) -> None:
-        """Take one pause back. ValueError where there is none."""
+        """End one pause. ValueError if there is none."""
         with self._changed:
             state = self._states.get(key)
             if state is None or state.phase is not Phase.PAUSED:
@@ -120,12 +120,12 @@ class CleaningStates:
                 del self._states[key]
 
     def abort(self, key: PartitionKey) -> None:
-        """End the work on a partition, and return when it has ended."""
+        """Abort the work on a partition, and return when it has ended."""
         self.abort_and_pause(key)
         self.resume(key)
 
     def stop(self) -> None:
-        """End all work, let none begin any more, and return when all has ended."""
+        """Abort all work, let no more begin, and return when all has ended."""
         with self._changed:
             self._stopping = True
             self._changed.wait_for(

@@ -1,4 +1,4 @@
-"""How fast all compactions together may read and write."""
+"""The limit on the speed at which all compactions together read and write."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 _LOOK_EVERY_S: Final = 0.3
 _LONGEST_NAP_S: Final = 0.1
-"""A sleep is taken in naps, so that a compaction that is to end does not sleep on."""
+"""A long sleep is divided into short ones, so that a compaction that has to end does not sleep on."""
 
 
 class Throttle:
-    """One meter for all cleaner threads. Who is told of too many bytes sleeps, and the others wait with it.
+    """One meter for all cleaner threads. A thread that reports too many bytes sleeps, and the others wait with it.
 
-    rate       gives the limit in bytes a second, which may change at any time
-    clock      gives seconds that never go back
-    sleep      sleeps so many seconds
-    in_a_hurry gives whether some compaction is to end: then nobody sleeps
-    _since     when the present period began; None before the first byte
-    _observed  bytes since then
+    rate        gives the limit in bytes a second, which may change at any time
+    clock       gives seconds that never go back
+    sleep       sleeps for a number of seconds
+    in_a_hurry  gives whether some compaction has to end: then nobody sleeps
+    _since      start of the present period; None before the first byte
+    _observed   bytes since then
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Throttle:
         self._lock = threading.Lock()
 
     def __call__(self, size: int) -> None:
-        """So many bytes were read or written."""
+        """Count bytes that were read or written, and sleep if they were too many."""
         with self._lock:
             now = self._clock()
             if self._since is None:

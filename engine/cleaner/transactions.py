@@ -1,7 +1,7 @@
-"""Transactions that a clean passes by: which batches were aborted, and which markers are of no more use.
+"""The transactions in a clean: which batches were aborted, and which markers are no longer needed.
 
-A marker is kept while a batch of its transaction was seen in the same pass, were it only an empty one. Without any,
-it gets a delete horizon first, and goes when that is over: a reader that is behind has so long to see it.
+A marker is kept if a batch of its transaction was seen in the same pass, even an empty one. Without any batch, it
+first gets a delete horizon, and is removed when that is over: a slow reader has that much time to see it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from topicfs.engine.kernels.scan import (
 
 @dataclass(slots=True)
 class _Aborted:
-    """An aborted transaction whose marker has not come yet.
+    """An aborted transaction whose marker has not been read yet.
 
-    entry  as the transaction index has it
+    entry  its entry in the transaction index
     seen   whether one of its batches was seen
     """
 
@@ -44,10 +44,10 @@ class _Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """How a stretch of a log leaves the transactions of the producers that have batches in it.
+    """The effect of a stretch of a log on the transactions of the producers that have batches in it.
 
-    pending  those whose last batch in it waits for a marker
-    ended    those whose last is a marker
+    pending  producers whose last batch in it waits for a marker
+    ended    producers whose last batch in it is a marker
     """
 
     pending: frozenset[int]
@@ -55,13 +55,13 @@ class Passage:
 
     @classmethod
     def of(cls, tables: Iterable[Longs]) -> Self:
-        """Of these batches, of which headers are enough: an emptied control batch ends nothing, see `judge`, and one
-        that is no marker has no producer."""
+        """Return the passage of these batches. Headers are enough: an emptied control batch ends nothing, see
+        `judge`, and a control batch that is no marker has no producer."""
         ended: dict[int, bool] = {}
         for table in tables:
             control = table[:, ATTRIBUTES] & CONTROL != 0
             counts = np.where(control, table[:, COUNT] > 0, table[:, ATTRIBUTES] & TRANSACTIONAL != 0)
-            # The last ones first: of each producer the first row that is found counts.
+            # The last rows come first: of each producer the first row that is found counts.
             rows = table[counts][::-1]
             producers, at = np.unique(rows[:, PRODUCER_ID], return_index=True)
             are_markers = rows[at, ATTRIBUTES] & CONTROL != 0
@@ -72,7 +72,7 @@ class Passage:
         )
 
     def behind(self, pending: frozenset[int]) -> frozenset[int]:
-        """Whose transactions are pending behind the stretch, where those before it are known."""
+        """Return the producers whose transactions are pending behind the stretch. `pending` are those before it."""
         return (pending - self.ended) | self.pending
 
 
@@ -80,8 +80,8 @@ class Transactions:
     """The transactions of one pass over a log, in the order of offsets.
 
     _waiting    aborted transactions that have not begun, the next one last
-    _aborted    those that have begun, by producer: it has at most one
-    _committed  producers of which batches were seen that are not of an aborted transaction, up to their marker
+    _aborted    aborted transactions that have begun, by producer: each has at most one
+    _committed  producers with seen batches that belong to no aborted transaction, up to their marker
     """
 
     __slots__ = ("_aborted", "_committed", "_waiting")
@@ -93,8 +93,9 @@ class Transactions:
 
     @classmethod
     def resumed(cls, aborted: Iterable[AbortedTransaction], offset: int, pending: Collection[int]) -> Self:
-        """Those of a pass that goes on at an offset. `aborted` are those that overlap what is passed from there on;
-        of the producers in `pending`, batches were passed by before, and the marker was not."""
+        """Return the transactions of a pass that continues at an offset. `aborted` are the aborted ones that overlap
+        the rest of the pass. For each producer in `pending`, batches were read before the offset, and the marker was
+        not."""
         listed = list(aborted)
         begun = {entry for entry in listed if entry.first_offset < offset and entry.producer_id in pending}
         found = cls(entry for entry in listed if entry not in begun)
@@ -105,8 +106,8 @@ class Transactions:
     def judge(
         self, buffer: Bytes, table: Longs, now: int, where: str
     ) -> tuple[Bytes, list[AbortedTransaction]]:
-        """What is known of the next batches without their records, a byte of flags each, and the entries of
-        aborted transactions that are still needed. `where` is for messages."""
+        """Return a byte of flags for each of the next batches, found without reading their records, and the entries
+        of aborted transactions that are still needed. `where` is for messages."""
         flags = np.zeros(len(table), np.uint8)
         kept: list[AbortedTransaction] = []
         if not int(np.bitwise_or.reduce(table[:, ATTRIBUTES])) & (CONTROL | TRANSACTIONAL):
@@ -125,13 +126,13 @@ class Transactions:
         return flags, kept
 
     def _begin(self, offset: int) -> None:
-        """Take up the aborted transactions that begin up to an offset."""
+        """Begin the aborted transactions that start up to an offset."""
         while self._waiting and self._waiting[-1].first_offset <= offset:
             entry = self._waiting.pop()
             self._aborted[entry.producer_id] = _Aborted(entry)
 
     def _see_data(self, table: Longs, flags: Bytes) -> None:
-        """See batches among which no control batch is."""
+        """Process batches among which there is no control batch."""
         transactional = table[:, ATTRIBUTES] & TRANSACTIONAL != 0
         if not transactional.any():
             return
@@ -163,7 +164,7 @@ class Transactions:
         return EMPTY_TRANSACTION | (DISCARD if has_horizon and row[BASE_TIMESTAMP] <= now else 0)
 
     def _is_of_empty(self, producer_id: int, is_abort: bool, kept: list[AbortedTransaction]) -> bool:
-        """Whether no batch was seen of the transaction that a marker ends."""
+        """Return whether a marker ends a transaction of which no batch was seen."""
         if is_abort:
             aborted = self._aborted.pop(producer_id, None)
             if aborted is None or not aborted.seen:

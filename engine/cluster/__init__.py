@@ -1,1 +1,1 @@
-"""What a Kafka cluster has written down about the topics of a log directory: see `topicfs.engine.cluster.reading`."""
+"""The metadata of a Kafka cluster about the topics of a log directory: see `topicfs.engine.cluster.reading`."""

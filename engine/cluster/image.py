@@ -1,4 +1,4 @@
-"""A cluster's topics and settings, as its metadata log leaves them when all of its records are applied."""
+"""A cluster's topics and settings, after all records of its metadata log are applied."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from topicfs.engine.cluster.records import (
 class ClusterTopic:
     """One topic of a cluster.
 
-    topic_id    as in its partitions' `partition.metadata`
-    partitions  how many it has in the whole cluster
-    settings    its own, by Kafka's names
+    topic_id    its id, as in the `partition.metadata` of its partitions
+    partitions  the number of its partitions in the whole cluster
+    settings    its own settings, by Kafka's names
     """
 
     topic_id: str
@@ -35,12 +35,12 @@ class ClusterTopic:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is known of a cluster.
+    """The topics and settings of a cluster.
 
-    topics       by name
-    settings     of the broker whose log directory this is, which were changed while it ran: they outrank its
-                 server.properties
-    is_believed  False where there is metadata that cannot be read as a whole
+    topics       the topics by name
+    settings     the settings that were changed while the broker of this log directory ran: they take precedence over
+                 its server.properties
+    is_believed  False where there is metadata that cannot be read completely
     """
 
     topics: Mapping[str, ClusterTopic] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class _Topic:
 
 
 class Image:
-    """What records have said so far.
+    """The state of the cluster after the records that were applied so far.
 
-    _topics    by id
-    _settings  by resource type and resource
-    _waiting   records of a transaction that has not ended; None while there is none
+    _topics    the topics by id
+    _settings  the settings by resource type and resource
+    _waiting   the records of a transaction that has not ended; None while there is none
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Image:
         self._waiting: list[MetadataRecord] | None = None
 
     def apply_all(self, records: Iterable[MetadataRecord]) -> None:
-        """Take records into account, in their order."""
+        """Apply records, in their order."""
         for record in records:
             if isinstance(record, Transaction):
                 waiting, self._waiting = self._waiting, [] if record.kind == BEGIN else None
@@ -84,7 +84,7 @@ class Image:
             case TopicRecord(name, topic_id):
                 self._topics[topic_id] = _Topic(name)
             case PartitionRecord(number, topic_id):
-                # One of a topic that is not known is of one that is deleted.
+                # If the topic is not known, it is deleted.
                 if topic_id in self._topics:
                     self._topics[topic_id].partitions.add(number)
             case SettingRecord(kind, resource, name, value):
@@ -99,7 +99,7 @@ class Image:
                     self._settings.pop((OF_TOPIC, topic.name), None)
 
     def cluster(self, node_id: int | None) -> Cluster:
-        """What is known now, for the broker of this number."""
+        """Return the cluster as it is known now, with the settings of the broker with this number."""
         return Cluster(
             {
                 topic.name: ClusterTopic(

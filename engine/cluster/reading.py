@@ -1,11 +1,11 @@
 """Reading a cluster's metadata log, which a broker keeps beside its partitions. Nothing is changed.
 
     __cluster_metadata-0/<base>.log                        record batches, as in every partition; markers between them
-    __cluster_metadata-0/<end offset>-<epoch>.checkpoint   all that the records below the end offset say, as batches
+    __cluster_metadata-0/<end offset>-<epoch>.checkpoint   a snapshot of the records below the end offset, as batches
 
-The newest snapshot comes first, then the records behind it. What cannot be read as a whole is not believed at all: a
-setting that is missing might be the one that keeps a topic's records. So offsets have to follow each other without a
-gap, as a broker writes them, and a snapshot has to end with its footer.
+The newest snapshot is read first, then the records behind it. Metadata that cannot be read completely is not used at
+all: a missing setting might be the one that keeps a topic's records. So offsets must follow each other without a gap,
+as a broker writes them, and a snapshot must end with its footer.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FOOTER: Final = b"\0\0\0\4"
 
 @dataclass(slots=True)
 class _Reach:
-    """How far the log was read: to the offset `end`."""
+    """The offset `end` up to which the log was read."""
 
     end: int
 
     def extend(self, path: Path, table: Longs) -> None:
-        """Batches of a file come next; CorruptError where some are missing before them."""
+        """Extend the range with the next batches of a file; CorruptError where batches are missing before them."""
         for first, last in table[:, [BASE_OFFSET, LAST_OFFSET]].tolist():
             if first > self.end:
                 raise CorruptError(
@@ -53,8 +53,8 @@ class _Reach:
 
 
 def read_cluster(logs: Path, node_id: int | None) -> Cluster:
-    """What the metadata log in a log directory says; an empty cluster where there is none, and one that is not believed
-    where it cannot be read."""
+    """Read the metadata log in a log directory. Return an empty cluster where there is none, and one that is not
+    believed where it cannot be read."""
     directory = logs / METADATA_LOG
     if not directory.is_dir():
         return Cluster()
@@ -84,7 +84,7 @@ def _read(directory: Path) -> Image:
         try:
             image.apply_all(_records(directory / name, 0, _Reach(0), is_snapshot=True))
         except CorruptError as error:
-            # An older one does as well, if the log still has what is behind it.
+            # An older snapshot will do, if the log still has the records behind it.
             log.warning(f"{directory / name}: a snapshot that is passed over: {error}")
         else:
             break
@@ -103,14 +103,14 @@ def _read(directory: Path) -> Image:
 def _records(
     path: Path, base: int, reach: _Reach, is_last: bool = False, is_snapshot: bool = False
 ) -> Iterator[MetadataRecord]:
-    """The records of a file from where the log was read to. The end of the last file may be a batch that a crash has
-    cut off."""
+    """Give the records of a file, from the offset up to which the log was read. The last file may end with a batch that
+    a crash has cut off."""
     start, is_ended = reach.end, not is_snapshot
     descriptors = Descriptors(1)
     segment = StoredSegment.load(path.parent, base, SegmentSettings(read_only=True), now_ms, descriptors)
     segment.log = PinnedFile(str(path), descriptors)
     segment.freeze()
-    # What is below is not needed: only its headers are looked at, to find the place.
+    # Records below `start` are not needed: only batch headers are read there, to find the position.
     segment.offset_index.begin_in_memory()
     try:
         found_at = segment.position_of(start) if start > base else (0, 0, 0, 0)
@@ -139,7 +139,7 @@ def _records(
 
 
 def _is_footer(buffer: Bytes, batch: Longs, origin: int) -> bool:
-    """Whether a batch, as a table of one row, is what a broker ends a snapshot with."""
+    """Whether a batch, given as a table of one row, is the footer with which a broker ends a snapshot."""
     if not batch[0, ATTRIBUTES] & CONTROL:
         return False
     plain = batch.copy()

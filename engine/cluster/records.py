@@ -1,23 +1,23 @@
-"""The records of a cluster's metadata log that tell of topics and settings.
+"""The records of a cluster's metadata log that describe topics and settings.
 
 A record's value is a frame, whose numbers are unsigned varints:
 
     frame version   1
-    kind, version   which message follows, and how it is written
+    kind, version   the kind of the message that follows, and the version of its format
     message         fields, in the order below
-    tagged fields   count, and for each its tag, its size and its bytes: passed over
+    tagged fields   their number, and for each its tag, its size and its bytes: ignored
 
     TOPIC      2    name: string · id: uuid
-    PARTITION  3    number: int32 · topic id: uuid · replicas and more, passed over
-    SETTING    4    resource type: int8 · resource: string · name: string · value: string, or null to take it away
+    PARTITION  3    number: int32 · topic id: uuid · replicas and more, ignored
+    SETTING    4    resource type: int8 · resource: string · name: string · value: string, or null to remove it
     REMOVED    9    topic id: uuid
-    BEGIN     23    what follows counts when END comes, and is dropped when ABORT does
+    BEGIN     23    begins a transaction: its records count at END, and are dropped at ABORT
     END       24
     ABORT     25
 
     string    size + 1 as unsigned varint, 0 for null, then UTF-8        uuid    16 bytes        int32    big-endian
 
-Kafka adds fields at the end of messages only, so what is not known is behind what is read.
+Kafka adds new fields only at the end of messages, so unknown fields come behind those that are read here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ABORT: Final = 25
 
 OF_TOPIC: Final = 2
 OF_BROKER: Final = 4
-"""Resource types of settings."""
+"""The resource types of settings: those of a topic, and those of a broker."""
 
 _UUID_BYTES: Final = 16
 _LONGEST_VARINT: Final = 5
@@ -51,7 +51,7 @@ class CorruptRecordError(CorruptError):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic is made."""
+    """A topic was created."""
 
     name: str
     topic_id: str
@@ -59,7 +59,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A partition is made, or is described anew."""
+    """A partition was created, or its description has changed."""
 
     number: int
     topic_id: str
@@ -67,9 +67,9 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class SettingRecord:
-    """A setting is given to a topic or a broker; a value of None takes it away.
+    """A setting of a topic or a broker was set, or removed with a value of None.
 
-    resource  name of the topic, or number of the broker; empty for all brokers
+    resource  the name of the topic, or the number of the broker; empty for all brokers
     """
 
     resource_type: int
@@ -80,14 +80,14 @@ class SettingRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemovedRecord:
-    """A topic is deleted, with its settings."""
+    """A topic was deleted, with its settings."""
 
     topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Several records are to count together: BEGIN, END or ABORT."""
+    """The begin or end of records that count together: BEGIN, END or ABORT."""
 
     kind: int
 
@@ -96,7 +96,7 @@ MetadataRecord = TopicRecord | PartitionRecord | SettingRecord | RemovedRecord |
 
 
 def read(value: bytes) -> MetadataRecord | None:
-    """What a record's value says; None where that is of no concern here. CorruptRecordError where it is malformed."""
+    """Parse a record's value; None for a kind that is not needed here. CorruptRecordError where it is malformed."""
     fields = _Fields(value)
     version = fields.uvarint()
     if version != FRAME_VERSION:
@@ -114,7 +114,7 @@ def read(value: bytes) -> MetadataRecord | None:
 
 
 class _Fields:
-    """The fields of a message, one after the other. Every length is checked against what there is."""
+    """A reader of the fields of a message, one after the other. Every length is checked against the bytes left."""
 
     __slots__ = ("_at", "_data")
 

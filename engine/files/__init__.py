@@ -1,1 +1,1 @@
-"""The small files of a store and the names of all of them: what is written in text, and how it is replaced whole."""
+"""The small text files of a store, and the functions that read, replace, lock and list files."""

@@ -1,7 +1,7 @@
-"""Small files of the store: read whole up to a bound, replaced whole or not at all.
+"""Reading and replacing small files of the store: a file is read up to a size limit, and replaced atomically.
 
-A replacement goes through `<name>.tmp`: write, fsync, rename, fsync of the directory. After a crash the
-old or the new content is there, never a mixture; a `.tmp` file left behind holds nothing of worth.
+A replacement goes through `<name>.tmp`: write, fsync, rename, fsync of the directory. After a crash the file has
+the old or the new content, never a mixture. A `.tmp` file that is left behind can be removed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 
 
 def write_atomically(path: Path, data: bytes | bytearray, sync: bool = True) -> None:
-    """Replace the file's content. On an error the old content stays. Durable when it returns, unless not to `sync`."""
+    """Replace the file's content. With `sync` it is durable when this returns. A failed write keeps the old content;
+    only after an error of the last fsync, of the directory, the file has the new one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         write_regular(temporary, data, sync)
         temporary.replace(path)
     except OSError:
-        # A disk that is full stays full as long as the half-written file is there.
+        # The half-written file takes room, which a full disk needs.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
@@ -40,9 +41,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_bounded(path: Path, limit: int, follow: bool = False) -> bytes:
-    """The file's bytes; CorruptCheckpointError when there are more than `limit`. With `follow` it may be a link."""
+    """Return the file's bytes; CorruptCheckpointError if they exceed `limit`. With `follow` it may be a link."""
     with read_regular(path, follow) as file:
-        # No more than the file has: the buffer is made before anything is read.
+        # `read` makes its buffer before it reads anything: ask for no more bytes than the file has.
         data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(data) > limit:
         raise CorruptCheckpointError(f"{path}: expected at most {limit} bytes, found {path.stat().st_size}")

@@ -1,7 +1,7 @@
-"""Which file a name means: its inode number, and when that file was made.
+"""The lasting identity of a file: its inode number and its creation time.
 
-A file system gives the number of a removed file to the next one that is made, often at once; together with the time of
-its making it means one file for good. Both stay when a file grows, is renamed or is looked at after a restart.
+A file system gives the inode number of a removed file to a new one, often at once. The number and the creation time
+together identify one file for good. Both stay the same when the file grows or is renamed, and after a restart.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _HERE: Final = -100
-"""AT_FDCWD."""
+"""The C constant AT_FDCWD: paths are relative to the current directory."""
 
 _INODE, _MADE = 0x100, 0x800
-"""STATX_INO and STATX_BTIME."""
+"""The C constants STATX_INO and STATX_BTIME."""
 
 
 class _Time(ctypes.Structure):
-    """struct statx_timestamp."""
+    """The C struct statx_timestamp."""
 
     _fields_ = [("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_uint32), ("unused", ctypes.c_int32)]
 
 
 class _Status(ctypes.Structure):
-    """struct statx."""
+    """The C struct statx."""
 
     _fields_ = [
         ("known", ctypes.c_uint32),
@@ -38,18 +38,18 @@ class _Status(ctypes.Structure):
 
 
 class Birth(NamedTuple):
-    """A file for good: `made_ns` is 0 where the file system does not tell."""
+    """The identity of a file. `made_ns` is its creation time, 0 where the file system does not tell it."""
 
     inode: int
     made_ns: int
 
 
-# Python has it from 3.15 on, C libraries since 2018.
+# Python has statx from 3.15 on, C libraries since 2018.
 _statx: Final = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
 
 
 def birth(path: Path | str) -> Birth:
-    """Of the file that has this name now; OSError where none has it."""
+    """Return the identity of the file that has this name now; OSError where there is none."""
     if _statx is None:
         return Birth(os.stat(path).st_ino, 0)
     found = _Status()

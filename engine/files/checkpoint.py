@@ -1,4 +1,4 @@
-"""Checkpoints: small text files of offsets, one entry a line.
+"""Checkpoints: small text files of offsets, one entry per line.
 
     <version>\\n         0
     <entry count>\\n
@@ -6,8 +6,8 @@
                          offset checkpoints `<topic> <partition> <offset>`, in no order;
                          leader epochs      `<epoch> <start offset>`, epochs rising
 
-A missing file, an empty one, and one that ends after the version hold no entries. Written by replacing
-the whole file; the lines end in LF, read ones in LF, CR or CR LF.
+A missing file, an empty one, and one that ends after the version have no entries. A checkpoint is written by
+replacing the whole file, with lines that end in LF. Lines that are read may end in LF, CR or CR LF.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _SPACE: Final = re.compile(r"\s+", re.ASCII)
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Replace the checkpoint's entries, durably; each line is one entry without its line end."""
+    """Replace the checkpoint's entries, durably. Each line is one entry, without its line end."""
     content = "".join(f"{line}\n" for line in (str(VERSION), str(len(lines)), *lines))
     write_atomically(path, content.encode())
 
 
 def write_lines_if_directory_exists(path: Path, lines: Sequence[str]) -> bool:
-    """Like `write_lines`, for a write that was put off: its partition may be renamed or gone by now."""
+    """Write like `write_lines`, but return False if the directory is gone. This is for a delayed write, whose partition
+    may be renamed or deleted by now."""
     try:
         write_lines(path, lines)
     except FileNotFoundError:
@@ -52,21 +53,21 @@ def write_lines_if_directory_exists(path: Path, lines: Sequence[str]) -> bool:
 
 
 def read_lines(path: Path) -> list[list[str]]:
-    """The fields of each entry; CorruptCheckpointError where the file breaks the format."""
+    """Return the fields of each entry; CorruptCheckpointError where the file breaks the format."""
     return [fields for _, fields in _entries(path)]
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetCheckpoint:
-    """One offset per partition.
+    """A checkpoint file with one offset per partition.
 
-    path  the file; need not exist
+    path  the file, which may be missing
     """
 
     path: Path
 
     def read(self) -> dict[tuple[str, int], int]:
-        """Offsets by topic and partition. Of two entries for one partition the later one counts."""
+        """Return the offsets by topic and partition. If a partition has two entries, the later one counts."""
         offsets = {}
         for number, fields in _entries(self.path):
             partition = parse_int32(fields[1]) if len(fields) == 3 else None
@@ -85,7 +86,8 @@ class OffsetCheckpoint:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of each entry. One too many ends the reading: the rest is not worth memory."""
+    """Give the line number and fields of each entry. An entry too many ends the reading, so that the rest takes no
+    memory."""
     lines = _lines(path)
     version = next(lines, None)
     if version is None:

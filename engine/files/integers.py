@@ -1,6 +1,6 @@
-"""Whole numbers as text, by the rules of Kafka's files: ASCII digits with an optional sign, nothing else.
+"""Parsing integers by the rules of Kafka's files: ASCII digits with an optional sign, nothing else.
 
-Python's own `int` also takes underscores, spaces and other scripts' digits, and refuses very long texts.
+Python's own `int` also accepts underscores, spaces and digits of other scripts, and refuses very long texts.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Final
 
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 
-# Leading zeros are kept out of the group, so that what is converted is never longer than an int64.
+# Leading zeros are not in the group, so that the converted text is never longer than that of an int64.
 _INTEGER: Final = re.compile(r"([+-]?)0*([0-9]{1,19})")
 
 
 def parse_int32(text: str) -> int | None:
-    """The number, or None where the text is not a signed 32-bit one."""
+    """Return the number, or None where the text is not a signed 32-bit integer."""
     return _parse(text, MAX_INT32)
 
 
 def parse_int64(text: str) -> int | None:
-    """The number, or None where the text is not a signed 64-bit one."""
+    """Return the number, or None where the text is not a signed 64-bit integer."""
     return _parse(text, MAX_INT64)
 
 

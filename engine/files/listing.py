@@ -1,12 +1,12 @@
-"""What lies in a log directory, by names alone: nothing is opened.
+"""Listing a log directory by the names in it. No file is opened.
 
 <topic>-<partition>                a partition
-<topic>-<partition>.<uuid>-delete  was being deleted, is to be removed
-<topic>-<partition>.<uuid>-stray   a broker set it aside: kept, not used
-<topic>-<partition>.<uuid>-future  a broker was moving it here from another disk: kept, not used
-__cluster_metadata-0 and its like  a broker's own
-any other directory                refused, as a broker would refuse to start on it
-plain files                        of the log directory itself, or none of our concern
+<topic>-<partition>.<uuid>-delete  a deleted partition, which is to be removed
+<topic>-<partition>.<uuid>-stray   a partition that a broker set aside: kept, not used
+<topic>-<partition>.<uuid>-future  a partition that a broker was moving here from another disk: kept, not used
+__cluster_metadata-0 and its like  a directory of a broker, which is ignored
+any other directory                refused, as a broker would refuse to start with it
+plain files                        files of the log directory itself, or unknown ones, which are ignored
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.format.paths import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
 
 PartitionKey = tuple[str, int]
-"""Topic and number."""
+"""The topic and the number of a partition."""
 
 
 @dataclass(slots=True)
 class Listing:
     """The directories in a log directory.
 
-    partitions  live ones
-    condemned   directories that wait for their removal
-    strays      names of those that are kept and not used
+    partitions  the live partitions
+    condemned   the directories that wait for their removal
+    strays      the names of directories that are kept and not used
     """
 
     partitions: list[PartitionKey] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Listing:
 
     @classmethod
     def of(cls, directory: Path) -> Listing:
-        """List the directory; InvalidNameError for a directory in it whose name means nothing."""
+        """List the directory; InvalidNameError where a directory in it has any other name."""
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
         listing = cls()

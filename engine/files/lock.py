@@ -1,9 +1,9 @@
-"""The lock that keeps a log directory to one owner: this process, another one of ours, or a real broker.
+"""The lock of a log directory. It allows one owner at a time: this process, another one of ours, or a real broker.
 
 `.lock` is an empty file under an exclusive POSIX record lock, the kind that the JVM takes, so that a broker
-and this engine exclude each other. Such a lock belongs to a process, and falls when the process closes *any*
+and this engine exclude each other. Such a lock belongs to a process, and is lost when the process closes *any*
 descriptor of the file. So a second owner inside this process is refused by a table, before the file is
-opened a second time. The file stays when the lock is released: whoever removed it could remove another's.
+opened a second time. The file stays when the lock is released: to remove it could remove another owner's lock file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DirectoryLock:
     """An acquired lock.
 
     path        the lock file
-    descriptor  open while the lock is held, -1 after release
+    descriptor  its file descriptor, open while the lock is held; -1 after the release
     identity    device and inode of the lock file
     """
 
@@ -43,7 +43,7 @@ class DirectoryLock:
 
     @classmethod
     def acquire(cls, directory: Path) -> DirectoryLock:
-        """Lock the directory, which exists. StoreLockedError when it has an owner already; never waits."""
+        """Lock the directory, which must exist. StoreLockedError if it has an owner already; this never waits."""
         path = directory / LOCK
         with _held_guard:
             if path.exists() and _identity(path.stat()) in _held:
@@ -60,9 +60,9 @@ class DirectoryLock:
 
     @classmethod
     def is_held(cls, directory: Path) -> bool:
-        """Whether somebody has the directory open; False also where that cannot be told. Nothing is changed."""
+        """Whether the directory has an owner; False also where that cannot be told. Nothing is changed."""
         path = directory / LOCK
-        # Whoever closes a file lets go of its own process's lock: nothing of ours is opened here.
+        # Closing a descriptor releases the lock of this process. So a file that it has locked is not opened here.
         with _held_guard:
             try:
                 if _identity(path.stat()) in _held:
@@ -77,7 +77,7 @@ class DirectoryLock:
                 os.close(descriptor)
 
     def release(self) -> None:
-        """Give the directory free. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         with _held_guard:
             if self.descriptor < 0:
                 return
@@ -103,7 +103,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _owner(descriptor: int) -> str:
-    """The process that holds the lock. Its number is asked for where the layout of the answer is known."""
+    """Return in words which process holds the lock, with its number where the layout of the answer is known."""
     found = _conflict(descriptor, fcntl.F_WRLCK)
     if found is not None and found[0] != fcntl.F_UNLCK and found[1] > 0:
         return f"process {found[1]}"
@@ -111,8 +111,8 @@ def _owner(descriptor: int) -> str:
 
 
 def _conflict(descriptor: int, kind: int) -> tuple[int, int] | None:
-    """What is in the way of such a lock: its kind, F_UNLCK for nothing, and its process. None where the layout of the
-    answer is not known."""
+    """Return the lock that conflicts with one of this kind: its kind, F_UNLCK if there is none, and its process.
+    None where the layout of the answer is not known."""
     if sys.platform != "linux" or struct.calcsize("P") != 8:
         return None
     # struct flock: type, whence, start, length, pid

@@ -1,4 +1,4 @@
-"""Who a directory is: the topic id of a partition, the ids of a log directory, the marker of a clean stop.
+"""The files that identify a directory: the topic id of a partition, the ids of a log directory; and the clean marker.
 
 partition.metadata, in each partition directory, without a newline at its end:
 
@@ -50,9 +50,9 @@ _SEPARATOR: Final = re.compile(r":[ \t\v\f]+")
 
 
 def random_uuid() -> str:
-    """A new id that is safe as a command's argument: it never starts with '-'.
+    """Return a new id that is safe as a command's argument: it never starts with '-'.
 
-    It cannot be one of Kafka's reserved ids, whose upper half is zero: a random UUID has a version there.
+    It cannot be one of Kafka's reserved ids, whose upper half is zero: a random UUID has its version number there.
     """
     while True:
         text = _uuid_text(uuid.uuid4().bytes)
@@ -61,7 +61,8 @@ def random_uuid() -> str:
 
 
 def parse_uuid(text: str) -> str | None:
-    """The id in its one spelling, or None where the text is no id. The last character has 4 bits to spare."""
+    """Return the id in its standard spelling, or None where the text is no id. 4 bits of the last character are unused,
+    so that one id has several spellings."""
     if _UUID.fullmatch(text) is None:
         return None
     return _uuid_text(base64.urlsafe_b64decode(text + "=="))
@@ -73,11 +74,11 @@ def _uuid_text(raw: bytes) -> str:
 
 @dataclass(slots=True)
 class PartitionMetadata:
-    """A partition's topic id and the file that keeps it.
+    """The topic id of a partition, and the file that stores it.
 
-    path      `partition.metadata` in the partition's directory; follows it when it is renamed
-    topic_id  None until one is known; never changes after
-    pending   the id is not in the file yet
+    path      `partition.metadata` in the partition's directory; changes when the directory is renamed
+    topic_id  the id; None until it is known, and then it never changes
+    pending   whether the id must still be written to the file
     """
 
     path: Path
@@ -86,7 +87,7 @@ class PartitionMetadata:
 
     @classmethod
     def load(cls, directory: Path) -> PartitionMetadata:
-        """What the directory's file says; no id where there is no file."""
+        """Read the directory's file; the id is None where there is no file."""
         path = directory / PARTITION_METADATA
         try:
             topic_id = _read_topic_id(path)
@@ -95,7 +96,7 @@ class PartitionMetadata:
         return cls(path, topic_id, pending=False)
 
     def record(self, topic_id: str) -> None:
-        """Take the id; `maybe_flush` writes it. InconsistentTopicIdError when another one is known."""
+        """Set the id; `maybe_flush` writes it. InconsistentTopicIdError if another id is known."""
         wanted = parse_uuid(topic_id)
         if wanted is None or wanted == _ZERO_UUID:
             raise InvalidNameError(
@@ -107,7 +108,7 @@ class PartitionMetadata:
             raise InconsistentTopicIdError(f"{self.path}: expected topic id {wanted}, found {self.topic_id}")
 
     def maybe_flush(self) -> None:
-        """Write the file, durably, if the id is not in it yet. Comes before the first append."""
+        """Write the file, durably, if the id is not in it yet. This is called before the first append."""
         if self.pending:
             write_atomically(self.path, f"version: 0\ntopic_id: {self.topic_id}".encode("ascii"))
             self.pending = False
@@ -142,10 +143,10 @@ def _value(path: Path, lines: list[str], number: int, name: str) -> str:
 class MetaProperties:
     """The ids of a log directory.
 
-    version       1, or 0 for a directory from before KRaft
-    cluster_id    None only in version 0
-    node_id       not negative; None only in version 0
-    directory_id  None only in version 0
+    version       the file's version: 1, or 0 for a directory from before KRaft
+    cluster_id    the id of the cluster; None only in version 0
+    node_id       the number of the broker, not negative; None only in version 0
+    directory_id  the id of the directory; None in version 0, and before one was generated
     """
 
     version: int
@@ -155,8 +156,7 @@ class MetaProperties:
 
     @classmethod
     def load_or_create(cls, directory: Path, clock: Clock, read_only: bool = False) -> MetaProperties:
-        """What the directory's file says. A missing file, or a missing directory id, is written first, unless that is
-        not to be changed."""
+        """Read the directory's file. A missing file or a missing directory id is written first, unless `read_only`."""
         path = directory / META_PROPERTIES
         try:
             values = read_properties(path)
@@ -208,7 +208,7 @@ def _node_id(path: Path, values: dict[str, str], name: str, mandatory: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class CleanShutdown:
-    """The marker of a clean stop: while it is there, nothing in the directory needs recovery.
+    """The marker of a clean stop: while it exists, no partition in the log directory needs recovery.
 
     path  `.kafka_cleanshutdown` in the log directory
     """
@@ -217,7 +217,7 @@ class CleanShutdown:
 
     @classmethod
     def of(cls, directory: Path) -> CleanShutdown:
-        """The marker of that log directory."""
+        """Return the marker of a log directory."""
         return cls(directory / CLEAN_SHUTDOWN)
 
     def exists(self) -> bool:
@@ -225,12 +225,12 @@ class CleanShutdown:
         return self.path.exists()
 
     def broker_epoch(self) -> int | None:
-        """The epoch of the broker that stopped; None where the marker is missing or says none."""
+        """Return the epoch of the broker that stopped; None where the marker is missing or has none."""
         try:
             content = json.loads(read_bounded(self.path, MAX_BYTES))
         except FileNotFoundError:
             return None
-        # RecursionError: brackets nested thousands deep.
+        # RecursionError is raised for brackets that are nested thousands deep.
         except (ValueError, RecursionError, CorruptCheckpointError) as error:
             log.warning(
                 f"{self.path}: expected one line of JSON, found none ({error}); the stop counts as clean"
@@ -242,15 +242,15 @@ class CleanShutdown:
         return epoch
 
     def write(self, broker_epoch: int = NO_BROKER_EPOCH) -> None:
-        """Mark the stop as clean, durably: the last thing written before the lock is released."""
+        """Write the marker, durably. It is the last write before the lock is released."""
         write_atomically(
             self.path, json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode()
         )
 
     def remove(self) -> None:
-        """Drop the marker, before any log is opened.
+        """Remove the marker, durably, before any log is opened.
 
-        Durably: a marker that came back after power loss would call unclean logs clean.
+        If it came back after a power loss, unclean logs would count as clean.
         """
         self.path.unlink(missing_ok=True)
         sync_directory(self.path.parent)

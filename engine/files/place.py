@@ -1,8 +1,7 @@
-"""What a directory is to topicfs: a store, a log directory, or something else. Only `make` changes anything, and
-`NewStore.take_back`.
+"""Telling stores, log directories and other directories apart, and making a new store.
 
-a store           has logs/ in it, which is a log directory or empty: BACKING
-a log directory   is what logs/ is, and what a broker has under log.dirs: partitions, checkpoints, meta.properties
+a store           BACKING: a directory with logs/ in it, which is a log directory or empty
+a log directory   the logs/ of a store, or a directory in a broker's log.dirs: partitions, checkpoints, meta.properties
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from topicfs.engine.format.paths import (
 )
 
 BESIDE_LOGS: Final = (TOPICS, VIEWS, STAGING)
-"""The directories that an opened store has beside its logs."""
+"""The directories that an opened store has beside logs/."""
 
 _ADOPTION: Final = (
     "With --read-only it is mounted as it stands. To go on with it as a store, stop its broker, make a directory, and "
     "move or copy {} into that as logs"
 )
 
-# What a store without partitions has in its log directory when it was opened.
+# The files that a store without partitions has in its log directory after it was opened.
 _FILES_OF_EMPTY_LOGS: Final = frozenset(
     {
         META_PROPERTIES,
@@ -57,21 +56,21 @@ _FILES_OF_EMPTY_LOGS: Final = frozenset(
     }
 )
 
-# What a broker or a store leaves in a log directory, and nothing else has.
+# Names that only a log directory of a broker or a store has.
 _FILES_OF_LOGS: Final = _FILES_OF_EMPTY_LOGS | {METADATA_LOG}
 
-# What a file system of its own has from the beginning.
+# A directory that a new file system has from the beginning.
 _OF_A_DISK: Final = "lost+found"
 
-# What may be made before the store is: settings.
+# Names that may be in a directory before a store is made there, such as settings.
 _BEFORE: Final = frozenset({SERVER_PROPERTIES, TOPICS, _OF_A_DISK})
 
-# What may be in logs/ of a store that was not opened yet, or not for long.
+# Names that may be in logs/ of a store that was never opened, or whose first opening was cut short.
 _BEGUN: Final = frozenset({LOCK, _OF_A_DISK})
 
 
 class DirectoryKind(Enum):
-    """What a path leads to, in words for messages."""
+    """The kinds of directories. The values are the words for messages."""
 
     STORE = "a store"
     LOGS = "a Kafka log directory"
@@ -83,7 +82,7 @@ class DirectoryKind(Enum):
 
 
 def kind_of(path: Path) -> DirectoryKind:
-    """What the path leads to."""
+    """Return the kind of the directory at the path."""
     try:
         names = sorted(os.listdir(path))
     except FileNotFoundError:
@@ -91,7 +90,7 @@ def kind_of(path: Path) -> DirectoryKind:
     except NotADirectoryError:
         return DirectoryKind.FILE
     if (path / LOGS).is_dir():
-        # Programs of every kind keep their own logs under this name, Kafka among them.
+        # Many programs keep log files in a directory of this name, also Kafka.
         return DirectoryKind.STORE if _may_be_logs(path / LOGS) else DirectoryKind.FOREIGN_LOGS
     if _BEFORE.issuperset(names):
         return DirectoryKind.EMPTY
@@ -103,7 +102,7 @@ def _may_be_logs(directory: Path) -> bool:
     try:
         names = os.listdir(directory)
     except PermissionError:
-        # Who opens it is told what is not allowed.
+        # Opening it fails with an error that says what is not allowed.
         return True
     return _BEGUN.issuperset(names) or _has_logs(directory, names)
 
@@ -121,7 +120,7 @@ def _is_partition(directory: Path, name: str) -> bool:
 
 
 def refuse_unless_store(path: Path) -> None:
-    """NoStoreError where the path is no store, with words that say how to get one."""
+    """Raise NoStoreError where the path is no store. The message says how to make one."""
     kind = kind_of(path)
     if kind is DirectoryKind.STORE:
         return
@@ -136,7 +135,7 @@ def refuse_unless_store(path: Path) -> None:
 
 
 def refuse_unless_free(path: Path) -> None:
-    """NoStoreError where no store can be made at the path."""
+    """Raise NoStoreError where no store can be made at the path."""
     kind = kind_of(path)
     if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY):
         return
@@ -148,11 +147,11 @@ def refuse_unless_free(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NewStore:
-    """A store that was made just now.
+    """A store that was just made.
 
     path    its directory
-    before  what was in there before
-    made    directories that were made for it, the uppermost first
+    before  the names that were in the directory before
+    made    the directories that were made for it, the uppermost first
     """
 
     path: Path
@@ -160,8 +159,8 @@ class NewStore:
     made: Sequence[Path]
 
     def take_back(self, files: Collection[str]) -> None:
-        """Remove it with what opening it has left there, among it these files. It stays where somebody has it open, or
-        has put something into it."""
+        """Remove the store, the files that opening it has left in logs/, and these `files` beside it. It stays where
+        somebody has it open, or has put something into it."""
         with contextlib.suppress(OSError, StoreLockedError):
             lock = DirectoryLock.acquire(self.path / LOGS)
             try:
@@ -184,7 +183,7 @@ class NewStore:
 
 
 def make(path: Path) -> NewStore:
-    """Make an empty store. NoStoreError where something else is there. A crash leaves a store or nothing of one."""
+    """Make an empty store. NoStoreError where something else is there. A crash leaves a complete store or none."""
     refuse_unless_free(path)
     before = frozenset(os.listdir(path)) if path.exists() else frozenset()
     made = make_directories(path / LOGS)
@@ -194,7 +193,7 @@ def make(path: Path) -> NewStore:
 
 
 def make_directories(path: Path) -> list[Path]:
-    """Make a directory with what is missing above it, all or nothing; give what was made, the uppermost first."""
+    """Make a directory and its missing parents, all or none. Return the ones that were made, the uppermost first."""
     made: list[Path] = []
     missing = [each for each in (*reversed(path.parents), path) if not each.exists()]
     try:
@@ -208,15 +207,15 @@ def make_directories(path: Path) -> list[Path]:
 
 
 def remove_directories(made: Sequence[Path]) -> None:
-    """Take directories back that were made for what has failed, as far as nobody has put something into them."""
+    """Remove directories that were made for an operation that has failed, as far as they are empty."""
     with contextlib.suppress(OSError):
         for each in reversed(made):
             each.rmdir()
 
 
 def logs_in(path: Path) -> Path:
-    """Where the partitions are, for who only reads: of a store, or of a log directory by itself. NoStoreError where
-    the path is neither."""
+    """Return the log directory for reading: that of a store, or the path itself if it is a log directory. NoStoreError
+    where the path is neither."""
     kind = kind_of(path)
     if kind is DirectoryKind.STORE:
         return path / LOGS

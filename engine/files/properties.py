@@ -1,13 +1,13 @@
-"""Java properties files.
+"""Reading, writing and editing Java properties files.
 
     # comment, also after '!'
     name=value              or `name: value`, or `name value`
-    long = first half \\     a backslash ends the line: it goes on, without the next line's leading blanks
+    long = first half \\     a backslash at the line's end: it continues, without the next line's leading blanks
            second half
-    \\t \\n \\r \\f \\uXXXX      escapes, in names too; before any other character a backslash drops out
+    \\t \\n \\r \\f \\uXXXX      escapes, in names too; before any other character a backslash is dropped
 
-Bytes are ISO-8859-1; other characters are written as \\uXXXX, those beyond the first plane as two of them.
-The last of several lines for one name counts. A name without a separator has the empty value.
+Bytes are ISO-8859-1; other characters are written as \\uXXXX, those beyond the first Unicode plane as two of them.
+If several lines have the same name, the last one counts. A name without a separator has the empty value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topicfs.engine.errors import CorruptCheckpointError, shown
 from topicfs.engine.files.atomic import read_bounded, write_atomically
 from topicfs.engine.record import Clock, now_ms
 
-# A file of every setting with a long comment each has some 50 KB.
+# A file with all settings, and a long comment for each, has some 50 KB.
 MAX_BYTES: Final = 1024 * 1024
 
 _BLANKS: Final = " \t\f"
@@ -35,7 +35,7 @@ _CONTROL_NAMES: Final = {control: name for name, control in _CONTROLS.items()}
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Names and values. A missing file is FileNotFoundError, a broken escape CorruptCheckpointError."""
+    """Return names and values. FileNotFoundError if the file is missing, CorruptCheckpointError for a broken escape."""
     values = {}
     for _, name, value in _entries(path, read_bounded(path, MAX_BYTES, follow=True).decode("iso-8859-1")):
         values[name] = value
@@ -51,9 +51,9 @@ def write_properties(path: Path, values: Mapping[str, str], comment: str = "", c
 
 
 def edit_properties(path: Path, changes: Mapping[str, str | None]) -> None:
-    """Change values in the file, durably; None removes a name. Other lines, comments too, stay as they are.
+    """Change values in the file, durably; None removes a name. Other lines and comments stay as they are.
 
-    A missing file counts as an empty one, a broken escape in it is CorruptCheckpointError.
+    A missing file counts as an empty one. A broken escape in the file raises CorruptCheckpointError.
     """
     try:
         text = read_bounded(path, MAX_BYTES, follow=True).decode("iso-8859-1")
@@ -68,7 +68,7 @@ def edit_properties(path: Path, changes: Mapping[str, str | None]) -> None:
                 lines[number] = None
     while lines and not lines[-1]:
         lines.pop()
-    # A backslash at the end of the file would take what is added for its continuation.
+    # After a backslash at the end of the file, an added line would count as its continuation.
     ends = [""] if lines and (lines[-1] or "").endswith("\\") else []
     for name, value in changes.items():
         if value is None:
@@ -83,7 +83,7 @@ def edit_properties(path: Path, changes: Mapping[str, str | None]) -> None:
 
 
 def _entries(path: Path, text: str) -> Iterator[tuple[range, str, str]]:
-    """Each entry: the lines that it takes, counted from 0, its name and its value."""
+    """Give each entry: the range of its lines, counted from 0, its name and its value."""
     for lines, line in _logical_lines(text):
         entry = _ENTRY.fullmatch(line)
         assert entry is not None, "every text has the form: name, optional separator, rest"
@@ -95,7 +95,8 @@ def _entries(path: Path, text: str) -> Iterator[tuple[range, str, str]]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[range, str]]:
-    """Lines with their continuations, and which natural ones each takes; no comments and no blank ones."""
+    """Give each line with its continuations joined, and the range of its natural lines. Comments and blank lines are
+    left out."""
     first, number, parts = 0, 0, ""
     for number, natural in enumerate(_LINE_END.split(text)):
         line = natural.lstrip(_BLANKS)
@@ -115,7 +116,7 @@ def _logical_lines(text: str) -> Iterator[tuple[range, str]]:
 def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
-    # Two escapes may be the halves of one character.
+    # Two escapes may be the two halves (surrogates) of one character.
     return _ESCAPE.sub(_character, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
@@ -135,7 +136,7 @@ def _escaped_name(text: str) -> str:
 
 
 def _escaped_value(text: str) -> str:
-    # Only the first blank would be taken for the separator's.
+    # Only a blank at the beginning would be read as part of the separator.
     escaped = _SPECIAL.sub(_escape, text)
     return f"\\{escaped}" if escaped.startswith(" ") else escaped
 
@@ -150,7 +151,8 @@ def _escape(special: re.Match[str]) -> str:
 
 
 def _escaped(comment: str) -> str:
-    """A line of a comment: it has no escapes, so only what is not ASCII is replaced, for people to read."""
+    """Return a line of a comment for writing. Comments have no escapes; other characters than ASCII are written as
+    \\uXXXX for people to read."""
     return re.sub(r"[^ -~]", lambda found: _unicode_escape(found[0]), comment)
 
 
@@ -160,7 +162,7 @@ def _unicode_escape(character: str) -> str:
 
 
 def _date(milliseconds: int) -> str:
-    """As Java prints it: `Tue Nov 18 11:37:00 UTC 2025`, in English whatever the locale."""
+    """Return a date as Java prints it, `Tue Nov 18 11:37:00 UTC 2025`, in English whatever the locale."""
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     weekday, month = moment.ctime().split()[:2]
     return f"{weekday} {month} {moment:%d %H:%M:%S} UTC {moment:%Y}"

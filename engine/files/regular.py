@@ -1,9 +1,9 @@
-"""Opening files of the store: regular files, and never through a link.
+"""Opening files of the store: only regular files, and never through a symbolic link.
 
-Who may write into BACKING can put a symbolic link, a FIFO or a device where a file of ours is expected. To follow the
-link would read or overwrite a file of somebody else with the daemon's rights; a FIFO would make the daemon wait for
-ever. What may be a link is a directory that an operator moves to another disk: BACKING itself, `logs`, `staging` and
-those beside them, a partition's directory; and the files of settings, which come as links from tools that manage them.
+A user who may write into BACKING can put a symbolic link, a FIFO or a device where a file of ours is expected. To
+follow the link would read or overwrite a file of somebody else with the daemon's rights; a FIFO would make the daemon
+wait for ever. Directories that an operator may move to another disk may be links: BACKING itself, `logs`, `staging`
+and the ones beside them, and a partition's directory. So may the settings files, which some tools manage as links.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _KINDS: Final = {
 
 
 class NotRegularError(OSError):
-    """Something that is no regular file stands where one is expected."""
+    """Something else was found where a regular file is expected."""
 
 
 def open_regular(
     path: Path | str, flags: int, mode: int = 0o666, directory: int | None = None, follow: bool = False
 ) -> int:
-    """open(2) of a regular file; NotRegularError of anything else. Never waits.
+    """Open a regular file as open(2) does, without waiting. Return its descriptor; NotRegularError for anything else.
 
-    directory  descriptor of the directory from which `path` goes on
-    follow     the last name may be a link to a regular file"""
+    directory  the descriptor of the directory to which `path` is relative
+    follow     whether the last name may be a link to a regular file"""
     guarded = flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    # Looked at before as well: to open a device may already do something.
+    # The file is also checked before it is opened: opening a device may already have an effect.
     check_regular(path, directory, follow)
     try:
         beside = {} if directory is None else {"dir_fd": directory}
@@ -54,7 +54,7 @@ def open_regular(
 
 
 def write_regular(path: Path, data: bytes | bytearray, sync: bool) -> None:
-    """Make a file of these bytes; a file that is there gets them as its content."""
+    """Write a file with these bytes; the content of an existing file is replaced."""
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         rest = memoryview(data)
@@ -67,12 +67,12 @@ def write_regular(path: Path, data: bytes | bytearray, sync: bool) -> None:
 
 
 def read_regular(path: Path | str, follow: bool = False) -> BinaryIO:
-    """A file, open to be read."""
+    """Open a regular file for reading."""
     return os.fdopen(open_regular(path, os.O_RDONLY, follow=follow), "rb")
 
 
 def check_regular(path: Path | str, directory: int | None = None, follow: bool = False) -> None:
-    """NotRegularError where there is something that is no regular file; nothing at all is well."""
+    """Raise NotRegularError where there is something other than a regular file. A missing file is allowed."""
     try:
         found = os.stat(path, dir_fd=directory, follow_symlinks=follow)
     except FileNotFoundError:

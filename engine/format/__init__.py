@@ -1,9 +1,9 @@
-"""The bytes of Kafka's binary files, and the name of every file under BACKING: each is drawn here, and nowhere else.
+"""The formats of Kafka's binary files, and the names of all files under BACKING. Each is drawn only here.
 
-Nothing is opened, and nothing but the standard library is imported, so that who reads a few bytes, as the planning of
-Spark's queries does, waits for neither numpy nor the kernels. Where an array comes out, numpy is imported then.
+The modules open no files and import only the standard library, so that a program that reads a few bytes, such as the
+planning of a Spark query, does not wait for numpy or the kernels. numpy is imported when an array is asked for.
 
-paths   names of directories and files               batch_header       the head of a batch, its flags, and a marker
-layout  what an entry is made of                     transaction_index  what was aborted in a segment
-index   the offset index and the time index          producer_snapshot  what was known of producers
+paths   names of directories and files               batch_header       the header of a batch, its flags, and a marker
+layout  the fields of an entry                       transaction_index  the aborted transactions of a segment
+index   the offset index and the time index          producer_snapshot  the state of a partition's producers
 """

@@ -9,7 +9,7 @@
     21  int16  attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
 
     marker: the one record of a control batch, which ends a transaction
-    key    int16 version, int16 kind: 0 abort, 1 commit; others are no business of a partition
+    key    int16 version, int16 kind: 0 abort, 1 commit; a partition ignores other kinds
     value  int16 version, int32 coordinator epoch; a newer version may be longer
 
 Kernels read the same bytes by the offsets that are drawn here.
@@ -66,12 +66,12 @@ class BatchHeader(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes | memoryview, at: int = 0) -> BatchHeader:
-        """The header at a place; struct.error where there are fewer bytes."""
+        """Return the header at a position; struct.error where there are too few bytes."""
         return cls(*_HEADER.unpack_from(data, at))
 
     @property
     def size(self) -> int:
-        """Bytes of the batch."""
+        """The size of the whole batch in bytes."""
         return self.size_field + SIZE_OVERHEAD
 
     @property
@@ -80,13 +80,13 @@ class BatchHeader(NamedTuple):
 
 
 def size_of(head: bytes | memoryview) -> int:
-    """Bytes of the batch that begins so. The size field is all that is looked at."""
+    """Return the size in bytes of the batch that begins with these bytes. Only the size field is read."""
     return int.from_bytes(head[8:SIZE_OVERHEAD], "big") + SIZE_OVERHEAD
 
 
 def headers(descriptor: int, position: int, size: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of the batches of a file from a position on, as far as they are whole: an append may be
-    under way behind them. Read without a kernel: for the end of a log, where few are to be looked at."""
+    """Give the position and header of each complete batch in a file from a position on. It ends at an incomplete one,
+    as an append may be under way. It uses no kernel, and is meant for the few batches at the end of a log."""
     while position + HEADER_SIZE <= size:
         data = os.pread(descriptor, min(_STEP, size - position), position)
         at = 0
@@ -103,7 +103,7 @@ def headers(descriptor: int, position: int, size: int) -> Iterator[tuple[int, Ba
 
 
 def marker_kind(descriptor: int, position: int, header: BatchHeader) -> int | None:
-    """ABORT or COMMIT, None where a control batch is something else, or was emptied by compaction."""
+    """Return ABORT or COMMIT; None where a control batch is of another kind, or was emptied by compaction."""
     length = min(header.size - HEADER_SIZE, _LONGEST_MARKER)
     data = os.pread(descriptor, length, position + HEADER_SIZE)
     try:

@@ -8,13 +8,13 @@
     0   int64  timestamp
     8   int32  offset - base
 
-An entry of the time index says: up to and including this offset no record is later than this timestamp, and the batch
-that ends with the offset holds one that has it. One entry's room is kept free for the entry that is added when the
-segment is sealed.
+An entry of the time index says: up to and including this offset no record has a later timestamp than this one, and the
+batch that ends with the offset has a record with it. Room for one entry is kept free, for the entry that is added when
+the segment is sealed.
 
-Big-endian. The number of entries is the file's length divided by theirs, rounded down: no header, no counter. We never
-preallocate, so a file of ours is as long as its entries. A broker gives an active index its full size at once: behind
-its entries are zeros then, and they do not count.
+Numbers are big-endian. There is no header and no counter: the number of entries is the file's length divided by the
+entry size, rounded down. We never preallocate, so a file of ours is as long as its entries. A broker gives an active
+index its full size at once: the zeros behind its entries do not count.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TIME_ENTRY_SIZE: Final = TIME_ENTRY.size
 
 
 class Index:
-    """An index, searched where it lies: some twenty reads of a few bytes.
+    """An index that is searched in its file, without loading it: a search takes some twenty reads of a few bytes.
 
-    base     of the segment
-    entries  how many count
-    _layout  of an entry
-    _read    gives bytes of the file: from a position on, so many
+    base     the base offset of the segment
+    entries  the number of entries, without zeros at the end
+    _layout  the layout of an entry
+    _read    returns bytes of the file, given a position and a length
     """
 
     __slots__ = ("_layout", "_read", "base", "entries")
@@ -58,22 +58,22 @@ class Index:
 
     @classmethod
     def of(cls, base: int, layout: Layout, data: bytes) -> Index:
-        """The index of a file that was read."""
+        """Return the index with this content of its file."""
         return cls(base, layout, len(data), lambda position, length: data[position : position + length])
 
     def at(self, number: int) -> tuple[int, int]:
-        """One entry, as it is stored. What was cut off meanwhile is zero."""
+        """Return one entry as it is stored. Bytes that were cut off meanwhile count as zero."""
         size = self._layout.size
         first, second = self._layout.struct.unpack(self._read(number * size, size).ljust(size, b"\0"))
         return first, second
 
     def last(self) -> tuple[int, int] | None:
-        """The last entry, None where there is none."""
+        """Return the last entry; None where there is none."""
         found = self.at(self.entries - 1) if self.entries else (0, 0)
         return found if any(found) else None
 
     def count_up_to(self, field: int, limit: int) -> int:
-        """How many entries have at most `limit` in a field."""
+        """Return the number of entries that have at most `limit` in a field."""
         low, high = 0, self.entries
         while low < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What the entries of a file look like."""
+"""The layout of the entries of a binary file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Layout:
-    """Fields one behind the other, big-endian, without gaps.
+    """The fields of an entry: big-endian, one after the other, without gaps.
 
-    struct  packs them, and takes them apart
-    size    bytes of all of them
+    struct  packs and unpacks an entry
+    size    the size of an entry in bytes
     """
 
     def __init__(self, **codes: str) -> None:
@@ -22,12 +22,12 @@ class Layout:
         self.size = self.struct.size
 
     def dtype(self) -> np.dtype[np.void]:
-        """The same for arrays."""
-        import numpy as np  # noqa: PLC0415 - whoever has an array has loaded it
+        """Return the layout as a numpy dtype."""
+        import numpy as np  # noqa: PLC0415 - a program with arrays has loaded it
 
         return np.dtype([(name, ">" + code) for name, code in self._codes.items()])
 
     def place_of(self, field: str) -> int:
-        """Where in an entry a field begins."""
+        """Return the position of a field in an entry."""
         before = list(self._codes)[: list(self._codes).index(field)]
         return struct.calcsize(">" + "".join(self._codes[name] for name in before))

@@ -1,10 +1,10 @@
 """The names of directories and files under BACKING.
 
     BACKING/
-    ├── server.properties                 of the daemon, and defaults of topics
+    ├── server.properties                 settings of the daemon, and defaults for topics
     ├── topics/<topic>.properties         overrides of a topic
     ├── created-topics                    ids of the topics that were made here
-    ├── topicfs.log                       what the daemon logs
+    ├── topicfs.log                       the log file of the daemon
     ├── logs/                             a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
     │   ├── __cluster_metadata-0/         a controller's log
@@ -12,26 +12,26 @@
     │       ├── partition.metadata  leader-epoch-checkpoint
     │       └── <offset>.<log|index|timeindex|txnindex|snapshot>[.cleaned|.swap|.deleted]
     ├── staging/<topic>/
-    │   ├── journal  committed            the commit that is under way, and the names of those before
-    │   ├── inbox/                        files on their way in
+    │   ├── journal  committed            the commit that is under way, and the names of earlier commits
+    │   ├── inbox/                        files that are to be committed
     │   └── compact/  import/  publishing/   segments that a job makes
     ├── deleted/<id>/
     │   ├── deletion.json                 what was deleted
-    │   ├── topic.properties  staging/    of the topic, where it was deleted as a whole
-    └── views/<partition>/                what is made of segments, and may be deleted at any time
+    │   ├── topic.properties  staging/    the settings of a deleted topic, and its inbox
+    └── views/<partition>/                files that are made from segments, and may be deleted at any time
         ├── <base>.<inode>-<size>-<mtime>.<earliest|parquet>
         ├── parquet.list
         └── <base>.<format>.map
 
-An offset has 20 digits. Beside live partitions there are, each with a UUID of 32 digits:
+An offset has 20 digits. Beside live partitions there are these directories, each with a UUID of 32 digits:
 
     <topic>-<partition>.<uuid>-delete     waits for its removal; the topic may be cut short
     <topic>-<partition>.<uuid>-stray      belongs to no topic known by that id; may be cut short
     <topic>-<partition>.<uuid>-future     the copy of a partition that moves to this directory
 
 Kafka also parses other spellings of a number, such as `t-01` or `+5.log`. They are refused here, so that two
-names never mean one partition or one segment. For the same reason, and because what it names will be removed,
-a suffixed directory must carry a UUID as a rename writes it.
+names never mean one partition or one segment. For the same reason, and because such directories are removed,
+a directory with a suffix must have a UUID in the form that a rename writes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 METADATA_LOG: Final = "__cluster_metadata-0"
 
-# A broker keeps them beside the partitions, and does not load them as such.
+# A broker has these directories beside the partitions, and does not load them as partitions.
 NOT_PARTITIONS: Final = frozenset({METADATA_LOG, "remote-log-index-cache"})
 
 PARTITION_METADATA: Final = "partition.metadata"
@@ -84,14 +84,14 @@ SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
 
 TEMPORARY_SUFFIX: Final = ".tmp"
-"""Of a file that is written, before it is renamed to take another's place."""
+"""The suffix of a file that is being written, before it is renamed to replace another one."""
 
 STAGING: Final = "staging"
 JOURNAL: Final = "journal"
 COMMITTED: Final = "committed"
 INBOX: Final = "inbox"
 COMPACTING: Final = "compact"
-"""Segments that a job is writing anew. Who holds the log may remove it."""
+"""The directory for segments that a compaction writes. The owner of the log may remove it."""
 
 IMPORTING: Final = "import"
 PUBLISHING: Final = "publishing"
@@ -114,11 +114,11 @@ _OFFSET: Final = re.compile(r"[0-9]{20}")
 
 
 class PartitionName(NamedTuple):
-    """What a partition directory's name says.
+    """The parts of a partition directory's name.
 
-    topic      of a renamed directory possibly only the name's beginning
-    partition  0..2^31-1
-    suffix     "" for a live one, else one of "-delete", "-stray", "-future"
+    topic      the topic; in a renamed directory possibly only the beginning of its name
+    partition  the partition's number, 0..2^31-1
+    suffix     "" for a live partition, else one of "-delete", "-stray", "-future"
     """
 
     topic: str
@@ -127,7 +127,7 @@ class PartitionName(NamedTuple):
 
 
 def validate_topic(topic: str) -> str:
-    """The topic, when it is a name that Kafka accepts; InvalidNameError otherwise."""
+    """Return the topic if Kafka accepts its name; InvalidNameError otherwise."""
     if topic in ("", ".", ".."):
         raise InvalidNameError(f"topic: expected a name other than '', '.' and '..', found {topic!r}")
     if len(topic) > MAX_TOPIC_LENGTH:
@@ -143,7 +143,7 @@ def validate_topic(topic: str) -> str:
 
 
 def partition_directory(topic: str, partition: int) -> str:
-    """The name of a live partition's directory."""
+    """Return the name of a live partition's directory."""
     _validate(topic, partition)
     name = f"{topic}-{partition}"
     if len(name) > MAX_NAME_LENGTH:
@@ -155,14 +155,14 @@ def partition_directory(topic: str, partition: int) -> str:
 
 
 def deletion_directory(topic: str, partition: int) -> str:
-    """A name, new at each call, for the directory of a partition that is being deleted."""
+    """Return a name for the directory of a partition that is being deleted. It is a new one at each call."""
     _validate(topic, partition)
     rest = f"-{partition}.{uuid.uuid4().hex}{DELETE_SUFFIX}"
     return topic[: MAX_NAME_LENGTH - len(rest)] + rest
 
 
 def parse_partition_directory(name: str) -> PartitionName:
-    """The parts of a partition directory's name; InvalidNameError where it is none."""
+    """Return the parts of a partition directory's name; InvalidNameError where it is no such name."""
     stem, suffix = name, ""
     if name.endswith((DELETE_SUFFIX, STRAY_SUFFIX, FUTURE_SUFFIX)):
         renamed = _RENAMED.fullmatch(name)
@@ -187,37 +187,37 @@ def parse_partition_directory(name: str) -> PartitionName:
 
 
 def file_of(offset: int, suffix: str) -> str:
-    """The name of a file of an offset, which is not looked at; the suffix begins with a dot."""
+    """Return the name of a file with an offset, which is not checked. The suffix begins with a dot."""
     return f"{offset:020d}{suffix}"
 
 
 def log_file(base_offset: int) -> str:
-    """The name of the segment's records."""
+    """Return the name of the file with a segment's records."""
     return _file(base_offset, LOG_SUFFIX)
 
 
 def index_file(base_offset: int) -> str:
-    """The name of the segment's offset index."""
+    """Return the name of a segment's offset index."""
     return _file(base_offset, INDEX_SUFFIX)
 
 
 def time_index_file(base_offset: int) -> str:
-    """The name of the segment's time index."""
+    """Return the name of a segment's time index."""
     return _file(base_offset, TIME_INDEX_SUFFIX)
 
 
 def transaction_index_file(base_offset: int) -> str:
-    """The name of the segment's index of aborted transactions."""
+    """Return the name of a segment's transaction index."""
     return _file(base_offset, TRANSACTION_INDEX_SUFFIX)
 
 
 def snapshot_file(offset: int) -> str:
-    """The name of the producer snapshot whose state ends before the offset."""
+    """Return the name of the producer snapshot with the state below an offset."""
     return _file(offset, SNAPSHOT_SUFFIX)
 
 
 def offset_of_file(name: str) -> int:
-    """The offset in a segment's or snapshot's file name, whatever follows its first '.'."""
+    """Return the offset in the file name of a segment or snapshot, whatever follows the first '.'."""
     digits, dot, _ = name.partition(".")
     offset = int(digits) if dot and _OFFSET.fullmatch(digits) else None
     if offset is None or offset > MAX_INT64:
@@ -229,7 +229,7 @@ def offset_of_file(name: str) -> int:
 
 
 def offset_before(suffix: str, name: str) -> int | None:
-    """The offset in a file name that ends so; None where it ends otherwise, or has none."""
+    """Return the offset in a file name with this suffix; None where it has another suffix or no offset."""
     try:
         return offset_of_file(name) if name.endswith(suffix) else None
     except InvalidNameError:
@@ -237,8 +237,8 @@ def offset_before(suffix: str, name: str) -> int | None:
 
 
 def made_of(base_offset: int, log: os.stat_result, suffix: str) -> str:
-    """The name of what is made of a segment's `.log`. It has that very file's identity, in hexadecimal: a segment that
-    compaction rewrote is another file, and what was made of the one before is not taken for its own."""
+    """Return the name of a file that is made from a segment's `.log`. It contains the identity of the `.log`, in
+    hexadecimal: a segment that compaction rewrote is another file, and does not use what was made from the old one."""
     return file_of(base_offset, f".{log.st_ino:x}-{log.st_size:x}-{log.st_mtime_ns:x}{suffix}")
 
 

@@ -1,4 +1,4 @@
-"""Producer snapshots: `<offset>.snapshot`, what a partition knows of its producers below that offset.
+"""Producer snapshots: `<offset>.snapshot`, the state of a partition's producers below that offset.
 
     0   int16   version, always 1                the file, big-endian
     2   uint32  CRC-32C of bytes [6, end)
@@ -14,8 +14,8 @@
     34  int32  coordinator epoch, −1 none
     38  int64  first offset of the open transaction, −1 none
 
-Of a producer's batches only the last is stored. A snapshot comes into being whole: it is written as
-`<name>.tmp` and renamed.
+Only the last batch of each producer is stored. A snapshot is written as `<name>.tmp` and then renamed, so that
+it is never incomplete.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ENTRY: Final = Layout(
 
 
 def header_in(path: Path, data: bytes, size: int) -> tuple[int, int]:
-    """Checksum and number of entries of a snapshot of some size, of which at least the beginning was read.
-    CorruptSnapshotError where they do not fit."""
+    """Return the checksum and the number of entries of a snapshot. `data` begins with the header, `size` is the file's.
+    CorruptSnapshotError where version, size and number of entries do not fit."""
     if len(data) < HEADER.size:
         raise CorruptSnapshotError(f"{path}: expected {HEADER.size} bytes, found {len(data)}")
     version, checksum, count = HEADER.struct.unpack_from(data)
@@ -56,7 +56,7 @@ def header_in(path: Path, data: bytes, size: int) -> tuple[int, int]:
 
 
 def open_transactions(path: Path, data: bytes) -> dict[int, int]:
-    """The first offset of each transaction that was open, by producer. The checksum is not looked at."""
+    """Return the first offset of each open transaction, by producer id. The checksum is not verified."""
     header_in(path, data, len(data))
     entries = ENTRY.struct.iter_unpack(data[HEADER.size :])
     return {producer: first for producer, *_, first in entries if first >= 0}

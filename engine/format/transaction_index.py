@@ -4,11 +4,11 @@
 
     0   int16  version, always 0
     2   int64  producer id
-    10  int64  first offset         of the transaction's first record, in this segment or an earlier one
-    18  int64  last offset          of its marker
-    26  int64  last stable offset   when the marker was written: below it, every transaction was decided
+    10  int64  first offset         offset of the transaction's first record, in this segment or an earlier one
+    18  int64  last offset          offset of its marker
+    26  int64  last stable offset   below it, every transaction was decided when the marker was written
 
-Most segments have no aborted transaction, and then no such file.
+Most segments have no aborted transaction, and then they have no such file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ENTRY: Final = Layout(version="h", producer_id="q", first_offset="q", last_offse
 class AbortedTransaction:
     """One entry of a transaction index.
 
-    producer_id         whose transaction it was
-    first_offset        of its first record
-    last_offset         of its abort marker
-    last_stable_offset  below it every transaction was decided when the marker was written
+    producer_id         the id of the transaction's producer
+    first_offset        the offset of its first record
+    last_offset         the offset of its abort marker
+    last_stable_offset  the offset below which every transaction was decided when the marker was written
     """
 
     producer_id: int
@@ -39,17 +39,17 @@ class AbortedTransaction:
     last_stable_offset: int
 
     def to_bytes(self) -> bytes:
-        """The entry as it is stored."""
+        """Return the bytes of the entry."""
         return ENTRY.struct.pack(
             VERSION, self.producer_id, self.first_offset, self.last_offset, self.last_stable_offset
         )
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether an offset in [start, end) may be of this transaction."""
+        """Whether a record in [start, end) may belong to this transaction."""
         return self.first_offset < end and self.last_offset >= start
 
 
 def aborted_in(data: bytes) -> Iterator[AbortedTransaction]:
-    """The entries of a file, as far as they are whole."""
+    """Give the entries in the content of a file. An incomplete one at the end is left out."""
     for _, *fields in ENTRY.struct.iter_unpack(data[: len(data) // ENTRY.size * ENTRY.size]):
         yield AbortedTransaction(*fields)

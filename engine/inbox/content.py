@@ -1,4 +1,4 @@
-"""What a batch holds, in a few bytes: so that a name that comes again can be compared with what was committed under it.
+"""A short fingerprint of a batch's content. It tells whether a batch that comes again under a name is the same one.
 
 The same rows may come again in other files: a job that is run again names its files anew, distributes and orders the
 rows differently, or compresses them. So lines are compared, not files: their number, and the sum of their hashes. Two
@@ -20,10 +20,10 @@ _HALF: Final = 64
 
 
 class Content:
-    """The content of a batch, while it is read.
+    """The fingerprint of a batch's content, which grows while the batch is read.
 
     _sums   the number of lines, and both halves of the sum of their hashes
-    _seeds  what lines of one kind are hashed with, by kind
+    _seeds  by kind of line: the seed of the hash
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Content:
         self._seeds: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
 
     def add(self, lines: Bytes, kind: str) -> None:
-        """Count whole lines in. Equal lines of two kinds, such as two formats, are different content."""
+        """Add lines, which must be complete. Equal lines of two kinds, such as two formats, are different content."""
         seed = self._seeds.get(kind)
         if seed is None:
             digest = hashlib.blake2b(kind.encode(), digest_size=_SEED_BYTES).digest()
@@ -44,10 +44,10 @@ class Content:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no line at all."""
+        """Whether no line was added."""
         return not self._sums[0]
 
     def __str__(self) -> str:
-        """As it is remembered: `<lines>:<32 hexadecimal digits>`."""
+        """Return the form that is stored: `<lines>:<32 hexadecimal digits>`."""
         low, high = (int(half) % (1 << _HALF) for half in self._sums[1:])
         return f"{int(self._sums[0])}:{high:016x}{low:016x}"

@@ -1,17 +1,17 @@
-"""Appending to a topic as a whole, exactly once: all records of a batch, in whatever partitions, or none.
+"""Inbox commits: appending all records of a batch to the partitions of a topic, or none, exactly once.
 
-The records are those of a transaction, so that nobody sees some of them, and a journal says what is to become of it:
+The records form a transaction, so that readers see all of them or none. A journal says how the transaction ends:
 
-    1. journal: appending        2. the records, onto the disk      3. journal: committed, the commit point
-    4. a marker in each partition, onto the disk                    5. the batch's name
-    6. the files that it was made of are removed                    7. no journal
+    1. write the journal: appending      2. append and flush the records     3. write the journal: committed
+    4. append and flush a marker in each partition                           5. record the batch's name
+    6. remove the source files                                               7. remove the journal
 
-A crash before 3 leaves a transaction that is aborted by the next start, one after it a transaction that is committed
-then: before anybody reads. A batch whose name is known is not appended again: it is discarded where it holds what was
-committed under that name, and refused where it holds something else.
+Step 3 is the commit point. After a crash before it, the next start aborts the transaction; after a crash behind it,
+the next start commits the transaction; both before anybody reads. A batch whose name is known is not appended again:
+it is discarded if it has the content that was committed under that name, and refused if it has other content.
 
-A topic's commits come one after the other, so that one producer is enough for all of them: a partition then remembers
-one entry for the inbox, whose sequence numbers go on.
+A topic's commits run one after the other, so one producer id is enough for all of them: a partition keeps one producer
+entry for the inbox, and its sequence numbers continue.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from topicfs.engine.segment.descriptors import Descriptors
 log = logging.getLogger(__name__)
 
 PRODUCER_ID: Final = 1 << 62
-"""Of the inbox, in every partition: far above what a coordinator, which counts from 0, ever gives out."""
+"""The producer id of the inbox in every partition: far above the ids that a coordinator gives out, counting from 0."""
 
 _EPOCH: Final = 0
 
 Chunk = tuple[int, Columns]
-"""Records for one partition, and its number."""
+"""The number of a partition, and records for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of a batch.
+    """The result of a commit.
 
-    records    how many were appended
-    known      the batch was committed before: nothing was appended
+    records    the number of records that were appended
+    known      whether the batch was committed before: then nothing was appended
     """
 
     records: int
@@ -62,18 +62,18 @@ class Committed:
 
 
 class Inbox:
-    """One topic's.
+    """The inbox of one topic.
 
-    topic       its name
-    staging     files on their way in
-    _numbers    gives the topic's partitions, in order
-    _partition  gives one of them
-    _journal    the commit under way
-    _names      of what was committed
-    _unsettled  the journal may speak of a commit that has not come to its end
-    _gone       the topic was deleted
-    _unchanged  what lies here: when it was last changed, and since when it was seen so, by the steady clock
-    _lock       held by the one commit at a time
+    topic       the name of the topic
+    staging     the files that are to be committed
+    _numbers    returns the numbers of the topic's partitions, in order
+    _partition  returns a partition by its number
+    _journal    the journal of the commit under way
+    _names      the names of the batches that were committed
+    _unsettled  whether the journal may contain a commit that is not finished
+    _gone       whether the topic was deleted
+    _unchanged  by file name: when it was last changed, and since when it is unchanged by the steady clock
+    _lock       held during a commit: there is one at a time
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Inbox:
         self._lock = threading.Lock()
 
     def knows(self, name: str) -> bool:
-        """Whether this was committed, and not so long ago that it is forgotten."""
+        """Whether a batch of this name was committed, and is not forgotten yet."""
         return name in self._names
 
     def commit(
@@ -106,9 +106,9 @@ class Inbox:
         sources: Sequence[Parts] = (),
         content: Content | None = None,
     ) -> Committed:
-        """Append all chunks, and note the name; then remove the sources, also where the name is known already and
-        the content is what was committed, or nothing. BatchExistsError where it is something else. An error
-        means that nothing was appended, now or later: save for one of the journal's, where a second try tells."""
+        """Append all chunks, record the name, then remove the sources. If the name is known and the content is empty
+        or equal, nothing is appended and the sources are removed; BatchExistsError if the content differs. After an
+        error nothing was or will be appended; only after an error of the journal, a second try must tell."""
         with self._lock:
             if self._gone:
                 raise ClosedError(f"topic {self.topic} was deleted")
@@ -124,8 +124,8 @@ class Inbox:
             return Committed(records)
 
     def _check_equal(self, name: str, content: Content | None) -> None:
-        """Refuse other content under a name that is known. No lines at all do no harm: so a commit is asked for again
-        by who did not hear that it was done, when its files are gone already."""
+        """Refuse other content under a known name. Empty content is allowed: a client that did not learn of its commit
+        asks for it again, when its files are removed already."""
         committed = self._names.content(name)
         if content is None or committed is None:
             log.info(f"{self.topic}: what was committed as {name} was not noted, and cannot be compared")
@@ -161,12 +161,12 @@ class Inbox:
         try:
             self._settle()
         except (EngineError, OSError) as error:
-            # It is decided, and on disk: what is missing is done by the next `settle` or the next start.
+            # The commit is decided, and on disk: the next `settle` or the next start does the rest.
             log.error(f"{self.topic}: {name} is committed, but does not show everywhere yet: {error!r}")
         return sum(writer.records for writer in writers.values())
 
     def _give_up(self, name: str, reason: Exception) -> None:
-        """Abort what was begun, unless the journal says that it is committed. What fails is tried again later."""
+        """Abort the commit, unless the journal says that it is committed. If that fails, it is tried again later."""
         log.info(f"{self.topic}: {name} is not committed: {reason}")
         try:
             self._settle()
@@ -177,11 +177,11 @@ class Inbox:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether a commit may have stopped half way."""
+        """Whether a commit may be unfinished."""
         return self._unsettled
 
     def settle(self) -> None:
-        """Bring a commit that stopped half way to its end, as the journal says."""
+        """Finish a commit that has stopped half way, as the journal says."""
         with self._lock:
             if not self._gone:
                 self._settle()
@@ -215,27 +215,27 @@ class Inbox:
         is_open = entry.current_transaction_first_offset != NO_OFFSET
         if is_open:
             partition.end_transaction(PRODUCER_ID, entry.epoch, commit)
-        # Also where the marker is there: a flush may be what failed.
+        # Flush even if the marker exists already: the last flush may have failed.
         partition.flush()
         return is_open
 
     # -- files -----------------------------------------------------------------------------------------
 
     def holds_files(self) -> bool:
-        """Whether files lie here that are not committed."""
+        """Whether the inbox holds files that are not committed."""
         return any(parts[-1] not in SPENT for parts in self.staging.files(()))
 
     def close(self) -> None:
-        """The topic goes: nothing is committed any more."""
+        """Refuse further commits, as the topic is deleted."""
         with self._lock:
             self._gone = True
 
     def sweep(self, dated_ms: int | None, steady_ms: int, committed_ms: int, abandoned_ms: int) -> int:
-        """Remove what nobody has changed for a while: emptied directories of committed batches after one time,
-        everything else after another. Gives how many there were.
+        """Remove what nobody has changed for a while: emptied directories of committed batches after `committed_ms`,
+        everything else after `abandoned_ms`. Return how many entries were removed.
 
-        That time is counted by the steady clock, from the first sweep on that saw it so. `dated_ms` is what the clock
-        of files says at the first sweep after a start, which counts what was before that too; None at others."""
+        The time is counted by the steady clock, from the sweep that first saw the last change. `dated_ms` is the time
+        by the clock of files at the first sweep after a start, which also counts the time before it; None at others."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
@@ -257,13 +257,13 @@ class Inbox:
                 self.staging.destroy((name,))
             return len(gone)
         except FileNotFoundError:
-            # Somebody is at work there.
+            # Somebody is changing the inbox.
             return 0
         finally:
             self._lock.release()
 
     def is_spent(self, name: str) -> bool:
-        """Whether what has this name in the inbox is all that is left of something that was committed."""
+        """Whether this entry of the inbox is only a remainder of a committed batch."""
         if name in SPENT:
             return True
         if batch_name(name) not in self._names:
@@ -275,20 +275,20 @@ class Inbox:
 
 
 SPENT: Final = frozenset({"_SUCCESS", "._SUCCESS.crc"})
-"""What a job leaves behind when all is done."""
+"""The files that a job leaves behind when it has finished."""
 
 
 def batch_name(directory: str) -> str:
-    """The name by which a batch directory is known."""
+    """Return the name under which the batch of a directory is committed."""
     return f"batch:{directory}"
 
 
 class _Writer:
-    """A batch's records on their way into one partition.
+    """The appends of one commit to one partition.
 
-    records    how many there were
-    _builder   the record batch that grows
-    _sequence  of the next record
+    records    the number of records that were appended
+    _builder   the record batch that is being filled
+    _sequence  the sequence number of the next record
     """
 
     def __init__(self, partition: Partition, sequence: int) -> None:
@@ -299,7 +299,7 @@ class _Writer:
 
     @classmethod
     def into(cls, partition: Partition) -> _Writer:
-        """The sequence numbers go on where the last commit ended."""
+        """Make a writer whose sequence numbers continue where the last commit ended."""
         entry = partition.log.producers.producers.get(PRODUCER_ID)
         return cls(partition, 0 if entry is None else increment(entry.last_sequence, 1))
 
@@ -315,7 +315,7 @@ class _Writer:
                 self._send()
 
     def finish(self) -> None:
-        """Append what is left, and bring all of it onto the disk."""
+        """Append the remaining records, and flush the partition."""
         if self._builder.count:
             self._send()
         self._partition.flush()

@@ -24,24 +24,24 @@ from topicfs.engine.segment.descriptors import Descriptors
 log = logging.getLogger(__name__)
 
 SPENT_MS: Final = 600_000
-"""An emptied directory of a committed batch goes after this time: its job may still look at it."""
+"""An emptied directory of a committed batch is removed after this time: its job may still look at it."""
 
 ABANDONED_MS: Final = 7 * 86_400_000
-"""What a job left unfinished goes after this time. Not at a start: a job may have outlived the daemon."""
+"""What a job left unfinished is removed after this time. Not at a start: a job may run longer than the daemon."""
 
 _CONDEMNED: Final = "~"
-"""Begins the name of a directory that is being removed: no topic's name has it."""
+"""The first character of the name of a directory that is being removed: no topic's name contains it."""
 
 
 class Inboxes:
-    """All topics'.
+    """The inboxes of all topics.
 
-    directory   of all of them
-    _numbers    gives a topic's partitions; none where there is no such topic
-    _partition  gives a partition by topic and number
-    _places     open files borrow a place there
-    _open       the inboxes that somebody asked for, by topic
-    _swept      there was a sweep since the start
+    directory   the directory that has a directory for each topic
+    _numbers    returns the numbers of a topic's partitions; none where there is no such topic
+    _partition  returns a partition by topic and number
+    _places     the limit of open files, to which the inboxes' files count
+    _open       by topic: the inboxes that were asked for
+    _swept      whether there was a sweep since the start
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Inboxes:
         self._lock = threading.Lock()
 
     def of(self, topic: str) -> Inbox:
-        """A topic's; UnknownPartitionError where there is no such topic."""
+        """Return the inbox of a topic; UnknownPartitionError where there is no such topic."""
         if not self._numbers(topic):
             raise UnknownPartitionError(f"there is no topic {topic}")
         if (self.directory / topic).is_symlink():
@@ -78,8 +78,8 @@ class Inboxes:
             return found
 
     def recover(self) -> None:
-        """After a start, and before anybody reads: bring commits that a crash has stopped to their end, and remove
-        what is of topics that are no more."""
+        """Finish commits that a crash has stopped, and remove the files of topics that no longer exist. This runs after
+        a start, before anybody reads."""
         for directory in sorted(self.directory.iterdir()):
             if directory.is_symlink() or not directory.is_dir():
                 log.error(f"{directory}: expected a directory, and is left alone")
@@ -89,13 +89,13 @@ class Inboxes:
                 self._settle(self.of(directory.name))
 
     def show_settled(self, partition: Partition) -> None:
-        """Show in a read-only partition what `recover` would make of a commit that a crash has stopped."""
+        """Decide an unfinished commit in a read-only partition as `recover` would, in memory only."""
         found = Journal(self.directory / partition.topic / JOURNAL).read()
         if found is not None and partition.number in found.partitions:
             partition.log.decide(PRODUCER_ID, found.state is CommitState.COMMITTED)
 
     def settle(self) -> None:
-        """Try again what could not be brought to its end before."""
+        """Try again to finish commits that could not be finished before."""
         for inbox in list(self._open.values()):
             if inbox.is_unsettled:
                 self._settle(inbox)
@@ -107,10 +107,10 @@ class Inboxes:
             log.error(f"{inbox.topic}: a commit that stopped half way is tried again: {error!r}")
 
     def sweep(self, now: int, steady_ms: int) -> int:
-        """Remove what nobody has changed for a while. Gives how many files and directories there were.
+        """Remove what nobody has changed for a while. Return how many files and directories were removed.
 
-        `now` is by the clock that dates files. It may be set, so it is asked for once, by the first sweep after a
-        start; `steady_ms` is by the one that nobody can set."""
+        `now` is the time by the clock that dates files. That clock may be set, so only the first sweep after a start
+        uses it; `steady_ms` is the time by a clock that nobody can set."""
         removed = 0
         dated_ms, self._swept = None if self._swept else now, True
         for directory in sorted(self.directory.iterdir()):
@@ -119,7 +119,7 @@ class Inboxes:
         return removed
 
     def restore(self, topic: str, kept: Path) -> None:
-        """A deleted topic comes back with the inbox that `forget` has kept, where one was kept and it has none."""
+        """Restore the inbox that `forget` has kept for a deleted topic, if it kept one and the topic has none now."""
         if kept.is_dir() and not (self.directory / topic).exists():
             with self._lock:
                 self._open.pop(topic, None)
@@ -129,8 +129,8 @@ class Inboxes:
                 self._settle(self.of(topic))
 
     def forget(self, topic: str, kept: Path | None = None) -> None:
-        """A topic is gone: so is what was on its way in, and the names of what was committed; unless all of that is
-        to be kept somewhere."""
+        """Remove the inbox of a deleted topic: its files, the journal and the committed names. Where a path `kept` is
+        given, move it there instead."""
         with self._lock:
             inbox = self._open.pop(topic, None)
         if inbox is not None:

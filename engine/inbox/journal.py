@@ -1,12 +1,12 @@
-"""The commit that is under way in a topic's inbox, so that whatever ends the process leaves all of it or nothing.
+"""The journal of the commit under way in a topic's inbox. It makes the commit atomic, however the process ends.
 
     BACKING/staging/<topic>/journal      {"state": …, "name": …, "partitions": [0, 1], "sources": [["q1-7"]],
                                           "content": …}
 
-    appending   its transaction is to be aborted, and nothing has happened
-    committed   its transaction is to be committed, its name noted and its sources removed
+    appending   the transaction is to be aborted, and nothing was committed
+    committed   the transaction is to be committed, the name recorded and the sources removed
 
-The change from one to the other is one rename: the commit point. No file: no commit is under way.
+The change from one state to the other is one rename: the commit point. Without the file, no commit is under way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES: Final = 64 << 20
 
 
 class CommitState(Enum):
-    """How far a commit is."""
+    """The state of a commit."""
 
     APPENDING = "appending"
     COMMITTED = "committed"
@@ -35,11 +35,11 @@ class CommitState(Enum):
 class InFlight:
     """A commit that is under way.
 
-    state       what is to become of it
-    name        by which it is known afterwards
-    partitions  those that may hold records of it
-    sources     files, and directories whose content, it has taken: to be removed when it is committed
-    content     what it holds, to be remembered with its name; None where that is not known
+    state       its state, which says how it is to be finished
+    name        the name under which it is recorded afterwards
+    partitions  the numbers of the partitions that may hold records of it
+    sources     its source files, and directories of them, which are removed or emptied when it is committed
+    content     the fingerprint of its content, which is recorded with its name; None where it is not known
     """
 
     state: CommitState
@@ -51,15 +51,15 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """One topic's.
+    """The journal of one topic.
 
-    path  of its file
+    path  the path of its file
     """
 
     path: Path
 
     def read(self) -> InFlight | None:
-        """The commit that is under way; None where none is."""
+        """Return the commit that is under way; None where there is none."""
         try:
             data = read_bounded(self.path, _MOST_BYTES)
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class Journal:
             raise CorruptCheckpointError(f"{self.path}: expected a commit under way: {error!r}") from error
 
     def write(self, commit: InFlight) -> None:
-        """Say so durably. After an error `read` tells which of the old and the new state holds."""
+        """Record the state of a commit, durably. After an error, `read` tells whether the old or new state holds."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         document = {
             "state": commit.state.value,
@@ -89,10 +89,10 @@ class Journal:
         write_atomically(self.path, json.dumps(document).encode())
 
     def sync(self) -> None:
-        """Make what `read` gave durable: the error of a write may have come after its rename."""
+        """Make the result of `read` durable: a failed write may have failed after its rename."""
         sync_directory(self.path.parent)
 
     def remove(self) -> None:
-        """No commit is under way any more, durably: else it would take sources that came later."""
+        """Remove the journal, durably: if it came back, it would remove sources that were added later."""
         self.path.unlink(missing_ok=True)
         sync_directory(self.path.parent)

@@ -1,9 +1,9 @@
-"""The names of what was committed in a topic's inbox, so that nothing is appended twice.
+"""The names of the batches that were committed in a topic's inbox, so that none is appended twice.
 
-    BACKING/staging/<topic>/committed      ["name", "content"] a line, in JSON, the oldest first
+    BACKING/staging/<topic>/committed      one line of JSON for each: ["name", "content"], the oldest first
 
-The content is that of `topicfs.engine.inbox.content`. A line that is a name alone is of a time when it was not noted.
-The newest KEPT names are remembered.
+The content is that of `topicfs.engine.inbox.content`. A line with a name alone is from an older version, which did not
+record the content. The newest KEPT names are remembered.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KEPT: Final = 10_000
 
 
 class CommittedNames:
-    """One topic's.
+    """The committed names of one topic.
 
-    path     of its file
-    _names   those that are remembered, the oldest first, with the content of each where it is known; None until they
-             were read
-    _lines   lines in the file
-    _is_torn  behind the last line is half of one, which goes before another is written
-    _lock    held while the file is read or written
+    path      the path of the file
+    _names    the remembered names, the oldest first, each with its content, or None where that is not known; None
+              until the file was read
+    _lines    the number of lines in the file
+    _is_torn  whether the file ends with an incomplete line, which is removed before the next one is written
+    _lock     held while the file is read or written
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +46,8 @@ class CommittedNames:
                     lines = file.read().split(b"\n")
             except FileNotFoundError:
                 lines = [b""]
-            # Behind the last newline is what a crash left half-written: its journal brings it again. Who only asks
-            # for a name writes nothing: there may be no room.
+            # A crash may have left an incomplete line behind the last newline. The journal still has that commit, and
+            # its name is added again. A look-up does not repair the file: the disk may be full.
             names = dict(found for line in lines[:-1] if (found := _read(line)) is not None)
             self._is_torn = bool(lines[-1])
             self._lines = len(lines) - 1
@@ -56,17 +56,17 @@ class CommittedNames:
         return self._names
 
     def __contains__(self, name: str) -> bool:
-        # Who lists the inbox asks this, and does not wait for a commit.
+        # A listing of the inbox asks this. The lock is not the one of commits, so it does not wait for them.
         with self._lock:
             return name in self._loaded()
 
     def content(self, name: str) -> str | None:
-        """What was committed under a name; None where that is not known."""
+        """Return the content that was committed under a name; None where it is not known."""
         with self._lock:
             return self._loaded().get(name)
 
     def add(self, name: str, content: str | None = None) -> None:
-        """Remember a name and what was committed under it, durably."""
+        """Record a committed name and its content, durably."""
         with self._lock:
             if name not in self._loaded():
                 self._append(name, content, self._loaded())
@@ -80,7 +80,7 @@ class CommittedNames:
         try:
             line = _written(name, content)
             if os.write(descriptor, line) < len(line):
-                # No room for all of it: the next load drops the half, and so does the next `add`.
+                # The disk is full. The next load ignores the incomplete line, and the next `add` removes it.
                 self._names = None
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(descriptor)
@@ -99,12 +99,12 @@ def _forget_oldest(names: dict[str, str | None]) -> None:
 
 
 def _written(name: str, content: str | None) -> bytes:
-    """The line of a name."""
+    """Return the line for a name and its content."""
     return json.dumps(name if content is None else [name, content]).encode() + b"\n"
 
 
 def _read(line: bytes) -> tuple[str, str | None] | None:
-    """The name on a line, and its content; None where a crash has left something else there."""
+    """Return the name and content on a line; None where a crash has left something else there."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which partition of a topic a record goes to, and which record the topic refuses."""
+"""Choosing the partition of each record of a topic, and finding the first record that the topic refuses."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from topicfs.engine.partition.validate import batch_limit, check_records
 from topicfs.engine.settings.topic import TopicSettings
 
 NO_PARTITION: Final = -1
-"""In place of a partition: the record names none."""
+"""The value in place of a partition's number if a record names no partition."""
 
 
 def choose(
     columns: Columns, named: Ints, numbers: Sequence[int], keyless: int
 ) -> tuple[Ints, int, EngineError | None]:
-    """The partition of each record: the one that it names, else the one that Kafka's default partitioner gives its key,
-    else `keyless`. Also how many there are before the first that names one that is not there, and why that is
-    refused. `numbers` are the topic's partitions, in order."""
+    """Return the partition of each record: the one that it names, else the one that Kafka's default partitioner gives
+    its key, else `keyless`. Also return the number of records before the first that names a partition that does not
+    exist, and the error for that one. `numbers` are the topic's partitions, in order."""
     chosen = np.empty(len(columns), np.int32)
     keys, sizes = np.ascontiguousarray(columns.key_start), np.ascontiguousarray(columns.key_length)
     partitions_of_keys(columns.buffer, keys, sizes, len(numbers), chosen)
@@ -49,7 +49,7 @@ def choose(
 
 
 def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:
-    """How many records there are before the first that the topic refuses, and why it does."""
+    """Return the number of records before the first one that the topic refuses, and the error for that one."""
     wanted, refusal = len(columns), None
     try:
         check_records(columns.timestamps, columns.key_length < 0, settings, now)

@@ -1,7 +1,7 @@
-"""Files on their way into a topic: an area like any disk, under BACKING/staging/<topic>/inbox.
+"""The staging directory of a topic, BACKING/staging/<topic>/inbox: ordinary files that are to be committed.
 
-A path is a tuple of names; the empty one is the area itself, which is there even before anything is in it.
-What goes wrong here is an OSError, as the system gives it.
+A path is a tuple of names. The empty tuple is the staging directory itself, which may be listed before it exists.
+Errors are the OSErrors of the system.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from topicfs.engine.segment.descriptors import Descriptors
 Parts = tuple[str, ...]
 
 _PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-"""How a directory is opened to go on from it."""
+"""The flags to open a directory whose entries are opened next."""
 
 BLOCK: Final = 1 << 20
-"""Bytes that are read of a file at once."""
+"""The number of bytes of a file that are read at once."""
 
 
 class StagedFile:
-    """An open file.
+    """An open file in a staging directory.
 
-    descriptor  its number; closed by `close`
-    _places     where it has borrowed its place among the files that may be open
+    descriptor  the file descriptor; closed by `close`
+    _places     the limit of open files, to which this file counts
     """
 
     __slots__ = ("_places", "descriptor")
@@ -48,7 +48,7 @@ class StagedFile:
         self._places = places
 
     def read(self, position: int, into: Bytes) -> int:
-        """Fill `into` from a position on; gives how many bytes there were."""
+        """Read into `into` from a position on. Return the number of bytes, which is less at the end of the file."""
         done = 0
         while done < into.size:
             size = os.preadv(self.descriptor, [memoryview(into)[done:]], position + done)
@@ -58,7 +58,7 @@ class StagedFile:
         return done
 
     def write(self, position: int, data: Bytes) -> int:
-        """Write at a position; gives how many bytes there was room for."""
+        """Write at a position. Return the number of bytes that were written, which is less on a full disk."""
         return os.pwrite(self.descriptor, memoryview(data), position)
 
     def status(self) -> os.stat_result:
@@ -77,13 +77,13 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """One topic's area.
+    """The staging directory of one topic.
 
-    No link is followed in it, nor on the way from the directory of all areas, which may be one: each name is looked up
-    in the directory that was opened before.
+    The directory of all topics may be a symbolic link. Below it no link is followed: each name is looked up in the
+    directory that was opened before.
 
-    root    where it is, `<topic>/inbox` in that directory; made when something is put into it
-    places  open files borrow a place there
+    root    the path, `<topic>/inbox` in the directory of all topics; made when something is put into it
+    places  the limit of open files, to which the files opened here count
     """
 
     root: Path
@@ -91,7 +91,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _above(self, parts: Parts) -> Iterator[tuple[int, str]]:
-        """The directory that holds the last name of a path, and that name."""
+        """Open the directory that holds the last name of a path. Give its descriptor and that name."""
         *above, name = self.root.parts[-2:] + parts
         with contextlib.ExitStack() as opened:
             directory = os.open(self.root.parent.parent, _PLACE)
@@ -103,7 +103,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _inside(self, parts: Parts) -> Iterator[int]:
-        """A directory, opened to be read."""
+        """Open a directory for reading. Give its descriptor."""
         with self._above(parts) as (above, name):
             directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
         try:
@@ -120,12 +120,12 @@ class Staging:
                 os.mkdir(name, dir_fd=topic)
 
     def status(self, parts: Parts) -> os.stat_result:
-        """What lstat tells; FileNotFoundError where there is nothing."""
+        """Return the result of lstat; FileNotFoundError where there is nothing."""
         with self._above(parts) as (above, name):
             return os.stat(name, dir_fd=above, follow_symlinks=False)
 
     def names(self, parts: Parts) -> list[str]:
-        """What a directory holds, in order."""
+        """Return the names in a directory, in order."""
         try:
             with self._inside(parts) as directory:
                 return sorted(os.listdir(directory))
@@ -140,8 +140,8 @@ class Staging:
     # -- changing -------------------------------------------------------------------------------------
 
     def open(self, parts: Parts, flags: int) -> StagedFile:
-        """Open a file as open(2) does; what appends has a position of its own to write at. NotRegularError where
-        it is no regular file."""
+        """Open a file as open(2) does. O_APPEND is dropped, as each write comes with its position. NotRegularError
+        where it is not a regular file."""
         if flags & os.O_CREAT:
             self._make_room(parts)
         kept = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC
@@ -182,7 +182,7 @@ class Staging:
             os.utime(name, ns=(accessed_ns, modified_ns), dir_fd=above, follow_symlinks=False)
 
     def discard(self, parts: Parts) -> None:
-        """Remove a file, or all that a directory holds but not itself. Where there is nothing, that is well."""
+        """Remove a file, or the content of a directory but not the directory. It may be missing."""
         with contextlib.suppress(FileNotFoundError):
             if not self.is_directory(parts):
                 self.remove_file(parts)
@@ -196,7 +196,7 @@ class Staging:
                         os.unlink(name, dir_fd=directory)
 
     def destroy(self, parts: Parts) -> None:
-        """Remove a file, or a directory with all that it holds."""
+        """Remove a file, or a directory with its content."""
         self.discard(parts)
         with contextlib.suppress(FileNotFoundError):
             self.remove_directory(parts)
@@ -204,7 +204,7 @@ class Staging:
     # -- looking --------------------------------------------------------------------------------------
 
     def files(self, parts: Parts) -> Iterator[Parts]:
-        """The files in a directory and below it; what somebody takes away meanwhile may be among them or not."""
+        """Give the files in a directory and below it. A file that is removed meanwhile may be included or not."""
         for name in self.names(parts):
             inner = (*parts, name)
             with contextlib.suppress(FileNotFoundError):
@@ -214,7 +214,7 @@ class Staging:
                     yield inner
 
     def last_change_ms(self, parts: Parts) -> int:
-        """When something in it was last changed, by the system's clock: a time that nobody can set."""
+        """Return the time of the last change in a file or directory. It is the ctime, which programs cannot set."""
         latest = self.status(parts).st_ctime_ns
         if self.is_directory(parts):
             for name in self.names(parts):
@@ -223,7 +223,8 @@ class Staging:
         return latest // 1_000_000
 
     def blocks(self, parts: Parts, zipped: bool = False) -> Iterator[Bytes]:
-        """What a file holds, block by block; InvalidRecordError where it is to be gzip and is not."""
+        """Give the content of a file, block by block, decompressed if `zipped`. InvalidRecordError where a zipped file
+        is not gzip."""
         with (
             contextlib.closing(self.open(parts, os.O_RDONLY)) as opened,
             os.fdopen(opened.descriptor, "rb", closefd=False) as file,
@@ -239,7 +240,7 @@ class Staging:
                 yield np.frombuffer(block, np.uint8)
 
     def identity(self, parts: Parts) -> str:
-        """What tells a file from every other: its size, time and content."""
+        """Return a text that identifies a file: its size, its time and a hash of its content."""
         digest = hashlib.blake2b(digest_size=16)
         for block in self.blocks(parts):
             digest.update(block)

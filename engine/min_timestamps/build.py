@@ -1,6 +1,7 @@
-"""Finding out how early the records of a sealed segment are. All of it is read once, and checked.
+"""Finding the earliest timestamps in a sealed segment. The segment is read once completely, and checked.
 
-Records of aborted transactions count too, and markers: a record that nobody sees makes a bound looser, never wrong.
+Records of aborted transactions count too, and so do markers: a record that nobody sees makes a bound looser, never
+wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from topicfs.engine.segment.stored import CHUNK
 def build(
     segment: Segment, end_offset: int, stop: Callable[[], bool], chunk: int = CHUNK
 ) -> MinTimestamps | None:
-    """Of a segment's records, which lie below `end_offset`: an entry for each chunk of bytes. None when told to stop;
-    what is damaged is raised."""
+    """Return the earliest timestamps of a segment whose records lie below `end_offset`, with an entry for each chunk
+    of bytes. Return None if told to stop. Damage raises an error."""
     found: list[tuple[int, int]] = []
     base, last = segment.base_offset, segment.base_offset - 1
     for buffer, table in segment.batches(chunk=chunk, reuse=True):
@@ -37,7 +38,7 @@ def build(
 
 
 def min_timestamp_in(buffer: Bytes, table: Longs) -> int:
-    """The least timestamp of a chunk of batches, the largest that there is where they have no records."""
+    """Return the smallest timestamp of a chunk of batches. Without records it is the largest possible one."""
     origin = int(table[0, POSITION])
     least, row = kernels.NONE, 0
     while True:
@@ -63,7 +64,8 @@ def _raise_if_bad(status: int, table: Longs, row: int, index: int, at: int) -> N
 
 
 def _from_each_on(backwards: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """From the last chunk to the first the least timestamp from there on, without those that a lower offset has too."""
+    """Yield the smallest timestamp from each chunk on, from the last chunk to the first. Entries with the same
+    timestamp as one at a lower offset are left out."""
     waiting: tuple[int, int] | None = None
     for timestamp, offset in backwards:
         if waiting is not None and timestamp < waiting[0]:

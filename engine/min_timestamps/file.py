@@ -1,4 +1,4 @@
-"""From an offset on, how early the records of one sealed segment are.
+"""The file that says how early the records of one sealed segment are, from an offset on.
 
     BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.earliest     see engine.format.paths; big-endian
 
@@ -13,12 +13,12 @@
     8   int32  offset - base
 
 An entry says: from this offset on, up to the end offset, no record is earlier than this timestamp. Timestamps and
-offsets rise strictly. Where no record follows, the timestamp is the largest that there is.
+offsets rise strictly. If no record follows, the timestamp is the largest possible one.
 
-It is the mirror image of a `.timeindex`. It decides what is not read, so a file that is not exactly as it was written
-counts as none. It is believed only beside the very `.log` file that it was made of. Who listed the segments before may
-meet another generation of that file behind this check: a compaction leaves some of the records, at their offsets and
-with their timestamps, so what was true of all of them is true of those.
+It is the mirror image of a `.timeindex`. It decides which records are not read, so a file that is not exactly as it
+was written is ignored. It is trusted only beside the same `.log` file that it was made from. A reader that listed the
+segments before may find another generation of that file after this check. A compaction keeps some of the records, at
+their offsets and with their timestamps, so what was true of all records is true of the remaining ones.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _HEADER: Final = struct.Struct(">4shIqi")
 _CHECKED_FROM: Final = 10
 _ENTRY: Final = struct.Struct(">qi")
 
-# There is one for each MiB or so: of a segment of 2 GiB some 24 KiB.
+# There is about one entry for each MiB: about 24 KiB for a segment of 2 GiB.
 _LONGEST: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class MinTimestamps:
-    """What a file says.
+    """The content of a file.
 
-    base_offset  of the segment
-    end_offset   it tells of the records below
+    base_offset  base offset of the segment
+    end_offset   the entries cover the records below this offset
     entries      (timestamp, offset - base), both rising
     """
 
@@ -61,23 +61,26 @@ class MinTimestamps:
     entries: tuple[tuple[int, int], ...]
 
     def all_later_from(self, timestamp: int) -> int | None:
-        """From this offset on every record is later than a timestamp; None where that is not known of any."""
+        """Return the offset from which on every record is later than a timestamp, or None if no such offset is
+        known."""
         place = bisect_right(self.entries, timestamp, key=itemgetter(0))
         return self.base_offset + self.entries[place][1] if place < len(self.entries) else None
 
 
 def load(directory: Path, log: Path, base_offset: int) -> MinTimestamps | None:
-    """What is known of a `.log` as it is now, from a partition's directory of views; None without a good file."""
+    """Return the content of the file for a `.log` as it is now, or None without a valid file. `directory` is the
+    partition's directory of views."""
     try:
         name = made_of(base_offset, os.stat(log), MIN_TIMESTAMPS_SUFFIX)
         return _unpacked(read_bounded(directory / name, _LONGEST), base_offset)
     except (OSError, CorruptError):
-        # Without it more is read: whatever the reason is, it must not end a query.
+        # Without the file more is read. No reason for its absence may end a query.
         return None
 
 
 def write(path: Path, noted: MinTimestamps) -> None:
-    """Put it in place whole. Not synced: what a power cut takes is found to be damaged, and made again."""
+    """Write the file and put it in place in one step. It is not synced: damage by a power cut is detected, and the
+    file is made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _packed(noted), sync=False)
 

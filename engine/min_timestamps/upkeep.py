@@ -1,8 +1,8 @@
-"""Bringing up to date what is known of how early a partition's records are: a file for each sealed segment.
+"""Keeping the earliest timestamps of a partition's records up to date: a file for each sealed segment.
 
-A segment is read for it once, when it is sealed or compacted and its pages are still in memory. One that was there
-already when its partition was looked at first is read only if it was written a short while before: a large log that
-is mounted for the first time is not read through. Without a file a query reads more, and finds the same.
+A segment is read once for this, when it is sealed or compacted and its pages are still in memory. A segment that
+existed at the first look at its partition is read only if it was written a short while before: so a large log that
+is mounted for the first time is not read completely. Without a file a query reads more, and finds the same.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from topicfs.engine.segment.segments import Segments
 log = logging.getLogger(__name__)
 
 RECENT_MS: Final = 24 * 3600 * 1000
-"""Of the segments that are found, those that were written longer ago stay without."""
+"""Segments that exist at the first look, and were written longer ago than this, get no file."""
 
 RETRY_MS: Final = 3600 * 1000
-"""What failed is tried again after this time: the disk may have room then, or the segment be repaired."""
+"""A failed file is tried again after this time: the disk may then have room, or the segment may be repaired."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """A sealed segment, and when its `.log` was written."""
+    """A sealed segment, and the time when its `.log` was written."""
 
     segment: Segment
     written_ms: int
@@ -43,12 +43,12 @@ class _Sealed:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a partition.
+    """The knowledge about a partition.
 
-    segments  the list with which nothing was left to do; None before
-    found     names that were there at the first look, and are not looked into yet
-    settled   names that are there, or are not to be made
-    retry_ms  by name, when what failed is tried again
+    segments  the list for which everything was done; None before that
+    found     names of files that existed at the first look, and were not read yet
+    settled   names of files that are valid, or are not to be made
+    retry_ms  time of the next attempt after a failure, by name
     """
 
     segments: Segments | None = None
@@ -59,12 +59,12 @@ class _Known:
 
 @dataclass(slots=True)
 class MinTimestampsUpkeep:
-    """Makes the files of partitions, and removes those of segments that are no more. One thread calls it.
+    """Makes the files of partitions, and removes those of segments that no longer exist. One thread calls it.
 
-    directory  of the views of all partitions
-    clock      milliseconds since the epoch, as files are dated
+    directory  directory of the views of all partitions
+    clock      milliseconds since the epoch, as in file times
     steady     milliseconds for waits
-    _known     by partition
+    _known     knowledge about each partition, by name
     """
 
     directory: Path
@@ -75,7 +75,7 @@ class MinTimestampsUpkeep:
     def bring_up_to_date(
         self, partition: Partition, stop: Callable[[], bool], enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Make what is missing, remove what is left over; until told to stop, or that with a segment it is enough. A
+        """Make missing files and remove those not needed, until `stop` or, between segments, `enough` is true. A
         segment that cannot be read is logged, and does not stop the others."""
         segments = partition.log.chain.segments
         known = self._known.get(partition.name)
@@ -95,7 +95,7 @@ class MinTimestampsUpkeep:
         known.segments = segments
 
     def forget_others(self, partitions: set[str]) -> None:
-        """Let go of what is known of partitions that are not among these."""
+        """Forget all partitions except these."""
         for name in self._known.keys() - partitions:
             del self._known[name]
 
@@ -122,7 +122,7 @@ class MinTimestampsUpkeep:
     def _settle(
         self, partition: Partition, known: _Known, name: str, sealed: _Sealed, stop: Callable[[], bool]
     ) -> bool:
-        """See to one file. False where it was broken off, or the segment went away."""
+        """Handle one file. Return False if that was stopped, or the segment was removed."""
         segment = sealed.segment
         if name in known.found:
             known.found.discard(name)
@@ -133,7 +133,7 @@ class MinTimestampsUpkeep:
         try:
             made = self._make(partition, segment, name, stop)
         except ClosedError:
-            return False  # removed, deleted or offline: the next call finds what there is now
+            return False  # removed, deleted or offline: the next call sees the new state
         except (EngineError, OSError) as error:
             if not _is_sealed(segment, partition.log.chain.segments):
                 return False
@@ -168,7 +168,7 @@ class MinTimestampsUpkeep:
 
 
 def _sealed(segments: Segments) -> dict[str, _Sealed]:
-    """The sealed segments by the names of their files, without those that are gone."""
+    """Return the sealed segments by the names of their files, without segments that were removed."""
     found = {}
     for segment in segments.non_active:
         try:

@@ -1,1 +1,1 @@
-"""Records as Arrow batches and Parquet files. The only room that imports pyarrow, beside `topicfs.engine.spark`."""
+"""Records as Arrow batches and Parquet files. Besides `topicfs.engine.spark`, only this package imports pyarrow."""

@@ -1,20 +1,20 @@
-"""The columns of a record in Arrow, and the batches that hold them: shared by Parquet files and Spark's data source.
+"""The columns of a record in Arrow, and the batches that hold them. Parquet files and Spark's data source use them.
 
     topic          string
     partition      int32
     offset         int64
-    timestamp      timestamp[us, UTC]   Spark's own unit; milliseconds times 1,000, at the ends of what that can hold
-    timestampType  int32                0 the producer's, 1 the time of the append
-    key, value     binary, or null      the bytes as they are: they need not be text. CAST(value AS STRING) reads them
+    timestamp      timestamp[us, UTC]   Spark's own unit: milliseconds times 1,000, limited to the type's range
+    timestampType  int32                0 set by the producer, 1 time of the append
+    key, value     binary, or null      unchanged bytes, which need not be text. CAST(value AS STRING) reads them
     headers        list<struct<key: string, value: binary>>; null where there are none
 
-Names and types are those of Spark's Kafka source, so a job moves over; the names, and the order, are those of jsonl. A
-record without a timestamp has -1 ms there as here. A header's name that is no UTF-8 is shown with replacement
-characters, since an Arrow string must be.
+Names and types are those of Spark's Kafka source, so that jobs work unchanged. Names and order are those of jsonl. A
+record without a timestamp has -1 ms, there as here. A header's name that is not UTF-8 is shown with replacement
+characters, because an Arrow string must be UTF-8.
 
-A Parquet file (`FILE_SCHEMA`) leaves `partition` out: it is in the path, `partition=<n>/`, and pyarrow, and so pandas,
-refuses a table whose files name a column that their path names too. It leaves `timestampType` out as jsonl does: that
-is a topic's setting.
+A Parquet file (`FILE_SCHEMA`) has no `partition`: that is in the path, `partition=<n>/`, and pyarrow, and so pandas,
+refuses a table whose files have a column that is also in their path. It has no `timestampType`, as jsonl has none:
+that is a setting of the topic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SCHEMA: Final[pa.Schema] = pa.schema(
         pa.field("headers", pa.list_(_HEADER)),
     ]
 )
-"""Every column there is."""
+"""All columns."""
 
 FILE_SCHEMA: Final[pa.Schema] = pa.schema(
     [field for field in SCHEMA if field.name not in ("partition", "timestampType")]
@@ -65,15 +65,16 @@ def batches(
     schema: pa.Schema = SCHEMA,
     timestamp_types: Ints | int = 0,
 ) -> pa.RecordBatch:
-    """The records as one batch, with the columns that `schema` names, in its order: any of SCHEMA's.
+    """Return the records as one batch, with the columns of `schema` in its order. Any columns of SCHEMA can be asked
+    for.
 
-    `timestamp_types` is one for all records, or one for each: see `timestamp_types_of`."""
+    `timestamp_types` is one type for all records, or one for each: see `timestamp_types_of`."""
     arrays = [_array(field.name, columns, topic, partition, timestamp_types) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def timestamp_types_of(columns: Columns, table: Longs) -> Ints:
-    """The timestamp type of each record, by the batches that they come from."""
+    """Return the timestamp type of each record, from the batches in `table`."""
     kinds = (table[:, ATTRIBUTES] & LOG_APPEND_TIME != 0).astype(np.int32)
     return np.asarray(kinds[np.searchsorted(table[:, LAST_OFFSET], columns.offsets)], np.int32)
 
@@ -111,7 +112,7 @@ def _buffer(array: Bytes | Ints | Longs) -> pa.Buffer:
 
 
 def _spans(buffer: Bytes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    """An array of the bytes, or text, at these spans."""
+    """Return an array of the bytes or text at these spans."""
     rows = len(start)
     positions, validity = np.empty(rows + 1, np.int32), np.zeros((rows + 7) // 8, np.uint8)
     total, nulls = gathering.measure(buffer, start, length, positions, validity)
@@ -142,7 +143,7 @@ def _headers(columns: Columns) -> pa.Array:
 
 
 def _text(names: pa.Array) -> pa.Array:
-    """The names, those that are no UTF-8 with replacement characters. Such ones are hardly ever there."""
+    """Return the names. Names that are not UTF-8 get replacement characters. They are very rare."""
     try:
         names.validate(full=True)
     except pa.ArrowInvalid:

@@ -1,13 +1,13 @@
-"""Which Parquet files make up a partition's table, and where they are on disk. Needs no pyarrow.
+"""The list of Parquet files that make up a partition's table, and their paths. This module needs no pyarrow.
 
-    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   what is visible of one sealed segment, see
+    BACKING/views/<partition>/<base>.<inode>-<size>-<mtime>.parquet   visible records of one sealed segment, see
                                                                       engine.format.paths
     BACKING/views/<partition>/parquet.list                            JSON: the files of the table
 
-A file is named for the very `.log` file that it was made of, so a segment that compaction rewrote gets another one.
-The list is what counts: it is replaced whole, and only by one that reaches as far in the log as the one before. So a
-table never lacks records while files are made anew after a compaction: until then it is the one before.
-All of it can be built again, and may be deleted at any time.
+A file's name identifies the `.log` file that it was made from, so a segment that compaction rewrote gets another file.
+The list alone defines the table. It is replaced in one step, and only by a list that reaches as far in the log. So a
+table never lacks records while files are rebuilt after a compaction: until then the former list stays.
+All of these files can be built again, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 
-# Some 300 bytes for each segment of a partition.
+# About 300 bytes for each segment of a partition.
 _LONGEST_LIST: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One file of a table, made of one segment.
+    """One file of a table, made from one segment.
 
-    name           on disk
-    base_offset    of the segment
-    next_offset    where the next segment began: all its records are below
-    records        how many are visible; without any there is no file on disk, and none is shown
+    name           file name on disk
+    base_offset    base offset of the segment
+    next_offset    base offset of the next segment: all its records are below
+    records        number of visible records; without any there is no file on disk, and none is shown
     size           bytes of the file
-    max_timestamp  milliseconds, of the visible records; -1 without any
-    mtime_ns       of the segment's `.log`
+    max_timestamp  largest timestamp of the visible records, in milliseconds; -1 without any
+    mtime_ns       modification time of the segment's `.log`
     """
 
     name: str
@@ -58,16 +58,16 @@ class TableFile:
 
     @property
     def generation(self) -> int:
-        """Differs for each `.log` file that had the base offset."""
+        """Return a number that differs for each `.log` file that had the base offset."""
         return zlib.crc32(self.name.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """What a partition's table is made of now, in the order of offsets.
+    """The files of a partition's present table, in the order of offsets.
 
-    topic_id  of the topic: another one that has its name now has other records
-    files     of all its segments, also of those without visible records
+    topic_id  id of the topic: a later topic with the same name has other records
+    files     files of all its segments, also of those without visible records
     """
 
     topic_id: str | None
@@ -75,16 +75,16 @@ class PartitionTable:
 
     @property
     def end_offset(self) -> int:
-        """The records that it has are below; 0 where it has none."""
+        """Return the offset behind the records of the table, or 0 if it is empty."""
         return self.files[-1].next_offset if self.files else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a file is not there.
+    """The reason why a file is missing.
 
-    reason    in words
-    retry_ms  it is tried again then
+    reason    the reason in words
+    retry_ms  time of the next attempt
     """
 
     reason: str
@@ -92,7 +92,7 @@ class Failure:
 
 
 class OpenTableFile:
-    """A file that can be read until it is closed, also when another one has replaced it."""
+    """A file that can be read until it is closed, even after another one has replaced it."""
 
     def __init__(self, path: Path, places: Descriptors) -> None:
         places.lend()
@@ -104,7 +104,7 @@ class OpenTableFile:
         self._places = places
 
     def read_into(self, position: int, into: Bytes) -> int:
-        """Fill the buffer from a position on; gives how many bytes there were."""
+        """Fill the buffer from a position on. Return how many bytes there were."""
         done = 0
         while done < into.size:
             count = os.preadv(self._descriptor, [memoryview(into)[done:]], position + done)
@@ -114,7 +114,7 @@ class OpenTableFile:
         return done
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
         self._places.take_back()
 
@@ -126,11 +126,11 @@ _base_offset = attrgetter("base_offset")
 class Tables:
     """The tables of all partitions.
 
-    directory  theirs, with one for each partition
+    directory  directory of the tables, with one directory for each partition
     places     open files borrow a place there
     failures   by partition, then by the name that the file would have; "" for the partition as a whole
-    made       files that were made since the start, and their bytes
-    _tables    by partition, as far as they were asked for; replaced one by one
+    made       number of files that were made since the start, and their bytes
+    _tables    tables that were asked for, by partition; replaced one by one
     """
 
     directory: Path
@@ -142,14 +142,15 @@ class Tables:
     # -- reading --------------------------------------------------------------------------------------
 
     def of(self, partition: Partition) -> PartitionTable:
-        """What is published of a partition, wanted or not, gone from the log or not."""
+        """Return the published table of a partition, even if it is switched off, or its records were removed from
+        the log."""
         table = self._tables.get(partition.name)
         if table is None:
             table = self._tables[partition.name] = self._load(partition.name)
         return table if table.topic_id == partition.topic_id else PartitionTable(partition.topic_id)
 
     def files(self, partition: Partition) -> tuple[TableFile, ...]:
-        """The files that are shown: none where they are not wanted, none of segments that were removed."""
+        """Return the visible files. There are none if tables are switched off, and none of removed segments."""
         if not partition.settings.parquet_enable:
             return ()
         table, first = self.of(partition), partition.log.chain.segments.first.base_offset
@@ -157,7 +158,7 @@ class Tables:
         return tuple(file for file in table.files[gone:] if file.records)
 
     def find(self, partition: Partition, base_offset: int) -> TableFile | None:
-        """The shown file with exactly this base offset."""
+        """Return the visible file with exactly this base offset."""
         if not partition.settings.parquet_enable:
             return None
         files, first = self.of(partition).files, partition.log.chain.segments.first.base_offset
@@ -166,16 +167,16 @@ class Tables:
         return file if file is not None and file.records and file.next_offset > first else None
 
     def open(self, partition: Partition, file: TableFile) -> OpenTableFile:
-        """Open one for reading; FileNotFoundError where it was removed meanwhile."""
+        """Open a file for reading. FileNotFoundError if it was removed in the meantime."""
         try:
             return OpenTableFile(self.path(partition.name, file.name), self.places)
         except FileNotFoundError:
-            # Where somebody has deleted it, the list is looked at anew, and the file is made again.
+            # If somebody deleted the file, the list is read again, and the file is made again.
             self._tables.pop(partition.name, None)
             raise
 
     def status(self, partition: Partition) -> dict[str, object] | None:
-        """What people are told; None where no files are wanted."""
+        """Return the status that is shown to people, or None if tables are switched off."""
         if not partition.settings.parquet_enable:
             return None
         files = self.files(partition)
@@ -188,13 +189,13 @@ class Tables:
         }
 
     def path(self, partition: str, name: str) -> Path:
-        """Where a file of a partition is."""
+        """Return the path of a partition's file."""
         return self.directory / partition / name
 
     # -- changing: one thread only --------------------------------------------------------------------
 
     def publish(self, partition: Partition, files: tuple[TableFile, ...]) -> None:
-        """Make these the partition's table, durably."""
+        """Make these files the partition's table, durably."""
         table = PartitionTable(partition.topic_id, files)
         content = {"topic_id": table.topic_id, "files": [asdict(file) for file in files]}
         path = self.path(partition.name, PARQUET_LIST)
@@ -203,7 +204,7 @@ class Tables:
         self._tables[partition.name] = table
 
     def is_there(self, partition: str, file: TableFile) -> bool:
-        """Whether the file is on disk as it was made."""
+        """Return whether the file is on disk as it was made."""
         if not file.records:
             return True
         try:
@@ -212,7 +213,7 @@ class Tables:
             return False
 
     def remove_others(self, partition: str, keep: set[str]) -> None:
-        """Remove a partition's files but for these. Who has one open can read on."""
+        """Remove a partition's files except these. Readers that have one open can go on."""
         for path in self._on_disk(partition):
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -221,12 +222,12 @@ class Tables:
         """Remove a partition's table."""
         self.failures.pop(partition, None)
         self._tables[partition] = PartitionTable(None)
-        # The list goes first: it must not name files that are gone.
+        # The list is removed first: it must not name files that do not exist.
         self.path(partition, PARQUET_LIST).unlink(missing_ok=True)
         self.remove_others(partition, set())
 
     def has_files(self, partition: str) -> bool:
-        """Whether anything of a table is on disk."""
+        """Return whether any file of a table is on disk."""
         return self.path(partition, PARQUET_LIST).exists() or bool(self._on_disk(partition))
 
     def _on_disk(self, partition: str) -> list[Path]:
@@ -241,7 +242,7 @@ class Tables:
         ]
 
     def _load(self, partition: str) -> PartitionTable:
-        """The list as it is on disk, if all that it names is there."""
+        """Return the list from disk, if all the files that it names exist."""
         with contextlib.suppress(
             FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
         ):
@@ -253,6 +254,7 @@ class Tables:
 
 
 def file_name(segment: Segment) -> tuple[str, int]:
-    """The name of a segment's file, and the modification time of its `.log`; FileNotFoundError where it is gone."""
+    """Return the name of a segment's file, and the modification time of its `.log`. FileNotFoundError if that was
+    removed."""
     status = os.stat(segment.path)
     return made_of(segment.base_offset, status, PARQUET_SUFFIX), status.st_mtime_ns

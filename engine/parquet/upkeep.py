@@ -1,4 +1,4 @@
-"""Bringing a partition's table up to date: a file for each segment that can change no more."""
+"""Keeping a partition's table up to date: it has a file for each segment that can no longer change."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from topicfs.engine.segment.segments import Segments
 log = logging.getLogger(__name__)
 
 RETRY_MS: Final = 60_000
-"""What failed is tried again after this time: the disk may have room then, or the segment be repaired."""
+"""A failed file is tried again after this time: the disk may then have room, or the segment may be repaired."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a partition was like when nothing was left to do.
+    """The state of a partition when everything was done.
 
-    segments  the list
-    sealed    the segments of it that were complete
-    table     what was published
+    segments  the list of segments
+    sealed    how many of them were complete
+    table     the published table
     """
 
     segments: Segments
@@ -43,10 +43,10 @@ class _Seen:
 class TableUpkeep:
     """Makes the files of tables, and removes those that are not needed. One thread calls it.
 
-    tables  what it keeps
+    tables  the tables that it updates
     clock   milliseconds, for waits
-    _made   files by partition and name that are not published yet
-    _seen   by partition
+    _made   files that are not published yet, by partition and name
+    _seen   state of each partition when everything was done
     """
 
     tables: Tables
@@ -55,7 +55,7 @@ class TableUpkeep:
     _seen: dict[str, _Seen] = field(default_factory=dict)
 
     def bring_up_to_date(self, partition: Partition, stop: Callable[[], bool]) -> None:
-        """Make what is missing, publish what is complete, remove what is left over; until told to stop."""
+        """Make missing files, publish complete lists and remove files that are not needed, until told to stop."""
         offsets, segments = partition.log.offsets, partition.log.chain.segments
         sealed = [
             (segment, following.base_offset)
@@ -76,17 +76,17 @@ class TableUpkeep:
         except (ClosedError, FileNotFoundError):
             if partition.log.chain.segments is segments:
                 raise
-            return  # removed or rewritten meanwhile: the next call finds what there is now
+            return  # removed or rewritten in the meantime: the next call sees the new state
         if done:
             self._seen[partition.name] = _Seen(segments, len(sealed), self.tables.of(partition))
 
     def _make_missing(
         self, partition: Partition, sealed: list[tuple[Segment, int]], stop: Callable[[], bool]
     ) -> bool:
-        """Whether all of it was gone through."""
+        """Make missing files. Return whether all segments were handled."""
         name, before = partition.name, self.tables.of(partition)
         known = {file.name: file for file in before.files} | self._made.get(name, {})
-        # Truncation may have taken the log's end: then there is nothing that reaches as far as before.
+        # A truncation may have removed the log's end: then no list reaches as far as before.
         reach = min(before.end_offset, sealed[-1][1]) if sealed else 0
         ready: list[TableFile] = []
         if not sealed and before.files:
@@ -112,7 +112,7 @@ class TableUpkeep:
         known: dict[str, TableFile],
         stop: Callable[[], bool],
     ) -> TableFile | None:
-        """A segment's file, made if it is not there; None where it cannot be made for now."""
+        """Return a segment's file, and make it if it is missing. Return None if it cannot be made for now."""
         name, mtime_ns = file_name(segment)
         file = known.get(name)
         if file is not None and self.tables.is_there(partition.name, file):
@@ -154,7 +154,7 @@ class TableUpkeep:
             )
 
     def _tidy(self, partition: Partition) -> None:
-        """Forget, and remove from disk, what is not of the table."""
+        """Forget, and remove from disk, all files that do not belong to the table."""
         name = partition.name
         keep = {file.name for file in self.tables.of(partition).files}
         self._made.pop(name, None)

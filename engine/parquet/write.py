@@ -1,8 +1,8 @@
-"""One sealed segment as a Parquet file.
+"""Writing one sealed segment as a Parquet file.
 
-Row groups are small, so that a filter on offset or timestamp skips most of a file: each has the range of both, and so
-has each page. Offsets rise through the file. Both are stored as differences: a byte or two a record. One row group at a
-time is in memory.
+Row groups are small, so that a filter on offset or timestamp skips most of a file: each row group, and each page,
+stores the range of both. Offsets rise through the file. Both are stored as differences: a byte or two per record.
+One row group at a time is in memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from topicfs.engine.record import NO_TIMESTAMP
 
 ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""A row group ends with the chunk of records that reaches one of the two."""
+"""A row group ends with the chunk of records that reaches one of these limits."""
 
 _DIFFERENCES: Final = "DELTA_BINARY_PACKED"
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error: somebody asked for it
-    """The writing was broken off."""
+class Stopped(Exception):  # noqa: N818 - it is no error: a caller asked for it
+    """The writing was stopped."""
 
 
 def write_file(
@@ -43,8 +43,8 @@ def write_file(
     like: TableFile,
     stop: Callable[[], bool],
 ) -> TableFile:
-    """Write the records, and give `like` with what is known of them then. The file is on disk, whole, under its name
-    when this returns, and else not there. Without records there is none."""
+    """Write the records, and return `like` completed with their numbers. When this returns, the complete file is on
+    disk under its name. After an error there is no file. Without records there is none either."""
     beside = path.with_name(path.name + TEMPORARY_SUFFIX)
     count, latest = 0, NO_TIMESTAMP
     try:
@@ -63,7 +63,7 @@ def write_file(
         os.replace(beside, path)
         sync_directory(path.parent)
     except BaseException:
-        # A disk that is full stays full as long as the half-written file is there.
+        # A full disk stays full as long as the unfinished file exists.
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
@@ -104,7 +104,7 @@ def _writer(path: Path) -> pq.ParquetWriter:
         compression="zstd",
         use_dictionary=["topic", "key", "headers.list.element.key"],
         column_encoding={"offset": _DIFFERENCES, "timestamp": _DIFFERENCES},
-        # Of keys and values they would be large, and of no use where these come in any order.
+        # Statistics of keys and values would be large, and useless if these come in any order.
         write_statistics=["topic", "offset", "timestamp"],
         write_page_index=True,
         sorting_columns=[pq.SortingColumn(FILE_SCHEMA.get_field_index("offset"))],
@@ -117,7 +117,7 @@ def _latest_ms(group: pa.Table) -> int:
 
 
 def _sync(path: Path) -> int:
-    """Bring the file onto the disk; gives its size."""
+    """fsync the file. Return its size."""
     descriptor = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """The segments of one partition: the list that readers see, and the files behind it.
 
-A change makes a new list and publishes it whole; readers keep the one they took. Files of segments that leave
-the list are renamed to `.deleted` at once and removed after a delay, by `remove_due`; those that a reader has
-pinned stay until it lets go.
+A change makes a new list and publishes it in one step. Readers keep the list that they took. The files of segments
+that leave the list are renamed to `.deleted` at once, and `remove_due` removes them after a delay. Files that a reader
+has pinned stay until the reader unpins them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _base_offset = attrgetter("base_offset")
 
 
 def segment_settings(settings: TopicSettings, read_only: bool = False) -> SegmentSettings:
-    """What a segment needs of a topic's settings."""
+    """Return the settings of a topic that a segment needs."""
     return SegmentSettings(
         index_interval_bytes=settings.index_interval_bytes,
         max_index_bytes=settings.segment_index_bytes,
@@ -49,11 +49,11 @@ def segment_settings(settings: TopicSettings, read_only: bool = False) -> Segmen
 class Chain:
     """The segments of one partition.
 
-    directory     the partition's
-    settings      of segments created from now on
-    segments      the published list, by rising base offset; the last one is active
-    doomed        segments and files renamed to `.deleted`, with the time when they are to go, by the steady clock
-    steady        gives a time that nobody can set, for delays
+    directory  the directory of the partition
+    settings   the settings of segments that are created from now on
+    segments   the published list, by rising base offset; the last one is active
+    doomed     segments and files renamed to `.deleted`, with the time of their removal by the steady clock
+    steady     gives a time that nobody can set, for delays
     """
 
     __slots__ = ("clock", "descriptors", "directory", "doomed", "segments", "settings", "steady")
@@ -76,30 +76,30 @@ class Chain:
 
     @property
     def active(self) -> Segment:
-        """The segment that appends go to."""
+        """Return the segment that appends go to."""
         return self.segments.last
 
     @property
     def doomed_segments(self) -> list[Segment]:
-        """Segments that are out of the list, and whose files are still there."""
+        """Return segments that are no longer in the list, but whose files still exist."""
         return [what for _, what in list(self.doomed) if isinstance(what, Segment)]
 
     # -- coming ---------------------------------------------------------------------------------------
 
     def load(self, base_offset: int) -> Segment:
-        """A segment whose file is there; it is not opened and not yet in the list."""
+        """Return a segment whose file exists. It is not opened, and not yet in the list."""
         return Segment.load(self.directory, base_offset, self.settings, self.clock, self.descriptors)
 
     def create(self, base_offset: int, suffix: str = "") -> Segment:
-        """A new, empty segment, not yet in the list. Files left over with its names are removed."""
+        """Return a new, empty segment that is not yet in the list. Old files with its names are removed."""
         self._make_room(base_offset, suffix)
         return Segment.create(
             self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix
         )
 
     def adopt(self, directory: Path, base_offset: int, suffix: str) -> Segment:
-        """A finished segment that was made in another directory of the same file system. It is moved here, and not
-        yet in the list; its names are durable when this directory is synced. On an error nothing of it is here."""
+        """Move a finished segment here from another directory of the same file system, and return it. It is not yet in
+        the list. Its names are durable once this directory is synced. On an error none of its files is left here."""
         self._make_room(base_offset, suffix)
         segment = Segment.load(
             self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix=suffix
@@ -125,13 +125,13 @@ class Chain:
                 path.unlink()
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Put segments into the list."""
+        """Add segments to the list."""
         self.segments = self.segments.with_replaced((), tuple(segments))
 
     # -- going ----------------------------------------------------------------------------------------
 
     def remove(self, segments: Iterable[Segment], delay_ms: int) -> None:
-        """Take segments out of the list; their files go after the delay."""
+        """Remove segments from the list. Their files are removed after the delay."""
         gone = tuple(segments)
         if not gone:
             return
@@ -140,19 +140,20 @@ class Chain:
             self._doom(segment, delay_ms)
 
     def recreate(self, segment: Segment, delay_ms: int) -> None:
-        """Put a fresh segment in the place of an empty one, whose files go after the delay."""
-        # The list keeps the old one until the new one is there: readers always find a segment at the end.
+        """Replace an empty segment by a new one. The old files are removed after the delay."""
+        # The list keeps the old one until the new one exists: readers always find a last segment.
         self._doom(segment, delay_ms)
         self.segments = self.segments.with_replaced((segment,), (self.create(segment.base_offset),))
 
     def replace(self, old: Iterable[Segment], new: Iterable[Segment], delay_ms: int) -> None:
-        """Put finished `.cleaned` segments in the place of old ones, so that a crash at any step leaves either.
-        Their names are durable when the directory is synced next: the caller does, without the lock if it has one.
+        """Replace old segments by finished `.cleaned` ones, so that a crash at any step leaves either the old or the
+        new ones. Their names are durable when the directory is synced next. The caller does that, without the lock if
+        it has one.
 
-        Recovery drops what is `.cleaned`, and completes what is wholly `.swap`: so the swap names are given from
-        the highest base down, and `.cleaned` names that are left tell of a swap that had not begun. They are durable
-        before an old segment loses its name: a file system may keep names in another order than they were given,
-        and a `.deleted` one beside a `.cleaned` one would be neither."""
+        Recovery drops `.cleaned` segments, and completes a swap where all of them are `.swap`. So the swap names are
+        given from the highest base down, and `.cleaned` names that are left show that the swap had not begun. The new
+        names are durable before an old segment loses its name: a file system may save names in another order than they
+        were given, and a `.deleted` name beside a `.cleaned` one would be neither state."""
         gone = tuple(old)
         come = sorted(new, key=_base_offset)
         for segment in reversed(come):
@@ -169,11 +170,11 @@ class Chain:
         self.doomed.append((self.steady() + delay_ms, segment))
 
     def doom_file(self, path: Path, delay_ms: int) -> None:
-        """Have a file that was renamed to `.deleted` removed after the delay."""
+        """Schedule the removal of a file that was renamed to `.deleted`, after the delay."""
         self.doomed.append((self.steady() + delay_ms, path))
 
     def remove_due(self, now: int) -> int:
-        """Remove the files whose delay is over and that no reader has pinned. Gives how many were removed."""
+        """Remove the files whose delay is over and that no reader has pinned. Return how many were removed."""
         due = [doomed for doomed in list(self.doomed) if doomed[0] <= now]
         removed = 0
         for entry in due:
@@ -191,7 +192,7 @@ class Chain:
     # -- keeping --------------------------------------------------------------------------------------
 
     def sync(self, segment: Segment) -> None:
-        """fsync a segment's files, by their names: an appender may seal it and close its own at any moment."""
+        """fsync a segment's files, by their names: an appender may seal it and close its descriptors at any moment."""
         try:
             segment.log.sync()
             for index in (segment.offset_index, segment.time_index):
@@ -199,16 +200,16 @@ class Chain:
                     sync_file(index.path)
             segment.transactions.flush()
         except (ClosedError, FileNotFoundError):
-            # Removed meanwhile: then there is nothing of it to keep.
+            # It was removed in the meantime: then nothing of it needs to be kept.
             if segment in self.segments:
                 raise
 
     def close(self) -> None:
-        """Close every segment: final time entries, indexes and logs cut to their true size."""
+        """Close every segment: write final time entries, and cut indexes and logs to their true size."""
         for segment in self.segments:
             segment.close()
 
     def abandon(self) -> None:
-        """Let go of every file as it is."""
+        """Close every file, and leave it as it is."""
         for segment in self.segments:
             segment.abandon()

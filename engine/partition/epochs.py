@@ -1,4 +1,4 @@
-"""Leader epochs: from which offset on each epoch's leader wrote. File `leader-epoch-checkpoint`.
+"""Leader epochs: the offset from which each epoch's leader wrote. File `leader-epoch-checkpoint`.
 
 0\\n                     version            a checkpoint, see engine.files.checkpoint
 <entry count>\\n
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class EpochEntry(NamedTuple):
-    """An epoch and the offset of the first batch that its leader wrote."""
+    """An epoch, and the offset of the first batch that its leader wrote."""
 
     epoch: int
     start_offset: int
@@ -38,8 +38,8 @@ _start_offset = attrgetter("start_offset")
 class LeaderEpochs:
     """The leader epochs of one partition. Look-ups need no lock: each reads `entries` once. Changes need it.
 
-    path     of the file
-    entries  epochs and start offsets, both rising; replaced as a whole
+    path     path of the checkpoint file
+    entries  epochs and start offsets, both rising; replaced in one step
     dirty    whether `entries` differ from the file: a truncation was not flushed yet
     read_only  changes are made in memory only
     """
@@ -54,35 +54,34 @@ class LeaderEpochs:
 
     @classmethod
     def open(cls, path: Path) -> LeaderEpochs:
-        """Read the file, or create an empty one; CorruptCheckpointError where it breaks the format."""
+        """Read the file, or create an empty one. CorruptCheckpointError if the file breaks the format."""
         # Not Path.touch, which would also change the time of a file that exists.
         os.close(open_regular(path, os.O_RDONLY | os.O_CREAT, 0o644))
         return cls(path, _parse(path, read_lines(path)))
 
     @classmethod
     def look(cls, path: Path) -> LeaderEpochs:
-        """What the file says; no epoch where there is none. The file is never changed."""
+        """Read the file without ever changing it. Without a file there are no epochs."""
         return cls(path, _parse(path, read_lines(path)), read_only=True)
 
     # -- look-ups -----------------------------------------------------------------------------------
 
     @property
     def latest_epoch(self) -> int | None:
-        """The newest epoch, None when there is none."""
+        """Return the newest epoch, or None if there is none."""
         entries = self.entries
         return entries[-1].epoch if entries else None
 
     def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch that the record at `offset` was written in; None below the first entry."""
+        """Return the epoch in which the record at `offset` was written, or None below the first entry."""
         entries = self.entries
         at = bisect_right(entries, offset, key=_start_offset)
         return entries[at - 1].epoch if at else None
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest epoch not above `epoch`, and where it ends; (−1, −1) where that is not known.
+        """Return the largest epoch that is not above `epoch`, and where it ends; (−1, −1) if that is not known.
 
-        An epoch below the first entry gives itself and the first entry's start.
-        """
+        For an epoch below the first entry, return that epoch and the first entry's start."""
         entries = self.entries
         if epoch < 0 or not entries or epoch > entries[-1].epoch:
             return NO_LEADER_EPOCH, NO_OFFSET
@@ -94,14 +93,14 @@ class LeaderEpochs:
     # -- changes ------------------------------------------------------------------------------------
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that a leader of `epoch` writes from `start_offset` on; gives whether that is new.
+        """Record that a leader of `epoch` writes from `start_offset` on. Return whether that is new.
 
-        Called before each append. What contradicts it at the end is removed; the file is written at once.
-        """
+        This is called before each append. Entries at the end that contradict it are removed. The file is written at
+        once."""
         return self.assign_all(((epoch, start_offset),))
 
     def assign_all(self, pairs: Iterable[tuple[int, int]]) -> bool:
-        """Assign each pair of epoch and start offset, and write the file once: for replay of a log."""
+        """Assign each pair of epoch and start offset, and write the file once. Used to replay a log."""
         latest = self.entries[-1] if self.entries else None
         changed: list[EpochEntry] | None = None
         removed = 0
@@ -128,26 +127,27 @@ class LeaderEpochs:
         return True
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Remove the entries that start at or behind `end_offset`; none for a negative one. Not flushed."""
+        """Remove the entries that start at or behind `end_offset`. A negative one removes none. The file is not
+        written."""
         if end_offset >= 0:
             entries = self.entries
             self._replace(entries[: bisect_left(entries, end_offset, key=_start_offset)])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Let the epoch at `start_offset` begin there, and remove those before it. Not flushed."""
+        """Make the epoch at `start_offset` begin there, and remove the entries before it. The file is not written."""
         entries = self.entries
         at = bisect_right(entries, start_offset, key=_start_offset)
         if at:
             self._replace((EpochEntry(entries[at - 1].epoch, start_offset), *entries[at:]))
 
     def clear(self) -> None:
-        """Remove all entries; the file is written at once."""
+        """Remove all entries. The file is written at once."""
         self._store(())
 
     def flush(self) -> None:
         """Write the file if a truncation has not been written yet."""
         if self.dirty and not self.read_only:
-            # Put off, so the partition's directory may be gone by now.
+            # The write was delayed, so the partition's directory may no longer exist.
             self.dirty = not write_lines_if_directory_exists(self.path, _lines(self.entries))
 
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
@@ -156,7 +156,7 @@ class LeaderEpochs:
             self.dirty = True
 
     def _store(self, entries: tuple[EpochEntry, ...]) -> None:
-        # The file first: when it cannot be written, nothing has changed.
+        # The file is written first: if that fails, nothing has changed.
         if not self.read_only:
             write_lines(self.path, _lines(entries))
         self.entries = entries

@@ -1,4 +1,4 @@
-"""A reader's claim on segments: what it holds stays readable, whatever retention and compaction do."""
+"""A hold of a reader on segments: they stay readable, whatever retention and compaction do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from topicfs.engine.segment.segments import Segments
 
 @dataclass(slots=True)
 class Hold:
-    """The segments that held [start, end) when the hold was taken. Let go of it once, or use `with`.
+    """The segments that held [start, end) when the hold was taken. Release it once, or use `with`.
 
-    segments  the list as it was then
-    held      those of them that are pinned, by rising base offset
+    segments  the published list at that time
+    held      the segments of that list that are pinned, by rising base offset
     """
 
     segments: Segments
@@ -24,7 +24,7 @@ class Hold:
 
     @classmethod
     def take(cls, chain: Chain, start: int, end: int) -> Hold:
-        """Pin what holds [start, end) now."""
+        """Pin the segments that hold [start, end) now."""
         while True:
             segments = chain.segments
             hold = cls(segments)
@@ -33,7 +33,7 @@ class Hold:
                     segment.pin()
                     hold.held.append(segment)
             except ClosedError:
-                # Removed between taking the list and the pin: the list that is published now is without it.
+                # It was removed between reading the list and the pin: the list that is published now does not have it.
                 hold.release()
                 if chain.segments is segments:
                     raise
@@ -41,7 +41,7 @@ class Hold:
             return hold
 
     def release(self, below: int | None = None) -> None:
-        """Let go of everything, or of the segments that lie wholly below an offset."""
+        """Unpin all segments, or those that lie completely below an offset."""
         while self.held and (below is None or (len(self.held) > 1 and self.held[1].base_offset <= below)):
             self.held.pop(0).unpin()
 

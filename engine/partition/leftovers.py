@@ -1,4 +1,6 @@
-"""Files that a crash left in the middle of something: removed, or the something completed."""
+"""Handling of files that a crash left in the middle of an operation: the files are removed, or the operation is
+completed.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def remove_temporary(directory: Path, names: set[str]) -> set[str]:
-    """Remove what was on its way out, and what was never finished. Gives the names that are left.
+    """Remove files that were being deleted, and files that were never finished. Return the names that are left.
 
-    A `.swap` file at or above the lowest `.cleaned` one belongs to a swap that had not begun for all of its
-    segments: the originals are still there, and complete."""
+    A `.swap` file at or above the lowest `.cleaned` one belongs to a swap that had not begun for all of its segments:
+    the originals still exist, and are complete."""
     unfinished = _first_unfinished(names)
     gone = {
         name
@@ -42,22 +44,22 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
 
 
 def _first_unfinished(names: set[str]) -> int:
-    """The lowest base of a segment whose swap had not begun; above all bases where there is none."""
-    # A name without an offset is of no segment: it must not decide the fate of any.
+    """Return the lowest base of a segment whose swap had not begun, or a number above all bases if there is none."""
+    # A name without an offset belongs to no segment, so it must not affect any.
     cleaned = [_offset(name) for name in names if name.endswith(CLEANED_SUFFIX) and _offset(name) >= 0]
     return min(cleaned, default=MAX_INT64 + 1)
 
 
 def begun_swaps(names: set[str]) -> set[str]:
-    """The `.swap` files of a swap that had begun."""
+    """Return the `.swap` files of a swap that had begun."""
     unfinished = _first_unfinished(names)
     return {name for name in names if name.endswith(SWAP_SUFFIX) and 0 <= _offset(name) < unfinished}
 
 
 def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
-    """Complete a swap that had begun: the originals that it replaces go, the new files get their names.
+    """Complete a swap that had begun: remove the originals that it replaces, and give the new files their names.
 
-    Gives the names that there are then."""
+    Return the names that exist afterwards."""
     swaps = sorted(name for name in names if name.endswith(SWAP_SUFFIX) and _offset(name) >= 0)
     logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     if not swaps:
@@ -66,14 +68,14 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     left = set(names)
     if logs:
         bases = [_offset(name) for name in logs]
-        # Also an empty segment replaces all files of the one with its base.
+        # An empty segment also replaces all files of the one with its base.
         low, high = min(bases), max(max(next_offset_of_swap(chain, base), base + 1) for base in bases)
         for name in sorted(names):
             if not name.endswith(SWAP_SUFFIX) and low <= _offset(name) < high:
                 log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")
                 (directory / name).unlink()
                 left.discard(name)
-        # The originals go for good before the `.swap` names do, which tell that they have to.
+        # The removal of the originals is durable before the `.swap` names disappear, which show that it is needed.
         sync_directory(directory)
     for name in swaps:
         final = name.removesuffix(SWAP_SUFFIX)
@@ -86,7 +88,7 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
 
 
 def next_offset_of_swap(chain: Chain, base: int) -> int:
-    """The offset behind the last batch of a segment that is `.swap`."""
+    """Return the offset behind the last batch of a `.swap` segment."""
     segment = Segment.load(
         chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=SWAP_SUFFIX
     )
@@ -96,7 +98,7 @@ def next_offset_of_swap(chain: Chain, base: int) -> int:
 
 
 def _offset(name: str) -> int:
-    """The offset that a file's name begins with; -1 for a name without one."""
+    """Return the offset that a file's name begins with, or -1 for a name without one."""
     try:
         return offset_of_file(name)
     except InvalidNameError:

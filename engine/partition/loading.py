@@ -1,10 +1,10 @@
 """Opening a partition's directory, after a clean stop or a crash.
 
-After a clean stop names are read and little else. After a crash every batch from the recovery point on is
-checked; what cannot be vouched for is cut off, and the log says how much. The order of steps matters, and is
-that of `load`. States that a crash leaves, and what becomes of them:
+After a clean stop little more than names is read. After a crash every batch from the recovery point on is
+checked. What is not proven good is cut off, and the log says how much. The order of steps matters: it is the
+order in `load`. These are the states that a crash leaves, and how each is handled:
 
-    <x>.deleted                          removed: its removal had been decided
+    <x>.deleted                          removed: it was being deleted
     <base>.*.cleaned, no .swap           removed: the originals are complete
     <base>.*.cleaned beside .swap ≥ it   both removed: the swap had not begun, the originals are complete
     <base>.*.swap only                   completed: the originals within its range are removed
@@ -12,19 +12,19 @@ that of `load`. States that a crash leaves, and what becomes of them:
     .log without .index                  recovered, even after a clean stop
     .log without .timeindex              gets an empty one: only look-ups by time become slower
     last batch damaged after a clean stop   kept: the log goes on at its recovery point, in another segment
-    start offset above a clean log's end    not believed: a checkpoint has no checksum
+    start offset above a clean log's end    ignored: a checkpoint has no checksum
     a batch that is damaged or cut off   cut there; later segments are removed
     zeros behind the last batch          cut off
     .log with offsets too far up         split
     damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits; after a clean stop when
-                                         a look-up meets what does not fit the log
+                                         a look-up finds an entry that does not fit the log
     damaged .txnindex                    rebuilt with its segment
     damaged .snapshot                    the one before it is used, and batches are replayed
     damaged leader-epoch-checkpoint      rebuilt from the batches
-    *.tmp                                removed: the file it was to replace is complete
+    *.tmp                                removed: the file that it should replace is complete
 
-Where there is no room: indexes that are rebuilt stay in memory until a clean stop, and snapshots and epochs that only
-spare work are left out. What cannot be loaded even so is tried again.
+If there is no room, rebuilt indexes stay in memory until a clean stop, and snapshots and epochs that only save work
+are left out. A partition that still cannot be loaded is tried again.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the store knew of a partition when it last ran.
+    """The store's knowledge of a partition from its last run.
 
-    clean           it was stopped cleanly
-    recovery_point  everything below it is on disk
-    start           the start offset, where it lay above the first segment's base
-    high_watermark  None where it is not known
+    clean           whether it was stopped cleanly
+    recovery_point  everything below this offset is on disk
+    start           the start offset, if it was above the first segment's base
+    high_watermark  the high watermark, None if it is not known
     """
 
     clean: bool = False
@@ -92,7 +92,7 @@ def load(
     lone: bool = True,
     steady: Clock | None = None,
 ) -> Partition:
-    """Open a partition's directory: see the module's head for what may be found there."""
+    """Open a partition's directory. The top of this module lists what may be found there."""
     chain = Chain(directory, segment_settings(settings), clock, descriptors, steady)
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
     epochs, epochs_are_known = _open_epochs(directory / LEADER_EPOCHS)
@@ -121,7 +121,7 @@ def load(
         epochs,
         PartitionMetadata.load(directory),
         LogOffsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
-        # Recovering alone does not advance the recovery point: what was checked need not be on disk.
+        # A recovery alone does not advance the recovery point: checked data may not be on disk yet.
         end if known.clean and had_segments else max(start, min(known.recovery_point, end)),
         lone,
     )
@@ -130,7 +130,7 @@ def load(
 
 
 def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
-    """The leader epochs, and whether the file could be read."""
+    """Return the leader epochs, and whether the file could be read."""
     try:
         return LeaderEpochs.open(path), True
     except CorruptCheckpointError as error:
@@ -140,7 +140,7 @@ def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
 
 
 def _flush_where_there_is_room(epochs: LeaderEpochs) -> None:
-    """Write epochs that were cut. For want of room that waits: the next load would cut them in the same way."""
+    """Write epochs that were cut. If there is no room, that waits: the next load would cut them in the same way."""
     try:
         epochs.flush()
     except OSError as error:
@@ -150,7 +150,7 @@ def _flush_where_there_is_room(epochs: LeaderEpochs) -> None:
 
 
 def _open_segments(chain: Chain, names: set[str]) -> bool:
-    """Put the segments that there are into the chain. False where there is none."""
+    """Add the existing segments to the chain. Return False if there is none."""
     bases = sorted(offset_of_file(name) for name in names if name.endswith(LOG_SUFFIX))
     for name in sorted(names):
         if (
@@ -164,9 +164,9 @@ def _open_segments(chain: Chain, names: set[str]) -> bool:
 
 
 def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, known: Known) -> None:
-    """Recover the segments whose index is missing or whose transaction index is damaged, also after a clean
-    stop. Not those that will be recovered anyway: a cut found here would be no cut there any more, and what
-    lies behind it would stay."""
+    """Recover the segments whose index is missing or whose transaction index is damaged, also after a clean stop. Skip
+    the segments that will be recovered anyway: a cut made here would not be seen as a cut there, and the later
+    segments would stay."""
     floor = None if known.clean else chain.segments.floor(known.recovery_point)
     for segment in tuple(chain.segments):
         base = segment.base_offset
@@ -181,8 +181,10 @@ def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, kn
 
 
 def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int) -> tuple[Known, int]:
-    """Where the log ends, and what is known then. A log that ends below its start offset is emptied, an empty one
-    begins there; but not after a clean stop, which leaves no such log: then the checkpoint is not believed."""
+    """Return the store's knowledge, corrected, and the end offset of the log.
+
+    A log that ends below its start offset is emptied, and an empty log begins at the start offset. A clean stop never
+    leaves such a log: in that case the checkpoint is not trusted."""
     if len(chain.segments):
         end = _end(chain, known)
         if end >= known.start:
@@ -200,7 +202,7 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
         chain.remove(tuple(chain.segments), delay_ms)
         epochs.clear()
     empty = chain.create(known.start)
-    # Created with the first entry otherwise; a broker expects an index beside every log.
+    # Otherwise they would be created with the first entry. A broker expects an index beside every log.
     empty.offset_index.trim()
     empty.time_index.trim()
     chain.add((empty,))
@@ -208,8 +210,8 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
 
 
 def _end(chain: Chain, known: Known) -> int:
-    """The offset behind the last record. Where that cannot be read after a clean stop, the recovery point says it: what
-    comes then goes into a segment of its own, behind what is damaged."""
+    """Return the offset behind the last record. If that cannot be read after a clean stop, the recovery point is the
+    end: new records then go into a new segment, behind the damaged one."""
     active = chain.active
     try:
         end = active.next_offset()

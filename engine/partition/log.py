@@ -1,7 +1,7 @@
-"""How a partition's log changes: appends, rolls, truncations, flushes.
+"""This module changes a partition's log: it appends, rolls, truncates and flushes.
 
-Every method that changes something takes the lock, or says that its caller holds it. Offsets are published
-last, in one step, so that readers never see a state between two.
+Every method that changes something takes the lock, or says that its caller holds it. Offsets are published last, in
+one step. So readers never see a state in between.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from topicfs.engine.settings.topic import TopicSettings
 logger = logging.getLogger(__name__)
 
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors of opening a file, never of fsync."""
+"""These errors come from opening a file. fsync never gives them."""
 
 
 class Log(LogState):
-    """One partition's log, with all that changes it. Its fields are those of LogState."""
+    """The log of one partition, with every method that changes it. Its fields are those of LogState."""
 
     # -- appending ------------------------------------------------------------------------------------
 
     def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin, room: int = 0) -> Appended:
-        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed. `room` is what of
-        the promised bytes is for it."""
+        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed. `room` is the part
+        of the promised bytes that belongs to this batch."""
         with self.lock:
             self.check_writable()
             first = self.offsets.end
@@ -79,7 +79,7 @@ class Log(LogState):
         return appended
 
     def follow(self, data: Bytes, table: Longs) -> Appended:
-        """Append batches as another log has them."""
+        """Append batches that already have their offsets, as a replica does."""
         with self.lock:
             self.check_writable()
             first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
@@ -101,13 +101,13 @@ class Log(LogState):
                 f"{self.name}: {data.size} bytes to append, segment.bytes is {self.settings.segment_bytes}"
             )
         self.metadata.maybe_flush()
-        # As Python's numbers: to take one out of an array costs as much as ten steps with those.
+        # Python's own numbers: taking one number out of an array costs as much as ten steps with them.
         rows = table.tolist()
         first, last = rows[0][BASE_OFFSET], rows[-1][LAST_OFFSET]
         latest = rows[0] if len(rows) == 1 else max(rows, key=itemgetter(MAX_TIMESTAMP))
         if len(rows) > 1 or rows[0][LEADER_EPOCH] != self.epochs.latest_epoch:
             self.epochs.assign_all(epoch_changes(table))
-        # What has room here stays here: a new segment would have to find room anew.
+        # A batch that has promised room here stays in this segment: a new segment would need new room.
         longest = MAX_INT64 if data.size <= room else self._longest_ms
         self._maybe_roll(data.size, first, last, latest[MAX_TIMESTAMP], longest)
         update = self._prepare(data, table, rows, origin)
@@ -138,7 +138,7 @@ class Log(LogState):
     def _prepare(
         self, data: Bytes, table: Longs, rows: list[list[int]], origin: Origin
     ) -> ProducerUpdate | Appended | None:
-        """What the append changes for producers: None for nothing; Appended where it is a duplicate."""
+        """Return what the append changes for producers. None: nothing changes. Appended: the append is a duplicate."""
         update = None
         for at, row in enumerate(rows):
             if row[PRODUCER_ID] < 0:
@@ -160,7 +160,7 @@ class Log(LogState):
         return update
 
     def _commit(self, update: ProducerUpdate, end: int) -> None:
-        """Take over what a written append changed. The records are in the log, whatever fails here."""
+        """Apply the changes of an append that was written. The records are in the log, even if something fails here."""
         self.producers.commit(update)
         self.producers.advance(end)
         try:
@@ -176,15 +176,15 @@ class Log(LogState):
                     )
                 self.producers.complete_transaction(completed)
         except (OSError, CorruptIndexError, InvalidOffsetError) as error:
-            # Without its index entry an aborted transaction would show: it stays open until recovery.
+            # Without its index entry an aborted transaction would be visible. So it stays open until recovery.
             self._fail(error)
             raise
         finally:
             self.publish(end=end)
 
     def decide(self, producer_id: int, commit: bool) -> None:
-        """Show a read-only log as if a marker at its end decided the producer's open transaction. Without one,
-        nothing is done."""
+        """Show a read-only log as if a marker at its end decided the producer's open transaction. Do nothing if the
+        producer has no open transaction."""
         with self.lock:
             entry = self.producers.producers.get(producer_id)
             if entry is None or entry.current_transaction_first_offset == NO_OFFSET:
@@ -200,9 +200,9 @@ class Log(LogState):
     # -- room -----------------------------------------------------------------------------------------
 
     def promise(self, least: int, most: int, lines: bool = True) -> int:
-        """Make sure that up to `most` bytes more can be appended to the active segment, though the disk were full in
-        the next moment. Gives how many are promised: none where it cannot be made sure of for `least`. `lines`: they
-        are for whole lines, which are appended in a moment."""
+        """Reserve room, so that up to `most` more bytes can be appended to the active segment even if the disk becomes
+        full. Return how many bytes are promised: 0 if there is no room for at least `least`. `lines`: the bytes are
+        for whole lines, which are appended very soon."""
         with self.lock:
             self.check_writable()
             active, now = self.chain.active, self.clock()
@@ -224,8 +224,9 @@ class Log(LogState):
             return size
 
     def promise_unfinished(self, size: int) -> bool:
-        """Make sure that an unfinished line can be appended when it ends. OSError where there is no room; False where
-        nothing is sure: the file system cannot allocate, or lines wait whose segment is full."""
+        """Reserve room, so that an unfinished line can be appended when it ends. OSError where there is no room.
+        Return False where nothing can be promised: the file system cannot allocate, or lines wait whose segment is
+        full."""
         with self.lock:
             if self.promise(size, size, lines=False):
                 return True
@@ -236,27 +237,27 @@ class Log(LogState):
             return bool(self.promise(size, size, lines=False))
 
     def take_back(self, size: int, lines: bool = True) -> None:
-        """What was promised is appended, or is not to be."""
+        """End a promise: its bytes were appended, or will not be."""
         with self.lock:
             self.promised -= size
             if lines:
                 self.lines_wait = False
 
     def release_room(self) -> None:
-        """Give the room back that nothing is promised of, where it is worth that."""
+        """Free the allocated room when nothing is promised, if there is enough of it to be worth the call."""
         with self.lock:
             if not self.promised and self.is_open:
                 self.chain.active.release_large_room()
 
     def _write_what_comes_first(self) -> None:
-        """Small files that a first append writes."""
+        """Write the small files that the first append needs."""
         self.metadata.maybe_flush()
         if self.leader_epoch != self.epochs.latest_epoch:
             self.epochs.assign(self.leader_epoch, self.offsets.end)
 
     def _renew_promises(self) -> None:
-        """Look for the room anew that is not there any more: the active segment is another one, or was cut. Where
-        there is none, the lines are told of it when they are appended."""
+        """Allocate the promised room again after the active segment was changed or cut. If that fails, the later
+        append of the lines reports the error."""
         if self.promised:
             with contextlib.suppress(OSError):
                 self.chain.active.make_room(self.promised)
@@ -264,19 +265,19 @@ class Log(LogState):
     # -- rolling --------------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Seal the active segment, and begin one at the end offset."""
+        """Seal the active segment, and begin a new one at the end offset."""
         with self.lock:
             self.check_writable()
             self._roll(self.offsets.end)
 
     def roll_if_waited(self, now: int) -> bool:
-        """Seal an active segment that is older than `segment.ms`. An append would do it, but where none comes, who
-        reads sealed segments only would never see its records."""
+        """Seal an active segment that is older than `segment.ms`. An append would seal it too. But if no append comes,
+        a reader of sealed segments would never see its records."""
         if not self.chain.active.has_waited(now, self._longest_ms):
             return False
         with self.lock:
             self.check_writable()
-            # Lines that wait have room in this segment. In a moment they are appended.
+            # Waiting lines have room in this segment, and are appended very soon.
             if self.lines_wait or not self.chain.active.has_waited(now, self._longest_ms):
                 return False
             self._roll(self.offsets.end)
@@ -299,8 +300,8 @@ class Log(LogState):
     def _roll(self, base: int) -> None:
         active = self.chain.active
         if base == active.base_offset and active.size == 0:
-            # Nothing to seal: views that were opened on the empty segment go on with it. Only where its indexes are
-            # full does a fresh one take its place; the snapshot at its base stays, as nothing has changed.
+            # Nothing to seal: views that were opened on the empty segment go on using it. A new segment replaces it
+            # only if its indexes are full. The snapshot at its base stays, because nothing has changed.
             if active.offset_index.is_full or active.time_index.is_full:
                 self._recreate(active)
             return
@@ -333,7 +334,7 @@ class Log(LogState):
     # -- cutting --------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut off everything from `offset` on. False where there is nothing."""
+        """Remove everything from `offset` on. Return False if there was nothing to remove."""
         if offset < 0:
             raise ValueError(f"truncation to offset {offset}: expected 0 or more")
         with self.lock:
@@ -346,7 +347,7 @@ class Log(LogState):
                 self.restart_at(offset)
                 return True
             with self._whole_or_offline():
-                # From the end on: a crash in between leaves a shorter log, never one with a hole.
+                # The last segment goes first: a crash in between leaves a shorter log, never a log with a hole.
                 self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset)[::-1])
                 active = self.chain.active
                 active.transactions.truncate_to(offset)
@@ -359,7 +360,7 @@ class Log(LogState):
             return True
 
     def restart_at(self, offset: int, start: int | None = None) -> None:
-        """Throw everything away and begin anew at `offset`."""
+        """Delete all records, and begin an empty log at `offset`."""
         with self.lock:
             self.check_writable()
             with self._whole_or_offline():
@@ -371,7 +372,7 @@ class Log(LogState):
             logger.info(f"{self.name}: emptied, begins anew at offset {offset}")
 
     def _settle(self, start: int, end: int) -> None:
-        """Make producer state fit a log that ends earlier, before readers see that end."""
+        """Make the producer state fit a log that now ends earlier, before readers see the new end."""
         mark = min(self.offsets.high_watermark, end)
         rebuild(self.chain, self.producers, start, end, mark, self.clock())
         self.recovery_point = min(self.recovery_point, end)
@@ -381,7 +382,7 @@ class Log(LogState):
         self._renew_promises()
 
     def remove(self, segments: Sequence[Segment]) -> None:
-        """Take segments out of the log, with their snapshots. The caller holds the lock."""
+        """Remove segments from the log, with their snapshots. The caller holds the lock."""
         self.chain.remove(segments, self.settings.file_delete_delay_ms)
         self._remove_snapshots([segment.base_offset for segment in segments])
 
@@ -392,18 +393,18 @@ class Log(LogState):
                 self.chain.doom_file(renamed, self.settings.file_delete_delay_ms)
 
     def retire(self, segments: Sequence[Segment]) -> None:
-        """Take out segments that lie below the start offset. The caller holds the lock."""
+        """Remove segments that lie below the start offset. The caller holds the lock."""
         with self._whole_or_offline():
             self.remove(segments)
 
     def replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
-        """Put `.cleaned` segments, which are on disk, in the place of those that they were made of.
+        """Replace segments by the `.cleaned` ones that were made from them. The new ones are on disk already.
 
-        `cuts` is as of when those were read. CleaningAbortedError, and nothing done, where one has been cut or removed
-        since: what is gone must not come back."""
-        # It may take a while. The second time, with the lock held, there is little left to do.
+        `cuts` is the log's count at the time when the old ones were read. CleaningAbortedError, with nothing done,
+        where an old segment was removed or the log was cut since then: removed records must not come back."""
+        # This may take a while. The second call, which holds the lock, has little left to do.
         self.announce_removal(old)
-        # No flush in between: it would vouch for the new segments while a power loss could bring back the old ones.
+        # No flush in between: it would record the new segments as durable while a power loss could bring back the old.
         with self._flushing:
             with self.lock:
                 self._replace(old, new, cuts)
@@ -424,8 +425,8 @@ class Log(LogState):
             self._remove_snapshots({each.base_offset for each in old} - {each.base_offset for each in new})
 
     def split_overflowing(self, segments: Sequence[Segment]) -> bool:
-        """Split those of these segments that have offsets too far above their base, as old compactions left them.
-        False where none has."""
+        """Split those of these segments that have offsets too far above their base. Old compactions left such
+        segments. Return False if there is none."""
         found = False
         with self.lock:
             self.check_writable()
@@ -440,45 +441,46 @@ class Log(LogState):
     # -- keeping --------------------------------------------------------------------------------------
 
     def reconfigure(self, settings: TopicSettings) -> None:
-        """Take new settings; segments that exist keep what they were made with."""
+        """Apply new settings. Existing segments keep the settings that they were created with."""
         with self.lock:
             self.settings = settings
             self.chain.settings = segment_settings(settings)
 
     @property
     def has_unflushed_roll(self) -> bool:
-        """Whether segments were sealed that no flush has covered."""
+        """Return whether sealed segments exist that no flush has covered."""
         return self._unflushed_roll > self.recovery_point
 
     def flush_roll(self) -> None:
-        """Bring the segments that were sealed onto the disk."""
+        """Flush all sealed segments to disk."""
         self.flush(self._unflushed_roll)
 
     def flush_is_due(self, now: int) -> bool:
-        """Whether `flush.ms` have passed since the last flush, with records behind it; `now` is by the steady clock."""
+        """Return whether `flush.ms` have passed since the last flush, and records came after it. `now` is by the
+        steady clock."""
         return self.offsets.end > self.recovery_point and now - self.last_flush_ms >= self.settings.flush_ms
 
     def remove_due(self, now: int) -> int:
-        """Remove files whose deletion delay is over. Gives how many segments and snapshots went.
+        """Remove files whose deletion delay is over. Return how many segments and snapshots were removed.
 
-        Without the lock: removing a large file takes a while, and nobody appends to it."""
+        This takes no lock: removing a large file takes a while, and nobody appends to it."""
         return self.chain.remove_due(now)
 
     def expire_producers(self, now: int) -> int:
-        """Forget producers that were idle for `producer.id.expiration.ms`. Gives how many."""
+        """Forget producers that were idle for `producer.id.expiration.ms`. Return how many."""
         with self.lock:
             return self.producers.remove_expired(now)
 
     def flush(self, up_to: int | None = None) -> None:
-        """Bring what lies below `up_to` (all of it, where none is given) onto the disk: log and indexes.
+        """Write everything below `up_to` to disk, log and indexes. None means everything.
 
-        fsync runs outside the lock: appends go on meanwhile, only another flush waits."""
+        fsync runs outside the lock: appends go on in the meantime, and only another flush waits."""
         with self._flushing:
             self._flush(self.offsets.end if up_to is None else up_to, with_active=False)
 
     def _flush(self, target: int, with_active: bool) -> None:
-        """Flush, with `_flushing` held. `with_active` includes an active segment that is empty, whose index
-        files then exist."""
+        """Flush. The caller holds `_flushing`. `with_active` includes an active segment that is empty, so that its
+        index files exist afterwards."""
         self.check_writable()
         point = self.recovery_point
         self._cut = MAX_INT64
@@ -486,14 +488,16 @@ class Log(LogState):
             return
         self._sync(point, target, with_active)
         with self.lock:
-            # What was cut off meanwhile, and appended anew, is not on disk.
+            # Records that were cut off and appended again in the meantime are not on disk.
             self.recovery_point = max(self.recovery_point, min(target, self.offsets.end, self._cut))
             self.last_flush_ms = self.chain.steady()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:
-        """An error of fsync takes the log offline: what the disk refused once it may report as written the next time.
-        Where no descriptor is free nothing is lost: the next flush does all of it anew. It needs no room: on a full
-        disk it would refuse what is appended already."""
+        """Flush the segments from `start` to `end`, with snapshots and the directory.
+
+        An fsync error takes the log offline: the disk may report the lost data as written the next time. Where no
+        descriptor is free nothing is lost: the next flush does all of it again. This needs no disk space: on a full
+        disk it would otherwise refuse records that are appended already."""
         with self.lock:
             segments = self.chain.segments
             floor = segments.floor(start)
@@ -504,7 +508,7 @@ class Log(LogState):
             ]
             for segment in flushed:
                 if segment.is_active:
-                    # Index files come into being here, as only who holds the lock may create and cut them.
+                    # Index files are created here, because only the holder of the lock may create and cut them.
                     segment.trim_indexes()
             waiting, self._snapshots = self._snapshots, []
         try:
@@ -523,7 +527,7 @@ class Log(LogState):
             raise
 
     def close(self) -> None:
-        """Stop cleanly: everything on disk, a snapshot at the end, every file at its true size."""
+        """Stop cleanly: flush everything, take a snapshot at the end, and cut every file to its true size."""
         with self._flushing, self.lock:
             if self._closed:
                 return
@@ -540,20 +544,20 @@ class Log(LogState):
                 self.chain.close()
 
     def abandon(self) -> None:
-        """Stop as a crash would: nothing more is written."""
+        """Stop as in a crash: write nothing more."""
         with self.lock:
             self._shut()
             self.chain.abandon()
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Meanwhile nobody else appends, flushes, or changes segments."""
+        """Keep everyone else from appending, flushing and changing segments during the `with` block."""
         with self._flushing, self.lock:
             yield
 
     def rename(self, directory: Path) -> None:
-        """Move the directory, for its deletion. Nothing can be read or appended any more. What cannot be written, as on
-        a full disk, keeps nothing from being deleted: if it is taken back, it is recovered."""
+        """Move the directory, to delete it. Nothing can be read or appended any more. A failed write, as on a full
+        disk, does not stop the deletion: if it is undone, the log is recovered."""
         with self._flushing, self.lock:
             try:
                 self.metadata.maybe_flush()
@@ -568,5 +572,5 @@ class Log(LogState):
 
 
 def _refuse_cut(segment: Segment) -> None:
-    """Splitting a segment in the middle of a log must not lose what lies behind a damaged batch."""
+    """Refuse to split a segment in the middle of a log, where that would lose what lies behind a damaged batch."""
     raise CorruptSegmentError(f"{segment.path}: has to be split, and has a batch that is damaged")

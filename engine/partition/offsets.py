@@ -1,4 +1,4 @@
-"""What a partition promises its readers, as one value that changes in one step."""
+"""The offsets that a partition promises to its readers, as one value that changes in one step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from topicfs.engine.record import NO_OFFSET, NO_TIMESTAMP
 class Isolation(Enum):
     """How far a reader sees.
 
-    LOG_END      everything written, replicated or not
-    UNCOMMITTED  up to the high watermark
-    COMMITTED    up to the stable offset, without the records of aborted transactions
+    LOG_END      all records, replicated or not
+    UNCOMMITTED  the records below the high watermark
+    COMMITTED    the records below the stable offset, without those of aborted transactions
     """
 
     LOG_END = "log_end"
@@ -23,12 +23,12 @@ class Isolation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogOffsets:
-    """start ≤ stable ≤ high_watermark ≤ end, always.
+    """The offsets of a log. Always start ≤ stable ≤ high_watermark ≤ end.
 
-    start           the first record that may be read
-    stable          below every open transaction
-    high_watermark  below it every replica has the records; without other replicas, the end
-    end             the next record's
+    start           offset of the first record that may be read
+    stable          the stable offset: records below it are replicated and belong to no open transaction
+    high_watermark  below it every replica has the records; without other replicas it is the end
+    end             offset that the next record gets
     active_base     base offset of the segment in which `end` lies
     end_position    position of `end` in that segment
     """
@@ -41,7 +41,7 @@ class LogOffsets:
     end_position: int
 
     def limit(self, isolation: Isolation) -> int:
-        """Behind the last record that a reader with this isolation sees."""
+        """Return the offset behind the last record that a reader with this isolation sees."""
         match isolation:
             case Isolation.LOG_END:
                 return self.end
@@ -53,14 +53,14 @@ class LogOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of an append.
+    """The result of an append.
 
-    first_offset, last_offset  of its records; of the original where it was a duplicate
-    max_timestamp              of its records, NO_TIMESTAMP without one
+    first_offset, last_offset  offsets of its records; those of the original append if it was a duplicate
+    max_timestamp              largest timestamp of its records, NO_TIMESTAMP without one
     offset_of_max_timestamp    last offset of the batch that holds it, NO_OFFSET without one
-    append_time                NO_TIMESTAMP unless the topic stamps records with it
-    duplicate                  an idempotent producer's repetition: nothing was written
-    segment_base, position     where the first batch lies: base offset of its segment, place in its `.log`
+    append_time                append time, if the topic writes it into records; else NO_TIMESTAMP
+    duplicate                  whether an idempotent producer repeated an append: nothing was written
+    segment_base, position     place of the first batch: base offset of its segment, position in its `.log`
     """
 
     first_offset: int

@@ -1,7 +1,7 @@
-"""A partition's segments by what lies in its directory: names, sizes, the ends of time indexes.
+"""A partition's segments, read from its directory: names, sizes, the ends of time indexes.
 
-Nothing is opened for writing, nothing is kept open, and nothing is recovered. What a running daemon has in memory
-only is not seen: the active segment's latest timestamps, and a start offset above the last checkpoint.
+Nothing is opened for writing, nothing is kept open, and nothing is recovered. Data that a running daemon has only in
+memory is not seen: the active segment's latest timestamps, and a start offset above the last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from topicfs.engine.record import NO_TIMESTAMP
 
 
 class SegmentOnDisk:
-    """One segment, as it was listed.
+    """One segment, as the directory listing showed it.
 
-    base_offset   by its name
-    size          bytes of the `.log`
-    modified_ms   when the `.log` was last written
-    _directory    the partition's
-    _largest      largest timestamp by the time index, None until asked for
+    base_offset  base offset from its name
+    size         bytes of the `.log`
+    modified_ms  time when the `.log` was last written
+    _directory   directory of the partition
+    _largest     largest timestamp by the time index, None until it is needed
     """
 
     __slots__ = ("_directory", "_largest", "base_offset", "modified_ms", "size")
@@ -41,14 +41,15 @@ class SegmentOnDisk:
 
     @property
     def largest_timestamp(self) -> int:
-        """By the time index; when the `.log` was last written where that has no entry."""
+        """Return the largest timestamp by the time index. Without an entry it is the time when the `.log` was last
+        written."""
         if self._largest is None:
             found = _last_time(self._directory / time_index_file(self.base_offset))
             self._largest = found if found >= 0 else self.modified_ms
         return self._largest
 
     def first_batch_timestamp(self) -> int | None:
-        """Max timestamp of the first batch; None while there is no batch."""
+        """Return the max timestamp of the first batch, or None if there is no batch."""
         path = self._directory / log_file(self.base_offset)
         with read_regular(path) as file:
             header = file.read(HEADER_SIZE)
@@ -62,7 +63,7 @@ class SegmentOnDisk:
 
 
 def listed(directory: Path) -> list[SegmentOnDisk]:
-    """The segments, by rising base offset. FileNotFoundError where one goes while it is listed."""
+    """Return the segments, by rising base offset. FileNotFoundError if one is removed during the listing."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -74,9 +75,9 @@ def listed(directory: Path) -> list[SegmentOnDisk]:
 
 
 def offsets_of(segments: Sequence[SegmentOnDisk], known: Known) -> LogOffsets:
-    """The offsets by checkpoints and names: a log that nobody else replicates, without open transactions.
+    """Return the offsets, read from checkpoints and names, of a log without other replicas and open transactions.
 
-    The end is at least what it says: behind the last checkpoint only the log itself knows."""
+    The true end may be higher: only the log itself knows what came after the last checkpoint."""
     first, active = segments[0].base_offset, segments[-1]
     start = max(known.start, first)
     end = max(start, active.base_offset, known.recovery_point, known.high_watermark or 0)
@@ -84,7 +85,7 @@ def offsets_of(segments: Sequence[SegmentOnDisk], known: Known) -> LogOffsets:
 
 
 def _last_time(path: Path) -> int:
-    """The last timestamp of a time index, -1 without one."""
+    """Return the last timestamp of a time index, -1 without one."""
     try:
         descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""One partition: a log that grows at its end, and may be cut at either.
+"""One partition: a log that grows at its end, and may be cut at both ends.
 
-Reading takes no lock; changes go through `Log`, which has one (see `engine/CONCURRENCY.md`). Nothing here runs
-by itself: what Kafka does on a schedule is a method, which whoever owns the partition calls.
+Readers take no lock. Changes go through `Log`, which has a lock (see `engine/CONCURRENCY.md`). Nothing here runs by
+itself: what Kafka does on a schedule is a method here, and the owner of the partition calls it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Data = bytes | bytearray | memoryview | Bytes
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Who appends, for idempotence and transactions.
+    """The identity of an appender, for idempotence and transactions.
 
-    producer_id, epoch  as given by a coordinator
-    sequence            of the first record of this append
-    transactional       the records belong to the producer's open transaction, or begin it
+    producer_id, epoch  as a coordinator gave them
+    sequence            sequence number of the first record of this append
+    transactional       whether the records belong to the producer's open transaction, or begin one
     """
 
     producer_id: int
@@ -59,7 +59,7 @@ class Partition:
     """One partition of a topic.
 
     topic, number  its name is `<topic>-<number>`
-    log            what it holds, and all that changes it
+    log            its records, and every method that changes them
     """
 
     def __init__(self, topic: str, number: int, log: Log) -> None:
@@ -80,62 +80,62 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """`<topic>-<number>`."""
+        """Return `<topic>-<number>`."""
         return f"{self.topic}-{self.number}"
 
     @property
     def directory(self) -> Path:
-        """Where its files are."""
+        """Return the directory that holds its files."""
         return self.log.chain.directory
 
     @property
     def settings(self) -> TopicSettings:
-        """The topic's."""
+        """Return the settings of its topic."""
         return self.log.settings
 
     @property
     def topic_id(self) -> str | None:
-        """The topic's id, None where none was given."""
+        """Return the topic's id, or None if it has none."""
         return self.log.metadata.topic_id
 
     @property
     def offsets(self) -> LogOffsets:
-        """All four offsets as of one moment."""
+        """Return all four offsets as of one moment."""
         return self.log.offsets
 
     @property
     def start_offset(self) -> int:
-        """The first record that may be read."""
+        """Return the offset of the first record that may be read."""
         return self.log.offsets.start
 
     @property
     def stable_offset(self) -> int:
-        """Below every open transaction."""
+        """Return the offset below which all records are replicated and belong to no open transaction."""
         return self.log.offsets.stable
 
     @property
     def high_watermark(self) -> int:
-        """Below it, every replica has the records."""
+        """Return the offset below which every replica has the records."""
         return self.log.offsets.high_watermark
 
     @property
     def end_offset(self) -> int:
-        """The next record's offset."""
+        """Return the offset that the next record gets."""
         return self.log.offsets.end
 
     @property
     def recovery_point(self) -> int:
-        """Everything below it is known to be on disk."""
+        """Return the offset below which everything is known to be on disk."""
         return self.log.recovery_point
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be read and appended to: not deleted, closed or offline."""
+        """Return whether it can be read and appended to: it is not deleted, closed or offline."""
         return self.log.is_open
 
     @property
     def size(self) -> int:
-        """Bytes in `.log` files."""
+        """Return the bytes in its `.log` files."""
         return self.log.chain.segments.size
 
     # -- reading --------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Partition:
         isolation: Isolation = Isolation.COMMITTED,
         at_least_one: bool = True,
     ) -> reader.Fetch:
-        """Raw batches from the one that holds `offset` on, as a consumer would be sent them."""
+        """Return raw batches from the one that holds `offset` on, as a broker sends them to a consumer."""
         return self._while_segments_change(
             lambda: reader.fetch(self.log.chain, self.offsets, offset, max_bytes, isolation, at_least_one)
         )
@@ -158,9 +158,9 @@ class Partition:
         end: int | None = None,
         isolation: Isolation = Isolation.COMMITTED,
     ) -> Iterator[Columns]:
-        """The records in [start, end) as arrays, a chunk of some 1 MiB at a time.
+        """Yield the records in [start, end) as arrays, a chunk of about 1 MiB at a time.
 
-        What is removed meanwhile is still delivered; what is appended meanwhile is not."""
+        Records that are removed during the read are still delivered. Records that are appended during it are not."""
         self.log.check_open()
         cuts = self.log.cuts
         offsets = self.offsets
@@ -186,12 +186,12 @@ class Partition:
         end: int | None = None,
         isolation: Isolation = Isolation.COMMITTED,
     ) -> Iterator[Record]:
-        """The records in [start, end), one object each."""
+        """Yield the records in [start, end), one object each."""
         for part in self.columns(start, end, isolation):
             yield from part.records()
 
     def record(self, offset: int, isolation: Isolation = Isolation.COMMITTED) -> Record | None:
-        """The record at an offset; None where none is to be seen."""
+        """Return the record at an offset, or None if this reader may see no record there."""
         now = self.offsets
         if not now.start <= offset < now.limit(isolation):
             return None
@@ -202,19 +202,20 @@ class Partition:
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.COMMITTED
     ) -> timestamps.Found | None:
-        """The first record at or after a time, or one of the special timestamps of `timestamps`."""
+        """Return the first record at or after a time. A special timestamp of `timestamps` may be given instead."""
         return self._while_segments_change(
             lambda: timestamps.find(self.log.chain, self.offsets, self.log.epochs, timestamp, isolation)
         )
 
     def first_offset_at(self, timestamp: int) -> int:
-        """The offset of the first record that is not earlier; the stable offset where no reader may see one."""
+        """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
+        record."""
         return self._while_segments_change(
             lambda: timestamps.first_offset(self.log.chain, self.offsets, timestamp)
         )
 
     def _while_segments_change(self, look: Callable[[], T]) -> T:
-        """Look again when a segment was removed, or cut and appended to, while it was looked at."""
+        """Call `look`, and call it again if segments were removed, or cut and appended to, during the call."""
         while True:
             self.log.check_open()
             segments, cuts = self.log.chain.segments, self.log.cuts
@@ -228,7 +229,7 @@ class Partition:
                     return found
 
     def hold(self, start: int | None = None, end: int | None = None) -> Hold:
-        """Keep the segments that hold [start, end) readable until the hold is let go."""
+        """Keep the segments that hold [start, end) readable until the hold is released."""
         offsets = self.offsets
         return Hold.take(
             self.log.chain, offsets.start if start is None else start, offsets.end if end is None else end
@@ -237,7 +238,7 @@ class Partition:
     # -- appending ------------------------------------------------------------------------------------
 
     def append(self, records: Record | Sequence[Record], producer: Producer | None = None) -> Appended:
-        """Append records, in one batch where they fit in one. Either all are valid, or none is appended."""
+        """Append records, in one batch if they fit in one. If any record is invalid, none is appended."""
         if isinstance(records, Record):
             records = (records,)
         now = self.log.clock()
@@ -265,9 +266,9 @@ class Partition:
         return _joined([self._append_own(batch, now, Origin.CLIENT) for batch in built])
 
     def append_lines(self, lines: Data) -> Appended:
-        """Append each line as a record: its bytes without the newline are the value, the key is null.
+        """Append each line as a record: its bytes without the newline are the value, and the key is null.
 
-        A last line without a newline counts. Lines before one that is refused are kept."""
+        A last line without a newline counts. If a line is refused, the lines before it stay appended."""
         data = lines if isinstance(lines, np.ndarray) else np.frombuffer(lines, np.uint8)
         if not data.size:
             raise ValueError("an append needs at least one line")
@@ -287,7 +288,8 @@ class Partition:
         return _joined(done)
 
     def append_batch(self, batch: Data, origin: Origin = Origin.CLIENT) -> Appended:
-        """Append one batch that a producer built: validated, given its offsets, rewritten where the topic asks."""
+        """Append one batch that a producer built. It is validated, gets its offsets, and is rewritten if the topic
+        needs that."""
         data = batch if isinstance(batch, np.ndarray) else np.frombuffer(batch, np.uint8)
         now = self.log.clock()
         accepted = accept(data, self.settings, now, origin)
@@ -295,7 +297,7 @@ class Partition:
         return self.log.lead(accepted.batch, accepted.row, now, origin)
 
     def append_raw(self, data: Data) -> Appended:
-        """Append batches as another log has them: offsets, leader epochs and bytes are taken as they are."""
+        """Append batches of another log unchanged, with their offsets, leader epochs and bytes."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         table = batches.scan(array)
         if not len(table):
@@ -321,12 +323,12 @@ class Partition:
         return self._append_own(batch, now, Origin.COORDINATOR)
 
     def append_built(self, batch: Bytes) -> Appended:
-        """Append a batch that was built in this process, of records that were checked: it is not looked into."""
+        """Append a batch that this process built from checked records. Its content is not checked again."""
         self.log.flush_queues()
         return self._append_own(batch, self.log.clock(), Origin.CLIENT)
 
     def append_waiting(self, batch: Bytes, room: int) -> Appended:
-        """Append a batch of lines that waited, and that have this much of the log's promised room."""
+        """Append a batch of lines that waited. `room` of the log's promised bytes belong to it."""
         return self._append_own(batch, self.log.clock(), Origin.CLIENT, room)
 
     def _append_own(self, batch: Bytes, now: int, origin: Origin, room: int = 0) -> Appended:
@@ -340,16 +342,16 @@ class Partition:
         self.log.roll()
 
     def truncate_to(self, offset: int) -> bool:
-        """Cut off everything from `offset` on. False where there is nothing."""
+        """Remove everything from `offset` on. Return False if there was nothing to remove."""
         return self.log.truncate_to(offset)
 
     def restart_at(self, offset: int) -> None:
-        """Throw everything away and begin anew at `offset`."""
+        """Delete all records, and begin an empty log at `offset`."""
         self.log.restart_at(offset)
 
     def deletion_bound(self, before: int) -> int:
-        """The offset that `delete_records` would make the first, were it called now; its errors where it would refuse.
-        It may be asked for later too: a high watermark only rises."""
+        """Return the start offset that `delete_records` would set now, or raise the error that it would raise. The
+        offset can still be used later: a high watermark only rises."""
         log = self.log
         log.check_open()
         if not log.settings.delete:
@@ -366,25 +368,25 @@ class Partition:
         return offset
 
     def delete_records(self, before: int) -> int:
-        """Raise the start offset, to the high watermark where -1 is given. Gives the start offset.
+        """Raise the start offset. -1 raises it to the high watermark. Return the start offset.
 
-        The space is freed when retention next runs. `Store.delete_records` also writes it down."""
+        The space is freed when retention next runs. `Store.delete_records` also saves the new offset."""
         log = self.log
         with log.lock:
             log.raise_start_offset(self.deletion_bound(before))
             return log.offsets.start
 
     def flush(self, up_to: int | None = None) -> None:
-        """Bring everything, or everything below an offset, onto the disk: log and indexes."""
+        """Write everything, or everything below an offset, to disk: log and indexes."""
         self.log.flush(up_to)
 
     def close(self) -> None:
-        """Stop cleanly: after it, opening the partition checks nothing."""
+        """Stop cleanly. The next opening of the partition then checks nothing."""
         self.log.close()
 
 
 def _split(records: Sequence[Record], limit: int) -> Iterator[Sequence[Record]]:
-    """Cut a list of records into batches of at most `limit` bytes, by an upper bound of their sizes."""
+    """Divide a list of records into batches of at most `limit` bytes, by an upper bound of their sizes."""
     first, size = 0, HEADER_SIZE
     for at, record in enumerate(records):
         needed = (
@@ -402,7 +404,7 @@ def _split(records: Sequence[Record], limit: int) -> Iterator[Sequence[Record]]:
 
 
 def _joined(parts: Sequence[Appended]) -> Appended:
-    """One answer for several appends that followed each other."""
+    """Combine the results of several consecutive appends into one."""
     if len(parts) == 1:
         return parts[0]
     latest = max(parts, key=attrgetter("max_timestamp"))

@@ -1,7 +1,7 @@
-"""Reading a partition, without a lock, beside one appender, retention and compaction.
+"""Reading a partition without a lock, while one appender, retention and compaction work on it.
 
-A reader takes the published offsets first and the published segments then: whatever is removed or rolled in
-between, the segments hold what the offsets promise, or the offset is found to be out of range.
+A reader first takes the published offsets, and then the published segments. Whatever is removed or rolled in between,
+the segments hold what the offsets promise, or the offset is found to be out of range.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from topicfs.engine.segment.segments import Segments
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A slice of a segment.
+    """A part of a segment.
 
-    data                    whole batches as they lie in the file, but the last may be cut off; the first may
-                            hold records below the offset asked for
-    offset                  the offset asked for
-    segment_base            of the segment that holds the data
-    position                of the data in that segment
-    first_batch_incomplete  the first batch is larger than the limit and was cut off
+    data                    whole batches as in the file, but the last may be cut off; the first may hold
+                            records below the requested offset
+    offset                  the requested offset
+    segment_base            base offset of the segment that holds the data
+    position                position of the data in that segment
+    first_batch_incomplete  whether the first batch is larger than the limit and was cut off
     aborted                 with Isolation.COMMITTED, the aborted transactions that overlap the data
     """
 
@@ -47,7 +47,7 @@ class Fetch:
 def fetch(
     chain: Chain, offsets: LogOffsets, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool
 ) -> Fetch:
-    """The bytes from the batch that holds `start` on, never across segments."""
+    """Return the bytes from the batch that holds `start` on, from one segment only."""
     if max_bytes < 0:
         raise ValueError(f"a read of {max_bytes} bytes: expected 0 or more")
     segments = chain.segments
@@ -83,7 +83,7 @@ def fetch(
 
 
 def _end_position(segment: Segment, offsets: LogOffsets, limit: int) -> int:
-    """Where in the segment the records end that lie below `limit`."""
+    """Return the position in the segment where the records below `limit` end."""
     if limit == offsets.end:
         return offsets.end_position if segment.base_offset == offsets.active_base else segment.size
     if segment.base_offset > limit:
@@ -101,7 +101,7 @@ def _end_position(segment: Segment, offsets: LogOffsets, limit: int) -> int:
 def _upper_bound(
     segments: Segments, segment: Segment, position: int, length: int, offsets: LogOffsets
 ) -> int:
-    """An offset behind everything in segment[position:position+length], found without reading it."""
+    """Return an offset behind all data in segment[position:position+length], found without reading that data."""
     entry = segment.offset_index.upper_bound(position, length)
     if entry is not None and segment.ends_with(entry[1], entry[0]):
         return entry[0]
@@ -110,7 +110,7 @@ def _upper_bound(
 
 
 def aborted_between(segments: Segments, first: Segment, start: int, end: int) -> Iterator[AbortedTransaction]:
-    """The aborted transactions that overlap the offsets from `start` to, not including, `end`."""
+    """Yield the aborted transactions that overlap the offsets from `start` up to, but not including, `end`."""
     segment: Segment | None = first
     while segment is not None:
         found, complete = segment.transactions.collect(start, end)
@@ -126,7 +126,7 @@ def aborted_between(segments: Segments, first: Segment, start: int, end: int) ->
 def read_batches(
     segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
 ) -> Iterator[tuple[Bytes, Longs, int]]:
-    """The data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
+    """Yield the data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
     its position in the file. With Isolation.COMMITTED, batches of aborted transactions are left out."""
     segment = segments.floor(start)
     if segment is None and start < end:
@@ -144,10 +144,10 @@ def read_batches(
             try:
                 last = segment.position_of(end - 1, found[0])
             except CorruptError as error:
-                problem = error  # what lies before the damage is given first
+                problem = error  # the batches before the damage are yielded first
             if last is not None:
                 check_end(segments, segment, offsets, last[2], last[3])
-                # Nothing behind the last batch is read: many a view is a few records long.
+                # Nothing behind the last batch is read: many views are only a few records long.
                 stop = min(stop, last[0] + last[1])
             for buffer, table in segment.batches(found[0], stop):
                 origin = int(table[0, POSITION])
@@ -166,10 +166,10 @@ def read_batches(
 def check_end(
     segments: Segments, segment: Segment, offsets: LogOffsets, base_offset: int, last_offset: int
 ) -> None:
-    """CorruptBatchError where a batch would reach into the next segment, or over the log's end: then its base offset is
+    """Raise CorruptBatchError if a batch reaches into the next segment, or over the log's end. Its base offset is then
     damaged, which no checksum covers."""
     following = segments.higher(segment.base_offset)
-    # Behind the log's end is what was appended since these offsets were taken.
+    # A batch behind the log's end was appended after these offsets were taken.
     end = offsets.end if following is None else following.base_offset
     if last_offset >= end and (following is not None or base_offset < end):
         raise CorruptBatchError(
@@ -178,7 +178,7 @@ def check_end(
 
 
 def read_record(segments: Segments, offsets: LogOffsets, offset: int, isolation: Isolation) -> Record | None:
-    """The record at an offset; None where a marker, an aborted record or a gap is."""
+    """Return the record at an offset, or None for a marker, an aborted record or a gap."""
     segment = segments.floor(offset)
     found = None if segment is None else segment.position_of(offset)
     if segment is not None and found is not None:
@@ -200,7 +200,7 @@ def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Long
 def read_columns(
     segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
 ) -> Iterator[Columns]:
-    """The records in [start, end), as columns."""
+    """Yield the records in [start, end), as columns."""
     for buffer, table, origin in read_batches(segments, offsets, start, end, isolation):
         for part in batches.columns(buffer, table, origin):
             within = part.between(start, end)

@@ -1,4 +1,4 @@
-"""Checking segments after a crash, batch by batch, and cutting off what cannot be vouched for."""
+"""Recovery checks segments after a crash, batch by batch, and cuts off what is not proven good."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from topicfs.engine.segment.stored import CHUNK
 log = logging.getLogger(__name__)
 
 _MOST_ENTRIES: Final = 1000
-"""Entries of a transaction index that are compared with the log when it is loaded: some 60 us each."""
+"""Entries of a transaction index that are compared with the log when it is loaded: about 60 us each."""
 
 _BEFORE: Final = 1000
-"""Records before a transaction's first one that are looked at for an earlier one of it."""
+"""Records before a transaction's first one that are searched for an earlier record of the same transaction."""
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What recovering segments needs, and what it keeps from one segment to the next.
+    """The data that a recovery of segments needs, and keeps from one segment to the next.
 
-    chain, epochs          the partition's
-    start                  its start offset, as far as it is known
-    expiration_ms          of idle producers
-    delay_ms               before removed files go
-    producers              state as of the end of the last segment that was recovered
+    chain, epochs  the segments and leader epochs of the partition
+    start          the partition's start offset, as far as it is known
+    expiration_ms  after this time an idle producer is forgotten
+    delay_ms       delay before removed files are deleted
+    producers      producer state at the end of the last segment that was recovered
     """
 
     chain: Chain
@@ -50,8 +50,8 @@ class Recovery:
     producers: ProducerStates | None = None
 
     def from_offset(self, recovery_point: int) -> None:
-        """Recover the segments from the one that holds the recovery point on. Where one had to be cut, those
-        behind it are removed: a log has no hole that compaction did not make."""
+        """Recover the segments from the one that holds the recovery point on. If a segment has to be cut, all later
+        segments are removed: only compaction may leave holes in a log."""
         floor = self.chain.segments.floor(recovery_point)
         waiting = list(self.chain.segments.from_base(floor.base_offset if floor else 0))
         while waiting:
@@ -60,15 +60,15 @@ class Recovery:
             waiting = [each for each in waiting if each in self.chain.segments]
 
     def single(self, segment: Segment) -> None:
-        """Recover one segment by itself; what lies behind it stays."""
+        """Recover one segment by itself. Later segments stay."""
         for part in self._recover(segment, lambda _: None):
             self.single(part)
 
     def _recover(self, segment: Segment, before_cut: Callable[[Segment], None]) -> list[Segment]:
-        """Recover one segment, unless it has to be split: gives the parts then, to be recovered.
+        """Recover one segment. If it has to be split, return the parts, which the caller has to recover.
 
-        `before_cut` comes before bytes are cut off. The other way round, a crash in between would leave a
-        segment that seems whole, and those behind it would stay."""
+        `before_cut` is called before bytes are cut off. In the other order, a crash in between would leave a segment
+        that seems complete, and the later segments would stay."""
         try:
             self._check(segment, before_cut)
         except OffsetOverflowError:
@@ -98,8 +98,7 @@ class Recovery:
                     self.chain.doom_file(renamed, self.delay_ms)
 
     def _check(self, segment: Segment, before_cut: Callable[[Segment], None]) -> None:
-        """Check every batch of a segment, rebuild its three indexes, and bring epochs and producers up to its
-        end."""
+        """Check every batch of a segment, rebuild its three indexes, and update epochs and producers to its end."""
         chain = self.chain
         if self.producers is None:
             self.producers = ProducerStates.open(chain.directory, self.expiration_ms)
@@ -125,8 +124,8 @@ class Recovery:
 
 
 def epoch_changes(table: Longs) -> list[tuple[int, int]]:
-    """Leader epoch and base offset of each batch whose epoch differs from the one before; without those that
-    have no epoch."""
+    """Return leader epoch and base offset of each batch whose epoch differs from the one before. Batches without an
+    epoch are left out."""
     if len(table) == 1:
         epoch = int(table[0, LEADER_EPOCH])
         return [(epoch, int(table[0, BASE_OFFSET]))] if epoch >= 0 else []
@@ -138,7 +137,7 @@ def epoch_changes(table: Longs) -> list[tuple[int, int]]:
 
 
 def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
-    """Learn the leader epochs from the headers of every batch: for a checkpoint that is damaged."""
+    """Read the leader epochs from the headers of all batches, because the checkpoint is damaged."""
     log.warning(f"{epochs.path}: rebuilt from the batches of {len(chain.segments)} segments")
     for segment in chain.segments:
         for _, table in segment.batches(check=False):
@@ -146,7 +145,7 @@ def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
 
 
 def transaction_index_is_sound(segment: Segment) -> bool:
-    """Whether the segment's index of aborted transactions can be read, and fits the log."""
+    """Return whether the segment's index of aborted transactions can be read and fits the log."""
     try:
         segment.transactions.sanity_check()
         for entry in segment.transactions.all()[-_MOST_ENTRIES:]:
@@ -158,9 +157,10 @@ def transaction_index_is_sound(segment: Segment) -> bool:
 
 
 def _check_entry(segment: Segment, entry: AbortedTransaction) -> None:
-    """CorruptIndexError where the log contradicts an entry: by another batch where it has the marker or the first
-    batch, or by one of the transaction shortly before that. What is damaged, in another segment, or compacted away
-    contradicts nothing."""
+    """Raise CorruptIndexError if the log contradicts an entry.
+
+    The log does so by another batch at the offset of the marker or of the first batch, or by a batch of the same
+    transaction shortly before that. Data that is damaged, in another segment, or compacted away contradicts nothing."""
     if not 0 <= entry.first_offset <= entry.last_offset or entry.last_stable_offset > entry.last_offset + 1:
         raise CorruptIndexError(f"expected offsets in their order, found {entry}")
     for offset, is_marker in ((entry.last_offset, True), (entry.first_offset, False)):
@@ -189,8 +189,8 @@ def _check_entry(segment: Segment, entry: AbortedTransaction) -> None:
 
 
 def _is_of_another(segment: Segment, entry: AbortedTransaction, position: int) -> bool:
-    """Whether the transaction that has a batch at a position began before it, or ended before the entry's marker, as
-    far as the records shortly before and the first MiB from there on tell."""
+    """Return whether the transaction with a batch at a position is not the entry's: it began earlier, or ended before
+    the entry's marker. Only the records shortly before, and the first MiB from the position on, are looked at."""
     start = segment.position_of(max(segment.base_offset, entry.first_offset - _BEFORE))
     last = 0
     if start is not None and start[0] < position:

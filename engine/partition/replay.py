@@ -1,4 +1,4 @@
-"""Bringing producer state up to date: from the newest usable snapshot, then by replaying batches."""
+"""Producer state is restored from the newest usable snapshot, and then by a replay of batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 def replay(
     producers: ProducerStates, buffer: Bytes, table: Longs, origin: int
 ) -> list[tuple[CompletedTransaction, int]]:
-    """Take the batches of a chunk into account, as a replica does; `origin` is the table's position of buffer[0].
+    """Apply the batches of a chunk to the producer state, as a replica does. `origin` is the table's position of
+    buffer[0].
 
-    Gives the transactions that they completed, each with the stable offset that its index entry names."""
+    Return the transactions that the batches completed, each with the stable offset for its index entry."""
     update = producers.prepare(Origin.REPLICATION)
     for at in np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist():
         row = table[at]
@@ -48,10 +49,10 @@ def rebuild(
     now: int,
     after_clean_stop: bool = False,
 ) -> None:
-    """Make the state what it is at `end`, with transactions that ended below the high watermark forgotten.
+    """Bring the producer state to offset `end`, without the transactions that ended below the high watermark.
 
-    Snapshots outside the log are deleted, the newest one left is loaded, the batches behind it are replayed,
-    and snapshots are taken where the last two segments begin and at `end`."""
+    Snapshots outside the log are deleted, the newest remaining one is loaded, and the batches behind it are replayed.
+    Snapshots are taken at the base offsets of the last two segments and at `end`."""
     wanted = [*(segment.base_offset for segment in chain.segments.last_two), end]
     if after_clean_stop and producers.latest_snapshot_offset is None:
         # A clean stop leaves a snapshot where there are producers: without one, there were none.
@@ -72,7 +73,8 @@ def rebuild(
 
 
 def take_snapshot_where_there_is_room(producers: ProducerStates) -> None:
-    """Take a snapshot that only spares a replay: for want of room it is left out, and the one before it is used."""
+    """Take a snapshot that only saves a later replay. If there is no room for it, it is left out, and the one before
+    it is used."""
     try:
         producers.take_snapshot(fsync=False)
     except OSError as error:

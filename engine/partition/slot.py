@@ -1,4 +1,4 @@
-"""The place of one partition in the store: empty until the partition is first used."""
+"""The entry of one partition in the store. It is empty until the partition is first used."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from topicfs.engine.partition.partition import Partition
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""A partition that could not be loaded for want of room is not tried more often: each time reads what a crash left."""
+"""Time between two attempts to load a partition that had no room: each attempt reads again what a crash left."""
 
 
 class Slot:
     """One partition, loaded or not.
 
     topic, number  its name is `<topic>-<number>`
-    directory      where its files are
+    directory      directory of its files
     partition      None until it is loaded; assigned once, so that a look needs no lock
     error          why it could not be loaded, or went offline while it was being deleted
-    tried_at       when it was last loaded in vain, in seconds of a clock that nobody can set
-    gone           deleted, or the store was closed: it is not loaded any more
+    tried_at       time of the last failed load, in seconds of a clock that nobody can set
+    gone           whether it was deleted, or the store was closed: it is not loaded any more
     lock           held while it is loaded, reconfigured, deleted or closed
     """
 
@@ -52,11 +52,11 @@ class Slot:
         return f"{self.topic}-{self.number}"
 
     def use(self, load: Callable[[Slot], Partition]) -> Partition:
-        """The partition, loaded now if it was not. Two callers get the same object.
+        """Return the partition, and load it first if needed. Two callers get the same object.
 
-        What could not be loaded stays offline until the store is opened anew, but for an error that passes, as on a
-        full disk: then it is tried again. A load that failed half way has left files that only a recovery can vouch
-        for: where `error` is set, `load` begins with one."""
+        A partition that could not be loaded stays offline until the store is opened again. Only after a temporary
+        error, as on a full disk, is it tried again. A load that failed halfway has left files that need a recovery: if
+        `error` is set, `load` begins with one."""
         partition = self.partition
         if partition is not None:
             return partition

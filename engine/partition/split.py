@@ -1,7 +1,7 @@
-"""Splitting a segment whose offsets go further than 31 bits above its base.
+"""Splitting a segment whose offsets are more than 31 bits above its base.
 
-Old compaction bugs of Kafka left such segments. Indexes cannot point into them, so they are cut into several
-that fit, by the same swap as compaction uses; every batch keeps its bytes.
+Old compaction bugs of Kafka left such segments. Indexes cannot point into them, so each is divided into several
+segments that fit, by the same swap as compaction uses. Every batch keeps its bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def split(
     chain: Chain, segment: Segment, delay_ms: int, before_cut: Callable[[Segment], None]
 ) -> list[Segment]:
-    """Replace the segment by as many as it needs. What cannot be vouched for at its end is left out, after a
-    call of `before_cut`. RollError where no offset is too far up."""
+    """Replace the segment by as many segments as needed. A bad end is left out, after a call of `before_cut`.
+    RollError if no offset is too far above the base."""
     parts: list[Segment] = []
     for buffer, table in _good(segment):
         origin = int(table[0, POSITION])
@@ -76,8 +76,8 @@ def split(
 
 
 def _index_aborted(segment: Segment, parts: Sequence[Segment]) -> None:
-    """Give each part the index entries of the aborted transactions whose markers it holds: recovery would find them
-    anew, but a segment in the middle of a log is not recovered."""
+    """Give each part the index entries of the aborted transactions whose markers it holds. Recovery would find them
+    again, but a segment in the middle of a log is not recovered."""
     for entry in segment.transactions.all():
         holder = next((part for part in reversed(parts) if part.base_offset <= entry.last_offset), None)
         if holder is not None and entry.last_offset < holder.next_offset():
@@ -85,7 +85,7 @@ def _index_aborted(segment: Segment, parts: Sequence[Segment]) -> None:
 
 
 def _good(segment: Segment) -> Iterator[tuple[Bytes, Longs]]:
-    """The batches up to the first that is damaged, cut off, or not above the one before."""
+    """Yield the batches before the first one that is damaged, cut off, or not above the one before it."""
     before = segment.base_offset - 1
     try:
         for buffer, table in segment.batches(ordered=False):

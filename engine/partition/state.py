@@ -1,6 +1,6 @@
-"""What a partition's log is at a moment: its parts, its offsets, and whether it is open.
+"""The state of a partition's log: its parts, its offsets, and whether it is open.
 
-Offsets are published in one step, so that readers never see a state between two.
+Offsets are published in one step, so that readers never see a state in between.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ logger = logging.getLogger(__name__)
 
 
 class LogState:
-    """The parts of one partition's log, which must agree, and what readers see of them.
+    """The parts of one partition's log, which must agree, and the offsets that readers see.
 
     name              `<topic>-<number>`, for messages
-    settings          the topic's; replaced as a whole by `reconfigure`
-    chain             segments
-    producers         idempotence and transactions
+    settings          settings of the topic; replaced in one step by `reconfigure`
+    chain             the segments
+    producers         producer state, for idempotence and transactions
     epochs            leader epochs and where each began
     metadata          the topic id
-    offsets           what readers see, published in one step
+    offsets           offsets that readers see, published in one step
     recovery_point    everything below it is known to be on disk
-    lone              no other replica must acknowledge: the high watermark follows the end by itself
-    leader_epoch      stamped into batches that are appended here as leader
+    lone              no other replica has to acknowledge: the high watermark follows the end by itself
+    leader_epoch      epoch that is written into batches appended here as leader
     last_flush_ms     when the log was last flushed, by the steady clock
-    cuts              how often segments were cut: what was read meanwhile may be of two states
+    cuts              number of truncations: a read during one may have mixed two states
     failure           the error that took the log offline, None while it is not
-    read_only         nothing of it is changed
-    promised          bytes for which there is room behind the end of the active segment: for lines that were accepted
-                      and wait, and for unfinished ones
-    lines_wait        some of that is promised to whole lines, which are appended in a moment
-    lock              held by whoever changes anything
+    read_only         whether changes are forbidden
+    promised          bytes reserved behind the end of the active segment: for accepted lines that wait to be
+                      appended, and for unfinished lines
+    lines_wait        whether some of that is reserved for whole lines, which are appended very soon
+    lock              held during every change
     _flushing         held during a flush, taken before `lock`
-    _unflushed_roll   base of the newest segment: what lies below it waits for a flush
+    _unflushed_roll   base of the segment begun by the newest roll: what lies below it waits for a flush
     _cut              lowest end of a truncation since the last flush began
     _snapshots        producer snapshots that wait for a flush
-    _published        tells those who wait for offsets; _waiting is how many do
+    _published        wakes threads that wait for offsets; _waiting is their number
     _readers          see `register_reader`
     _queues           see `register_queue`
     """
@@ -101,36 +101,36 @@ class LogState:
         self._queues: tuple[Callable[[], None], ...] = ()
 
     def register_reader(self, before_removal: Callable[[Sequence[Segment]], None]) -> None:
-        """Have somebody told of the segments that retention or compaction is about to take out of the list, so that
-        they pin what they have promised to show. They are told with and without the lock, and perhaps twice."""
+        """Call `before_removal` with the segments that retention or compaction is about to remove from the list, so
+        that the reader can pin those it still needs. It is called with and without the lock, and perhaps twice."""
         self._readers += (before_removal,)
 
     def register_queue(self, flush: Callable[[], None]) -> None:
-        """Have a queue of lines flushed before others than these lines are appended: they came first. That is called
-        without the lock, and an error refuses the append."""
+        """Register a queue of lines that is flushed before other records are appended, because its lines came first.
+        `flush` is called without the lock, and an error in it refuses the append."""
         self._queues += (flush,)
 
     def check_open(self) -> None:
-        """ClosedError where the log was closed, or went offline."""
+        """Raise ClosedError if the log was closed or went offline."""
         if self.failure is not None:
             raise ClosedError(f"{self.name} is offline after an error: {self.failure}") from self.failure
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
 
     def check_writable(self) -> None:
-        """ClosedError where the log was closed, or went offline; ReadOnlyError where it is not to be changed."""
+        """Raise ClosedError if the log was closed or went offline, and ReadOnlyError if it may not be changed."""
         self.check_open()
         if self.read_only:
             raise ReadOnlyError(f"{self.name}: opened read-only")
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be read and appended to."""
+        """Return whether it can be read and appended to."""
         return self.failure is None and not self._closed
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was deleted, or its store closed."""
+        """Return whether it was deleted, or its store was closed."""
         return self._closed
 
     def _fail(self, error: Exception) -> None:
@@ -138,19 +138,19 @@ class LogState:
         self.failure = error
 
     def announce_removal(self, segments: Sequence[Segment]) -> None:
-        """Say that retention or compaction is about to take these out of the list."""
+        """Tell the registered readers that retention or compaction is about to remove these segments from the list."""
         for before_removal in self._readers:
             before_removal(segments)
 
     def flush_queues(self) -> None:
-        """Append the lines that wait in front of what somebody else is about to append."""
+        """Append the lines that wait, before somebody else appends other records."""
         for flush in self._queues:
             flush()
 
     @contextlib.contextmanager
     def _whole_or_offline(self) -> Iterator[None]:
-        """Take the log offline where an error stops a change halfway: what is in memory and what is on disk no
-        longer agree, and a later append would overlap what was not removed. Recovery takes what is on disk."""
+        """Take the log offline if an error stops a change halfway. Memory and disk then no longer agree, and a later
+        append would overlap what was not removed. Recovery uses the state on disk."""
         try:
             yield
         except OSError as error:
@@ -167,7 +167,7 @@ class LogState:
     def publish(
         self, *, start: int | None = None, high_watermark: int | None = None, end: int | None = None
     ) -> None:
-        """Show readers new offsets, all in one step. The caller holds the lock."""
+        """Publish new offsets to readers, all in one step. The caller holds the lock."""
         old = self.offsets
         new_end = old.end if end is None else end
         new_start = old.start if start is None else start
@@ -183,9 +183,9 @@ class LogState:
                 self._published.notify_all()
 
     def wait_for(self, offset: int, timeout: float) -> bool:
-        """Wait until the stable offset is above `offset`, `timeout` seconds at most. False where it is not.
+        """Wait until the stable offset is above `offset`, for at most `timeout` seconds. Return False if it is not.
 
-        ClosedError when the log is closed meanwhile."""
+        ClosedError if the log is closed during the wait."""
         if self.offsets.stable > offset:
             return True
         with self._published:
@@ -199,7 +199,7 @@ class LogState:
         return self.offsets.stable > offset
 
     def set_high_watermark(self, offset: int) -> None:
-        """Set the high watermark, cut to what the log holds; it no longer follows the end by itself."""
+        """Set the high watermark, limited to the offsets of the log. It no longer follows the end by itself."""
         with self.lock:
             self.lone = False
             self.publish(high_watermark=offset)
@@ -214,14 +214,14 @@ class LogState:
             self.set_high_watermark(max(offset, self.offsets.high_watermark))
 
     def become_leader(self, epoch: int) -> None:
-        """Stamp this epoch into batches from now on."""
+        """Write this epoch into batches from now on."""
         with self.lock:
             self.check_writable()
             self.epochs.assign(epoch, self.offsets.end)
             self.leader_epoch = epoch
 
     def raise_start_offset(self, offset: int) -> bool:
-        """Make `offset` the first that may be read. False where it is not above the present one."""
+        """Make `offset` the first one that may be read. Return False if it is not above the present one."""
         with self.lock:
             self.check_writable()
             if offset > self.offsets.high_watermark:

@@ -1,10 +1,10 @@
-"""From a time to an offset.
+"""Finding the offset that belongs to a time.
 
 -1  latest: behind the last record that the reader may see
 -2  earliest: the start offset
--3  the record with the largest timestamp, the first of them
+-3  the first record that has the largest timestamp
 -4  earliest on this machine: the start offset, as nothing is stored elsewhere
--5  latest that is stored elsewhere: nothing is
+-5  latest that is stored elsewhere: none, as nothing is stored elsewhere
 ≥0  the first record that is not earlier
 """
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a time leads to: timestamp of the record (NO_TIMESTAMP for a bound), offset, leader epoch."""
+    """The result of a look-up by time: timestamp of the record (NO_TIMESTAMP for a bound), offset, leader epoch."""
 
     timestamp: int
     offset: int
@@ -46,7 +46,7 @@ class Found:
 def find(
     chain: Chain, offsets: LogOffsets, epochs: LeaderEpochs, timestamp: int, isolation: Isolation
 ) -> Found | None:
-    """The record that `timestamp` leads to; None where there is none that this reader may see."""
+    """Return the record that `timestamp` leads to, or None if this reader may see no such record."""
     limit = offsets.limit(isolation)
     match timestamp:
         case -1:
@@ -66,7 +66,7 @@ def find(
 
 
 def first_in(segments: Segments, segment: Segment, offsets: LogOffsets, timestamp: int) -> Found | None:
-    """The first record of a segment, from the start offset on, that is not earlier."""
+    """Return the first record of a segment, from the start offset on, that is not earlier than `timestamp`."""
     record = segment.offset_by_timestamp(timestamp, offsets.start)
     batch = None if record is None else segment.position_of(record[1])
     if record is None or batch is None:
@@ -76,7 +76,8 @@ def first_in(segments: Segments, segment: Segment, offsets: LogOffsets, timestam
 
 
 def first_offset(chain: Chain, offsets: LogOffsets, timestamp: int) -> int:
-    """The offset of the first record that is not earlier; the stable offset where no reader may see one."""
+    """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
+    record."""
     if timestamp > MAX_INT64:
         return offsets.stable
     segments = chain.segments
@@ -92,9 +93,10 @@ def first_offset(chain: Chain, offsets: LogOffsets, timestamp: int) -> int:
 def first_of(
     segments: Iterable[S], may_reach: Callable[[S], bool], look: Callable[[S], T | None]
 ) -> T | None:
-    """What is found in the first segment that has a record not earlier than some time. A segment may reach that time
-    and have none: it lies below the start offset, or compaction has taken every record of the batch. A broker's look-up
-    ends there, and so does `find`."""
+    """Return what is found in the first segment that has a record not earlier than some time.
+
+    A segment may seem to reach that time and have no such record: the record lies below the start offset, or
+    compaction has removed every record of the batch. A broker's look-up ends there, and so does `find`."""
     found = (look(segment) for segment in segments if may_reach(segment))
     return next((each for each in found if each is not None), None)
 

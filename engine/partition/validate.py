@@ -1,8 +1,8 @@
-"""What a leader asks of a batch before it takes it in, and how it makes the batch its own.
+"""A leader validates a batch before it accepts it, and then rewrites what the topic needs.
 
-Each record of a batch is looked at before any is refused, so that an error names all that are wrong. What is
-accepted keeps its bytes where only offset, leader epoch, timestamp type or max timestamp change; it is built
-anew where the topic wants another codec, or where its offsets have holes.
+All records of a batch are checked before any is refused, so that an error names all wrong ones. An accepted batch
+keeps its bytes if only its offset, leader epoch, timestamp type or max timestamp change. It is rebuilt if the topic
+has another codec, or if its offsets have holes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from topicfs.engine.record import NO_PRODUCER_ID, NO_TIMESTAMP, Codec, Timestamp
 from topicfs.engine.settings.topic import TopicSettings
 
 _SHOWN: Final = 3
-"""So many of the wrong records a message tells of."""
+"""An error message describes at most this many wrong records."""
 
 
 def batch_limit(settings: TopicSettings) -> int:
-    """The largest batch to build, before compression: it never spans segments, and what cannot be compressed
-    grows by a little."""
+    """Return the largest batch to build, before compression. A batch never spans segments, and data that cannot be
+    compressed grows a little."""
     limit = min(settings.max_message_bytes, settings.segment_bytes)
     if settings.codec in (None, Codec.NONE):
         return limit
@@ -51,7 +51,7 @@ def batch_limit(settings: TopicSettings) -> int:
 
 
 def shape_for(settings: TopicSettings) -> batches.Shape:
-    """The shape of batches that are built here, for this topic."""
+    """Return the shape of the batches that are built here for this topic."""
     codec = settings.codec or Codec.NONE
     return batches.Shape(codec, settings.level(codec), settings.message_timestamp_type)
 
@@ -59,9 +59,9 @@ def shape_for(settings: TopicSettings) -> batches.Shape:
 def check_records(
     timestamps: Longs, null_keys: npt.NDArray[np.bool_], settings: TopicSettings, now: int
 ) -> None:
-    """The rules for single records: keys on a compacted topic, timestamps within the topic's limits.
+    """Check the rules for single records: keys on a compacted topic, timestamps within the topic's limits.
 
-    InvalidTimestampError where any timestamp is wrong, else InvalidRecordError; it names every wrong record."""
+    InvalidTimestampError if any timestamp is wrong, else InvalidRecordError. The error names every wrong record."""
     problems: dict[int, str] = {}
     wrong_times = np.zeros(len(timestamps), np.bool_)
     if settings.message_timestamp_type == TimestampType.CREATE_TIME:
@@ -88,7 +88,7 @@ def check_records(
 
 
 def check_size(batch: Bytes, settings: TopicSettings) -> None:
-    """A batch's size, header included, as it is stored."""
+    """Check the size of a batch as it is stored, including its header."""
     if batch.size > settings.max_message_bytes:
         raise RecordTooLargeError(
             f"a batch of {batch.size} bytes exceeds max.message.bytes={settings.max_message_bytes}"
@@ -99,7 +99,7 @@ def check_size(batch: Bytes, settings: TopicSettings) -> None:
 class Accepted:
     """A batch that may be appended once it has its offset.
 
-    batch   its bytes, ours to change
+    batch   its bytes, a copy that may be changed
     row     its row of the batch table
     """
 
@@ -108,7 +108,7 @@ class Accepted:
 
 
 def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Accepted:
-    """Validate one batch from outside, and make it the topic's own. The bytes given are not changed."""
+    """Validate one batch from outside, and convert it to what the topic stores. The given bytes are not changed."""
     check_size(data, settings)
     table = batches.scan(data)
     if len(table) != 1:
@@ -130,7 +130,7 @@ def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Ac
         _check_each(data, row, settings, now)
     codec = codec_of(row)
     target = codec if control or settings.codec is None else settings.codec
-    # A claimed append time is what readers of the producer's batch saw: each record gets it for its own.
+    # A claimed append time is what readers of the producer's batch saw: each record gets it as its own time.
     if not control and (target != codec or claimed or not found.sequential):
         batch = _rebuilt(data, row, target, settings, now)
         check_size(batch, settings)
@@ -158,7 +158,7 @@ def _check_header(row: Longs, origin: Origin) -> None:
 
 
 def _within(smallest: int, largest: int, settings: TopicSettings, now: int) -> bool:
-    """Whether no timestamp can be wrong; looking at the extremes spares looking at each."""
+    """Return whether all timestamps are within the limits. A look at the extremes saves a look at each."""
     if settings.message_timestamp_type != TimestampType.CREATE_TIME:
         return True
     return (
@@ -188,7 +188,7 @@ def _rebuilt(data: Bytes, row: Longs, codec: Codec, settings: TopicSettings, now
 
 
 def _restamped(batch: Bytes, row: Longs, largest: int, settings: TopicSettings, now: int) -> Bytes:
-    """Set the timestamp type and max timestamp that the topic asks for, where they differ."""
+    """Set the timestamp type and max timestamp that the topic needs, if they differ."""
     attributes = int(row[ATTRIBUTES]) & ~LOG_APPEND_TIME
     if settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME:
         attributes |= LOG_APPEND_TIME

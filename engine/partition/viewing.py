@@ -1,17 +1,17 @@
 """Opening a partition's directory read-only: nothing in it is changed, made, renamed or opened for writing.
 
-It shows what `loading` would make of the directory. What that would cut off or remove is hidden, what it would rebuild
+It shows the state that `loading` would produce. What `loading` would cut off or remove is hidden. What it would rebuild
 is rebuilt in memory:
 
-    <x>.deleted, <x>.cleaned, <x>.tmp    passed over
+    <x>.deleted, <x>.cleaned, <x>.tmp    ignored
     <base>.*.swap that would be completed   shown in place of the originals within its range
-    a batch that is damaged or cut off   hidden, with all that is behind it
+    a batch that is damaged or cut off   hidden, with everything behind it
     missing or damaged indexes           rebuilt in memory
     no segment at all                    an empty one, in memory
-    .log with offsets too far up         the partition is refused, and stays offline: splitting it needs files
+    .log with offsets too far up         the partition is refused, and stays offline: a split has to write files
 
-Another process may have the directory open, and go on with it: the partition is shown as it was when it was loaded.
-A segment that is removed or replaced later is found to be another file, and can be read no more.
+Another process may have the directory open, and may change it: the partition is shown as it was when it was loaded.
+A segment that is removed or replaced later is detected as another file, and can no longer be read.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def view(
     lone: bool = True,
     steady: Clock | None = None,
 ) -> Partition:
-    """Open a partition's directory without changing anything: see the module's head. FileNotFoundError where another
-    process took a file away meanwhile: then it is to be looked at anew."""
+    """Open a partition's directory without changing anything: see the top of this module. FileNotFoundError if another
+    process removed a file in the meantime: the caller then tries again."""
     chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors, steady)
     names = set(os.listdir(directory))
     replaced = _open_segments(chain, names)
@@ -109,7 +109,7 @@ def view(
 
 
 def _open_segments(chain: Chain, names: set[str]) -> set[int]:
-    """Put the segments that count into the chain. Gives the bases of those whose indexes may belong to the segment that
+    """Add the segments that count to the chain. Return the bases of those whose indexes may belong to the segment that
     they replace."""
     swaps = begun_swaps(names)
     new = {offset_of_file(name) for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
@@ -130,7 +130,7 @@ def _open_segments(chain: Chain, names: set[str]) -> set[int]:
 
 
 def _look_at_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
-    """The leader epochs, and whether the file could be read."""
+    """Return the leader epochs, and whether the file could be read."""
     try:
         return LeaderEpochs.look(path), True
     except CorruptCheckpointError as error:
@@ -141,7 +141,7 @@ def _look_at_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
 def _check_what_is_doubtful(
     chain: Chain, names: set[str], replaced: set[int], epochs: LeaderEpochs, known: Known, expiration_ms: int
 ) -> None:
-    """Rebuild the indexes of segments that have none, or whose index of transactions is damaged; not of those that
+    """Rebuild the indexes of segments that have none, or whose transaction index is damaged. Skip the segments that
     will be checked anyway."""
     floor = None if known.clean else chain.segments.floor(known.recovery_point)
     for segment in tuple(chain.segments):
@@ -156,12 +156,13 @@ def _check_what_is_doubtful(
 
 @dataclass(slots=True)
 class _Check:
-    """What checking segments needs, and what it keeps from one to the next: as `recovery.Recovery`, in memory.
+    """The data that a check of segments needs, and keeps from one segment to the next. As `recovery.Recovery`, but in
+    memory.
 
-    chain, epochs  the partition's
-    start          its start offset, as far as it is known
-    expiration_ms  of idle producers
-    producers      state as of the end of the last segment that was checked; None before the first
+    chain, epochs  the segments and leader epochs of the partition
+    start          the partition's start offset, as far as it is known
+    expiration_ms  after this time an idle producer is forgotten
+    producers      producer state at the end of the last segment that was checked; None before the first
     """
 
     chain: Chain
@@ -171,7 +172,7 @@ class _Check:
     producers: ProducerStates | None = field(default=None)
 
     def from_offset(self, recovery_point: int) -> None:
-        """Check the segments from the one that holds the recovery point on. What is behind a bad batch is hidden."""
+        """Check the segments from the one that holds the recovery point on. Everything behind a bad batch is hidden."""
         chain = self.chain
         floor = chain.segments.floor(recovery_point)
         for segment in chain.segments.from_base(floor.base_offset if floor else 0):
@@ -186,7 +187,7 @@ class _Check:
                 return
 
     def check(self, segment: Segment) -> bool:
-        """Check every batch of a segment, and rebuild its indexes in memory. Gives whether something is hidden."""
+        """Check every batch of a segment, and rebuild its indexes in memory. Return whether anything is hidden."""
         chain = self.chain
         if self.producers is None:
             self.producers = ProducerStates.look(chain.directory, self.expiration_ms)
@@ -221,7 +222,8 @@ class _Check:
 
 
 def _settle_end(chain: Chain, epochs: LeaderEpochs, start: int) -> int:
-    """Where the log ends. A log that ends below its start offset is shown empty, and an empty one begins there."""
+    """Return the end offset of the log. A log that ends below its start offset is shown empty. An empty log begins at
+    the start offset."""
     if len(chain.segments):
         end = chain.active.next_offset()
         if end >= start:

@@ -1,7 +1,7 @@
-"""What retention and compaction would do now, by what lies in the directories alone.
+"""The plan: what retention and compaction would do now, as far as the files of a store tell.
 
-It works beside a running daemon and after a crash: nothing is locked, recovered or written. What names, sizes, time
-indexes and checkpoints do not tell is said in words with each partition.
+It works beside a running daemon and after a crash: nothing is locked, recovered or written. The plan of each partition
+says in words what names, sizes, time indexes and checkpoints do not tell.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from topicfs.engine.settings.topic import TopicSettings
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""A running daemon may take segments away while they are listed: then they are listed anew."""
+"""How often segments are listed. A running daemon may remove some meanwhile, and then they are listed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What would be done with one partition, the topic's settings being what they are.
+    """What retention and compaction would do with one partition, with the present settings of its topic.
 
-    topic, number  its name is `<topic>-<number>`
-    policy         cleanup.policy, as text
-    segments       how many there are
-    bytes          of their `.log` files
-    removals       what retention would remove now, the oldest first
-    next           what it removes next, where it removes nothing now; None where it never will
-    cleaning       what compaction would do now; None where the topic is not compacted
-    unknown        in words, what could not be told
-    kept           in words, why it is neither deleted nor compacted: nobody has said what holds for it
-    error          why nothing could be told; the other fields are empty then
+    topic, number  the topic and the number; the partition's name is `<topic>-<number>`
+    policy         the topic's cleanup.policy, as text
+    segments       the number of segments
+    bytes          the bytes of their `.log` files
+    removals       the segments that retention would remove now, the oldest first
+    next           the segment that it removes next, if it removes none now; None if it never will
+    cleaning       what compaction would do now; None if the topic is not compacted
+    unknown        in words: what the files do not tell
+    kept           in words: why it is neither deleted nor compacted, if nobody has set that
+    error          why there is no plan; the other fields are empty then
     """
 
     topic: str
@@ -69,12 +69,12 @@ class PartitionPlan:
 
     @property
     def name(self) -> str:
-        """`<topic>-<number>`."""
+        """The name of the partition, `<topic>-<number>`."""
         return f"{self.topic}-{self.number}"
 
     @property
     def removed_bytes(self) -> int:
-        """What retention would remove now."""
+        """The bytes that retention would remove now."""
         return sum(each.segment.size for each in self.removals)
 
 
@@ -82,7 +82,8 @@ class PartitionPlan:
 class _Checkpoints:
     """The offset checkpoints of a log directory, as far as they can be read.
 
-    problems  in words, those that cannot
+    logs      the log directory
+    problems  the errors of those that cannot be read, in words
     """
 
     logs: Path
@@ -97,12 +98,12 @@ class _Checkpoints:
 
 
 def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) -> list[PartitionPlan]:
-    """The plan for each partition of a backing directory, in order.
+    """Return the plan for each partition of a backing directory, in order.
 
-    given       lines that outrank those of server.properties, as a mount may have been given them
-    is_running  a daemon has the directory open
+    given       lines that take precedence over those of server.properties, as a mount may be given them
+    is_running  whether a daemon has the directory open
 
-    What Configuration.load and Listing.of raise, and NoStoreError where there is no log directory."""
+    It raises what Configuration.load and Listing.of raise, and NoStoreError where there is no log directory."""
     logs = logs_in(backing)
     partitions = Listing.of(logs).partitions
     node_id = MetaProperties.load_or_create(logs, lambda: now, read_only=True).node_id
@@ -178,7 +179,7 @@ def _cleaning(
 def _unknown(
     directory: Path, segments: list[SegmentOnDisk], settings: TopicSettings, is_running: bool
 ) -> list[str]:
-    """What this partition's files do not tell."""
+    """Return in words what this partition's files do not tell."""
     unknown = []
     suffixes = {path.suffix for path in directory.iterdir()}
     if SWAP_SUFFIX in suffixes:

@@ -1,4 +1,4 @@
-"""What a partition knows of one producer: its epoch, its last batches, its open transaction.
+"""The state of one producer in a partition: its epoch, its last batches, its open transaction.
 
 Sequence numbers count a producer's records from 0 to 2^31-1 and then begin at 0 again.
 """
@@ -20,11 +20,11 @@ NO_COORDINATOR_EPOCH: Final = -1
 
 
 class Origin(Enum):
-    """Where an append comes from, which decides what is asked of it.
+    """The source of an append. It decides what is checked.
 
-    CLIENT       a producer: epoch and sequence must fit, a repeated batch is recognised
+    CLIENT       a producer: epoch and sequence must fit, and a repeated batch is recognised
     COORDINATOR  markers and a coordinator's own records: the epoch must fit
-    REPLICATION  a copy of what was accepted before, also when a log is replayed: taken as it is
+    REPLICATION  a copy of batches that were accepted before, or the replay of a log: accepted as it is
     """
 
     CLIENT = "client"
@@ -33,18 +33,18 @@ class Origin(Enum):
 
 
 class BatchInfo(NamedTuple):
-    """What producer state needs of a batch. A named tuple: replay makes one for each batch of a log.
+    """The fields of a batch that the producer state needs. It is a named tuple, as a replay makes one for each batch.
 
-    producer_id          −1 none
-    producer_epoch       −1 none
-    base_sequence        of the first record, −1 none
-    last_sequence        of the last record, −1 none
-    base_offset          of the first record
-    last_offset          of the last record; a marker's is its base offset
-    max_timestamp        milliseconds; of a marker its record's timestamp
+    producer_id          the producer's id, −1 none
+    producer_epoch       the producer's epoch, −1 none
+    base_sequence        the sequence number of the first record, −1 none
+    last_sequence        the sequence number of the last record, −1 none
+    base_offset          the offset of the first record
+    last_offset          the offset of the last record; for a marker its base offset
+    max_timestamp        the largest timestamp, milliseconds; for a marker its record's timestamp
     is_transactional     attribute bit 4
     is_control           attribute bit 5
-    marker               the transaction's end; None for data, for a control batch that compaction
+    marker               the marker of the batch; None for data, for a control batch that compaction
                          emptied, and for control records of other kinds
     """
 
@@ -61,7 +61,7 @@ class BatchInfo(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Sequence[int], marker: Marker | None = None) -> BatchInfo:
-        """From a row of the batch table, as `tolist` gives it: plain ints."""
+        """Make one from a row of the batch table, given as plain ints, as `tolist` returns it."""
         base_offset, last_offset = row[scan.BASE_OFFSET], row[scan.LAST_OFFSET]
         base_sequence, attributes = row[scan.BASE_SEQUENCE], row[scan.ATTRIBUTES]
         return cls(
@@ -80,12 +80,12 @@ class BatchInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """One of a producer's last batches, as a duplicate of it is answered.
+    """One of a producer's last batches, with the fields that the answer to a duplicate needs.
 
-    last_sequence  of its last record, −1 none
-    last_offset    of its last record
+    last_sequence  the sequence number of its last record, −1 none
+    last_offset    the offset of its last record
     offset_delta   last offset − first offset
-    timestamp      the batch's maximum, milliseconds
+    timestamp      the largest timestamp of the batch, milliseconds
     """
 
     last_sequence: int
@@ -106,14 +106,14 @@ class BatchMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """One producer. A change makes a new entry, so no reader and no update in preparation sees half of it.
+    """The state of one producer. A change makes a new entry, so that nobody sees half of a change.
 
-    producer_id
-    epoch                             −1 until the first batch or marker
-    coordinator_epoch                 of the last marker, −1 none
-    last_timestamp                    of the last batch or marker, milliseconds; idle time counts from it
-    current_transaction_first_offset  −1 while no transaction is open
-    batches                           the last ones of this epoch, oldest first, at most KEPT_BATCHES
+    producer_id                       the producer's id
+    epoch                             the producer's epoch, −1 until the first batch or marker
+    coordinator_epoch                 the coordinator's epoch in the last marker, −1 none
+    last_timestamp                    timestamp of the last batch or marker, milliseconds; idle time counts from it
+    current_transaction_first_offset  first offset of the open transaction, −1 while none is open
+    batches                           the last batches of this epoch, oldest first, at most KEPT_BATCHES
     """
 
     producer_id: int
@@ -139,7 +139,7 @@ class ProducerEntry:
         return self.batches[-1].offset_delta if self.batches else 0
 
     def duplicate_of(self, batch: BatchInfo) -> BatchMetadata | None:
-        """The kept batch that `batch` repeats, None when there is none."""
+        """Return the kept batch that `batch` repeats; None if there is none."""
         if batch.producer_epoch != self.epoch:
             return None
         for kept in self.batches:
@@ -148,7 +148,7 @@ class ProducerEntry:
         return None
 
     def with_batch(self, batch: BatchInfo) -> ProducerEntry:
-        """The entry after a batch of data; a transactional one opens a transaction unless one is open."""
+        """Return the entry after a data batch. A transactional one opens a transaction unless one is open."""
         kept = self.batches[1 - KEPT_BATCHES :] if batch.producer_epoch == self.epoch else ()
         added = BatchMetadata(
             batch.last_sequence, batch.last_offset, batch.last_offset - batch.base_offset, batch.max_timestamp
@@ -166,33 +166,33 @@ class ProducerEntry:
         )
 
     def with_marker(self, epoch: int, coordinator_epoch: int, timestamp: int) -> ProducerEntry:
-        """The entry after the end of a transaction. A new epoch forgets the batches of the old one."""
+        """Return the entry after the end of a transaction. A new epoch forgets the batches of the old one."""
         kept = self.batches if epoch == self.epoch else ()
         return ProducerEntry(self.producer_id, epoch, coordinator_epoch, timestamp, NO_OFFSET, kept)
 
     def is_expired(self, now: int, expiration_ms: int) -> bool:
-        """Idle for `expiration_ms` or longer, with no transaction open."""
+        """Whether the producer is idle for `expiration_ms` or longer and has no open transaction."""
         return (
             self.current_transaction_first_offset == NO_OFFSET and now - self.last_timestamp >= expiration_ms
         )
 
 
 def increment(sequence: int, by: int) -> int:
-    """The sequence number `by` records later."""
+    """Return the sequence number `by` records later."""
     if sequence > MAX_INT32 - by:
         return by - (MAX_INT32 - sequence) - 1
     return sequence + by
 
 
 def decrement(sequence: int, by: int) -> int:
-    """The sequence number `by` records earlier."""
+    """Return the sequence number `by` records earlier."""
     if sequence < by:
         return MAX_INT32 - (by - sequence) + 1
     return sequence - by
 
 
 def last_sequence_of(base_sequence: int, last_offset_delta: int) -> int:
-    """The sequence number of a batch's last record, −1 when the batch has none."""
+    """Return the sequence number of a batch's last record, −1 if the batch has none."""
     if base_sequence == NO_SEQUENCE:
         return NO_SEQUENCE
     return increment(base_sequence, last_offset_delta)

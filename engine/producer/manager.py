@@ -1,14 +1,14 @@
-"""The producers of one partition: who may append what, which transactions are open, and their snapshots.
+"""The producer state of one partition: it checks appends, knows the open transactions, and writes snapshots.
 
 An append is prepared (`prepare`, then `add` for each batch), written to the log, and committed (`commit`).
-Preparing changes nothing. Markers among the batches complete transactions; the partition takes each of
-`update.completed`, in order: asks for `last_stable_offset_for` it, writes the transaction index if it was
-aborted, then calls `complete_transaction`. So one whose index entry could not be written stays open.
+Preparing changes nothing. Markers among the batches complete transactions. For each of `update.completed`, in
+order, the partition asks for its `last_stable_offset_for`, writes the transaction index if it was aborted, and then
+calls `complete_transaction`. So a transaction whose index entry could not be written stays open.
 
     open ──marker──▶ unreplicated ──high watermark above the marker──▶ forgotten
     └────────── both hold the stable offset down ──────────┘
 
-Whoever changes something here holds the partition's lock. `first_unstable_offset`, `map_end_offset`,
+Changes need the partition's lock. `first_unstable_offset`, `map_end_offset`,
 `has_late_transaction` and `producers` may be read without it.
 """
 
@@ -42,17 +42,17 @@ from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PR
 
 log = logging.getLogger(__name__)
 
-LATE_TRANSACTION_BUFFER_MS: Final = 300_000  # the coordinator gets this long to end what has timed out
+LATE_TRANSACTION_BUFFER_MS: Final = 300_000  # the coordinator's time to end a timed-out transaction
 
 _SNAPSHOT: Final = re.compile(rf"([0-9]{{20}}){re.escape(SNAPSHOT_SUFFIX)}({re.escape(TEMPORARY_SUFFIX)})?")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction without its marker.
+    """A transaction that has no marker yet.
 
-    producer_id   whose it is; a producer has at most one
-    first_offset  of its first record
+    producer_id   the id of its producer, which has at most one open transaction
+    first_offset  the offset of its first record
     """
 
     producer_id: int
@@ -63,10 +63,10 @@ class OpenTransaction:
 class CompletedTransaction:
     """A transaction that wrote records and was then ended by a marker.
 
-    producer_id   whose it is
-    first_offset  of its first record
-    last_offset   of its marker
-    is_aborted    whether the marker says so
+    producer_id   the id of its producer
+    first_offset  the offset of its first record
+    last_offset   the offset of its marker
+    is_aborted    whether the marker is an abort marker
     """
 
     producer_id: int
@@ -79,13 +79,13 @@ _first_offset = attrgetter("first_offset")
 
 
 class ProducerUpdate:
-    """What an append will change, until `ProducerStates.commit` applies it; to drop it, forget it.
+    """The changes of one append, which `ProducerStates.commit` applies. An update that is not committed has no effect.
 
-    origin      where the append comes from
-    end_offset  behind the last batch that was added, NO_OFFSET before the first
+    origin      the source of the append
+    end_offset  the offset behind the last batch that was added, NO_OFFSET before the first
     entries     the producers' entries after the append, by producer id
-    started     transactions that the append begins, in order
-    completed   transactions that the append ends, in order
+    started     the transactions that the append begins, in order
+    completed   the transactions that the append ends, in order
     """
 
     __slots__ = ("_place", "_producers", "completed", "end_offset", "entries", "origin", "started")
@@ -100,10 +100,10 @@ class ProducerUpdate:
         self.completed: list[CompletedTransaction] = []
 
     def add(self, batch: BatchInfo) -> BatchMetadata | None:
-        """Take up the next batch; the original's metadata when a client repeats it, and nothing is taken up.
+        """Add the next batch. If a client repeats a batch, return the metadata of the original and add nothing.
 
         A batch that its producer must not write raises InvalidProducerEpochError, OutOfOrderSequenceError,
-        InvalidTransactionStateError or TransactionCoordinatorFencedError; nothing is taken up then.
+        InvalidTransactionStateError or TransactionCoordinatorFencedError; then nothing is added either.
         """
         if batch.producer_id > NO_PRODUCER_ID:
             if not batch.is_control:
@@ -169,7 +169,7 @@ class ProducerUpdate:
 
     def _check_sequence(self, entry: ProducerEntry, batch: BatchInfo) -> None:
         if entry.epoch == NO_PRODUCER_EPOCH:
-            # Its records may all have been deleted, or it may have been idle for too long.
+            # The producer is not known: its records may be deleted, or it may have been idle for too long.
             return
         # Also 0 when no batch of the epoch is known: the last sequence is −1 then.
         expected = increment(entry.last_sequence, 1) if batch.producer_epoch == entry.epoch else 0
@@ -186,16 +186,17 @@ class ProducerUpdate:
 class ProducerStates:
     """The producers of one partition directory.
 
-    directory             of the partition
-    expiration_ms         idle producers are forgotten after this time; may be changed
-    map_end_offset        what lies below it in the log has been taken into account
+    directory             the directory of the partition
+    expiration_ms         the time after which idle producers are forgotten; may be changed
+    map_end_offset        the offset up to which the log is included in this state
     first_unstable_offset first offset of the earliest transaction, open or unreplicated; None without one
-    _producers            entries by producer id
-    _ongoing              open transactions by rising first offset; exactly those that entries name
-    _unreplicated         completed ones whose marker is not below the high watermark, by rising first offset
-    _snapshots            offsets of the snapshot files, rising
-    _last_snapshot_offset no snapshot is taken at or below it
-    _read_only            snapshots are read, and neither taken nor deleted
+    producers             a read-only view of the entries
+    _producers            the entries by producer id
+    _ongoing              the open transactions by rising first offset; exactly those that entries name
+    _unreplicated         completed transactions whose marker is not below the high watermark, by rising first offset
+    _snapshots            the offsets of the snapshot files, rising
+    _last_snapshot_offset the offset at or below which no snapshot is taken
+    _read_only            whether snapshots are only read, and neither taken nor deleted
     """
 
     __slots__ = (
@@ -230,12 +231,12 @@ class ProducerStates:
 
     @classmethod
     def open(cls, directory: Path, expiration_ms: int) -> ProducerStates:
-        """No producers yet, and the snapshots that the directory holds; `truncate_and_reload` reads one."""
+        """Open the state without producers, and list the snapshots. `truncate_and_reload` reads one of them."""
         return cls(directory, expiration_ms, _find_snapshots(directory))
 
     @classmethod
     def look(cls, directory: Path, expiration_ms: int) -> ProducerStates:
-        """The same, but no file is changed: snapshots that are not wanted are passed over."""
+        """Open the state read-only. No file is changed: snapshots that are not wanted are ignored, not deleted."""
         snapshots = _find_snapshots(directory, read_only=True)
         return cls(directory, expiration_ms, snapshots, read_only=True)
 
@@ -245,7 +246,7 @@ class ProducerStates:
     # -- appends ------------------------------------------------------------------------------------
 
     def prepare(self, origin: Origin) -> ProducerUpdate:
-        """An update for one append. Commit it before anything else changes here, or drop it."""
+        """Return an update for one append. Commit it before anything else changes here, or drop it."""
         return ProducerUpdate(self._producers, origin, self.directory)
 
     def commit(self, update: ProducerUpdate) -> None:
@@ -258,7 +259,7 @@ class ProducerStates:
         self._publish()
 
     def advance(self, end_offset: int) -> None:
-        """Move the map end offset: for batches without a producer, and for what a replay skips."""
+        """Move the map end offset: over batches without a producer, and over parts of the log that a replay skips."""
         self.map_end_offset = end_offset
 
     # -- transactions -------------------------------------------------------------------------------
@@ -274,10 +275,10 @@ class ProducerStates:
         return tuple(self._unreplicated)
 
     def last_stable_offset_for(self, completed: CompletedTransaction) -> int:
-        """The stable offset at its marker, high watermark aside: where the transaction index says so.
+        """Return the last stable offset for its entry in the transaction index; the high watermark is ignored.
 
-        Transactions that begin behind the marker do not count: a replay that commits many batches at
-        once then writes the same index as the appends did one by one.
+        Transactions that begin behind the marker do not count. So a replay that commits many batches at
+        once writes the same index as the appends did one by one.
         """
         for transaction in self._ongoing:
             if transaction.producer_id != completed.producer_id:
@@ -305,14 +306,14 @@ class ProducerStates:
             self._publish()
 
     def on_start_offset(self, start_offset: int) -> None:
-        """Follow a start offset that has risen; producers stay, whether or not their records do."""
+        """Update the state after the start offset has risen. Producers stay, also those whose records are gone."""
         self.on_high_watermark(start_offset)
         self.map_end_offset = max(self.map_end_offset, start_offset)
         latest = self.latest_snapshot_offset
         self._last_snapshot_offset = start_offset if latest is None else latest
 
     def has_late_transaction(self, now: int, timeout_ms: int) -> bool:
-        """Whether the earliest open transaction outlived its time-out and the coordinator's time for it."""
+        """Whether the earliest open transaction has exceeded its time-out and the coordinator's time to end it."""
         # A slice: the list may become empty at any moment.
         for transaction in self._ongoing[:1]:
             entry = self._producers.get(transaction.producer_id)
@@ -327,7 +328,7 @@ class ProducerStates:
     # -- forgetting and loading ---------------------------------------------------------------------
 
     def remove_expired(self, now: int) -> int:
-        """Forget the idle producers without an open transaction; gives how many there were."""
+        """Forget the idle producers without an open transaction. Return how many there were."""
         expired = [
             producer_id
             for producer_id, entry in self._producers.items()
@@ -338,10 +339,10 @@ class ProducerStates:
         return len(expired)
 
     def truncate_and_reload(self, start_offset: int, end_offset: int, now: int) -> None:
-        """Go back to the newest snapshot within (start, end], and delete those outside.
+        """Load the newest snapshot within (start, end], and delete those outside.
 
-        `map_end_offset` tells from where on the log is to be replayed: the snapshot's offset, or the start
-        offset when there is none. State that ends at the end offset already is kept.
+        `map_end_offset` is then the offset from which the log must be replayed: the snapshot's offset, or the
+        start offset if there is none. A state that ends at the end offset already is kept.
         """
         for offset in list(self._snapshots):
             if not start_offset < offset <= end_offset:
@@ -403,9 +404,9 @@ class ProducerStates:
         return self._snapshots[0] if self._snapshots else None
 
     def take_snapshot(self, *, fsync: bool) -> Path | None:
-        """Write a snapshot at the map end offset; None where the last one holds the same.
+        """Write a snapshot at the map end offset, and return its path; None where the last one is not older.
 
-        One that was written without `fsync` is made durable later, by `topicfs.engine.producer.snapshot.flush`.
+        A snapshot that was written without `fsync` is made durable later, by `topicfs.engine.producer.snapshot.flush`.
         """
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset or self._read_only:
@@ -423,10 +424,10 @@ class ProducerStates:
             self._delete_snapshot(each)
 
     def remove_stray_snapshots(self, segment_bases: Collection[int]) -> None:
-        """Delete the snapshots that no segment begins at; not the newest of them, unless below the last base.
+        """Delete the snapshots at whose offset no segment begins. The newest of these stays unless below the last base.
 
-        That one was taken at a clean stop. The directory is read anew: recovery of single segments, with
-        states of its own, has written and deleted snapshots in it.
+        It was taken at a clean stop. The directory is listed again: the recovery of single segments,
+        which has states of its own, has written and deleted snapshots in it.
         """
         self._snapshots = _find_snapshots(self.directory, self._read_only)
         bases = frozenset(segment_bases)
@@ -437,7 +438,7 @@ class ProducerStates:
             self._delete_snapshot(offset)
 
     def mark_snapshot_for_deletion(self, offset: int) -> Path | None:
-        """Rename the snapshot at exactly `offset`, gives its new path; None when there is none (any more)."""
+        """Rename the snapshot at exactly `offset`, and return its new path; None if there is none (any more)."""
         if offset not in self._snapshots:
             return None
         self._snapshots.remove(offset)
@@ -460,7 +461,7 @@ class ProducerStates:
 
 
 def _find_snapshots(directory: Path, read_only: bool = False) -> list[int]:
-    """The offsets of the directory's snapshots, rising. What a crash left half-written is deleted."""
+    """Return the offsets of the directory's snapshots, rising. Files that a crash left half-written are deleted."""
     offsets = []
     with os.scandir(directory) as entries:
         for entry in entries:

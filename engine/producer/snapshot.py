@@ -1,4 +1,4 @@
-"""Writing and reading producer snapshots, which are drawn in `topicfs.engine.format.producer_snapshot`."""
+"""Writing and reading producer snapshots. Their format is drawn in `topicfs.engine.format.producer_snapshot`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from topicfs.engine.record import NO_OFFSET
 
 _ROWS: Final = ENTRY.dtype()
 
-# 5.8 million producers. A longer file is refused before it is read: nothing that we trust says it is real.
+# The size with 5.8 million producers. A longer file is refused before it is read, as its size cannot be trusted.
 MAX_BYTES: Final = 256 * 1024 * 1024
 
 
 def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> None:
-    """Write a snapshot in place of what is at `path`; durable when it returns if `fsync`."""
+    """Write a snapshot, which replaces a file at `path`. With `fsync` it is durable when this returns."""
     rows = (
         (
             entry.producer_id,
@@ -47,7 +47,7 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
 
 
 def flush(path: Path) -> None:
-    """Make a snapshot durable that was written without fsync; nothing to do when it is gone by now."""
+    """Make a snapshot durable that was written without fsync. It may be deleted by now."""
     try:
         descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def flush(path: Path) -> None:
 
 
 def read(path: Path) -> list[ProducerEntry]:
-    """The entries of a snapshot; CorruptSnapshotError where the file breaks the format."""
+    """Return the entries of a snapshot; CorruptSnapshotError where the file breaks the format."""
     table = _read_table(path)
     _check_entries(path, table)
     return [
@@ -92,7 +92,7 @@ def _read_table(path: Path) -> npt.NDArray[Any]:
             raise CorruptSnapshotError(f"{path}: expected {HEADER.size} to {MAX_BYTES} bytes, found {size}")
         header = file.read(HEADER.size)
         checksum, count = header_in(path, header, size)
-        # Bounded once more: the file may grow between fstat and here.
+        # The read is bounded too: the file may have grown since fstat.
         data = header + file.read(size - HEADER.size)
     if len(data) != size:
         raise CorruptSnapshotError(f"{path}: expected {size} bytes, found {len(data)}")
@@ -103,7 +103,8 @@ def _read_table(path: Path) -> npt.NDArray[Any]:
 
 
 def _check_entries(path: Path, table: npt.NDArray[Any]) -> None:
-    """What a right checksum does not promise: no producer twice, no two transactions from one offset."""
+    """Check what the checksum does not cover: no producer has two entries, and no two transactions begin at one
+    offset."""
     if not table.size:
         return
     producers = table["producer_id"].astype(np.int64)

@@ -13,19 +13,19 @@ A store holds topics, a topic has partitions, and a partition is a log of record
 
 `data/logs` is then a log directory that a Kafka broker can serve, and one that a broker wrote can be opened.
 
-Store       `open` (`create=True` makes it first, `read_only=True` changes nothing at all), `close`; `create`,
+Store       `open` (`create=True` makes the store first, `read_only=True` changes nothing at all), `close`; `create`,
             `create_topic`; `delete`, `delete_topic`, and `undelete` for a minute after it; `partition`, `partitions`,
             `topics`, `"orders-0" in store`; `configure`, `explain`, `topic_settings`, `daemon`; `upkeep.run_due`, to be
-            called every second or so by a program that keeps the store open, and `upkeep.states`, how what it does
-            has fared; `cleaning` compacts
+            called every second or so by a program that keeps the store open, and `upkeep.states`, the states of its
+            jobs; `cleaning` compacts
 Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `columns`, `read`, `hold`;
             `offset_for_timestamp`; `start_offset`, `stable_offset`, `high_watermark`, `end_offset`; `flush`
-Record      what is appended and read. `Columns` holds many as arrays, for speed
-Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends that
-Isolation   how far a reader sees: COMMITTED (the default), UNCOMMITTED, LOG_END
-Appended    where records went; LogOffsets: the bounds of a partition at one moment
-Clock       milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
-errors      everything that the engine raises on purpose; all of them are `EngineError`
+Record      a record that is appended or read. `Columns` holds many records as arrays, for speed
+Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends the transaction
+Isolation   how far a reader can read: COMMITTED (the default), UNCOMMITTED, LOG_END
+Appended    the offsets and the place of appended records; LogOffsets: the offsets of a partition at one moment
+Clock       a clock in milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
+errors      all errors that the engine raises on purpose; each of them is an `EngineError`
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the rest when it is first asked for. The kernels take a second to load, and a program that plans a Spark
-    query or unmounts a store uses none of them."""
+    """Load the other names when one is first used. The kernels take a second to load, and a program that plans a Spark
+    query or unmounts a store does not need them."""
     if name in __all__:
         from topicfs import loaded  # noqa: PLC0415 - see above
 

@@ -1,4 +1,4 @@
-"""What `engine` offers, all of it loaded."""
+"""The public names of topicfs that need the kernels, all of them loaded."""
 
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets

@@ -1,4 +1,4 @@
-"""Spark's data source `topicfs`: `from topicfs.spark import register`. See `topicfs.engine.spark`."""
+"""The Spark data source `topicfs`: `from topicfs.spark import register`. See `topicfs.engine.spark`."""
 
 from topicfs.engine.spark import register
 

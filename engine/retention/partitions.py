@@ -1,6 +1,6 @@
-"""Retention of a store's partitions, one by one, and what became of it.
+"""Retention of a store's partitions, one by one, with what it removed and what failed.
 
-A partition that is not in use is looked at by its files' names, and loaded only where something is due.
+A partition that is not loaded is checked by listing its files, and is loaded only if something is due.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """What the files of a partition that is not loaded say."""
+    """The segments and offsets of a partition that is not loaded, as its files and checkpoints say."""
 
     segments: list[SegmentOnDisk]
     offsets: LogOffsets
 
 
 class Retention:
-    """Removes what is due from partitions.
+    """Retention: it removes the due segments of partitions.
 
-    removed   all that was removed since the opening
-    failing   why a partition's retention last failed, by its name; it is tried again each time
-    _use      loads a slot's partition
-    _known    what checkpoints say of a slot that is not loaded
-    _settings of a topic
-    _unused   files of partitions that are not loaded: nothing changes them as long as that is so
-    _lock     guards `removed`, to which cleaner threads add as well
+    removed   the segments and bytes that were removed since the opening
+    failing   by partition name: the error of the last try, if it failed; it is tried again each time
+    _use      returns a slot's partition, loaded
+    _known    returns what the checkpoints say of a slot that is not loaded
+    _settings returns the settings of a topic
+    _unused   by partition: the files of partitions that are not loaded, which do not change as long as that is so
+    _lock     guards `removed`, to which cleaner threads add too
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Retention:
         self._lock = threading.Lock()
 
     def look(self, slot: Slot) -> Unused | None:
-        """What the files of a slot that is not loaded say; None where it is loaded, offline or has no segment."""
+        """Return the segments and offsets of a slot that is not loaded; None where it is loaded, offline or empty."""
         if slot.partition is not None or slot.error is not None or slot.gone:
             self._unused.pop(slot.key, None)
             return None
@@ -75,7 +75,7 @@ class Retention:
         return found
 
     def retain(self, slot: Slot, now: int) -> Removed:
-        """Remove what is due from one partition. What fails is reported, and does not come out."""
+        """Remove the due segments of one partition. An error is logged and recorded, and not raised."""
         try:
             unused = self.look(slot)
             if unused is not None:
@@ -88,7 +88,7 @@ class Retention:
             else:
                 return NOTHING
         except (ClosedError, UnknownPartitionError):
-            # Deleted or closed meanwhile, or offline, which was said when it happened.
+            # It was deleted or closed meanwhile, or is offline, which was logged when it happened.
             return NOTHING
         except (EngineError, OSError) as error:
             if not slot.gone:
@@ -101,12 +101,12 @@ class Retention:
         return removed
 
     def forget(self, slot: Slot) -> None:
-        """The partition is gone."""
+        """Forget a partition that was deleted."""
         self._unused.pop(slot.key, None)
         self.failing.pop(slot.name, None)
 
     def _report(self, slot: Slot, error: Exception) -> None:
-        # Each time anew it would fill the log.
+        # The same error is logged once: each time would fill the log.
         if self.failing.get(slot.name) != str(error):
             log.error(f"{slot.name}: retention failed, tried again when it is next due: {error!r}")
         self.failing[slot.name] = str(error)

@@ -1,4 +1,4 @@
-"""Removing from a log what retention's rules say."""
+"""Removing the segments of a log that are due by the rules of retention."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _AT_ONCE: Final = 64
-"""Segments that are renamed under one hold of the log's lock, some 5 ms: appends wait no longer."""
+"""The number of segments that are renamed while the log's lock is held once. This takes some 5 ms, for which appends
+wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was removed.
+    """The segments that retention removed, counted.
 
-    by_reason  segments and bytes of each reason that there was
+    by_reason  the number and the bytes of the segments, for each reason that occurred
     """
 
     by_reason: Mapping[Reason, tuple[int, int]] = field(default_factory=dict)
@@ -41,12 +42,12 @@ class Removed:
 
     @property
     def segments(self) -> int:
-        """How many."""
+        """The number of removed segments."""
         return sum(segments for segments, _ in self.by_reason.values())
 
     @property
     def bytes(self) -> int:
-        """Of their `.log` files."""
+        """The bytes of their `.log` files."""
         return sum(size for _, size in self.by_reason.values())
 
     def __add__(self, other: Removed) -> Removed:
@@ -63,9 +64,9 @@ NOTHING: Final = Removed()
 
 
 def apply(log: Log, now: int) -> Removed:
-    """Remove the segments that are due, with their producer snapshots; their files go after the delay.
+    """Remove the segments that are due, with their producer snapshots. Their files are deleted after the delay.
 
-    Sizes and timestamps are read before the lock is taken, as that may need files."""
+    Sizes and timestamps are read before the lock is taken, as this may read files."""
     announced = log.chain.segments
     found = _while_segments_change(log, lambda segments: due(segments, log.offsets, log.settings, now))
     if not found:
@@ -83,7 +84,7 @@ def apply(log: Log, now: int) -> Removed:
         counted = Removed.of(found)
         survivor = log.chain.segments.higher(found[-1].segment.base_offset)
         assert survivor is not None
-        # Before anything is removed: a reader that is told of the new start looks for nothing below it.
+        # This comes before any removal: a reader that knows the new start offset reads nothing below it.
         log.raise_start_offset(survivor.base_offset)
     _tell(log, found)
     _remove([each.segment for each in found], log)
@@ -91,19 +92,20 @@ def apply(log: Log, now: int) -> Removed:
 
 
 def next_due(log: Log, now: int) -> Forecast[Segment] | None:
-    """What retention removes from this log next, for people; see `forecast`. Takes no lock."""
+    """Return what retention removes from this log next, to show to people; see `forecast`. It takes no lock."""
     return _while_segments_change(log, lambda segments: forecast(segments, log.offsets, log.settings, now))
 
 
 def _while_segments_change(log: Log, look: Callable[[Segments], T]) -> T:
-    """What is found in the published list. Without the lock: another change may take a segment meanwhile."""
+    """Return the result of `look` at the published list of segments. It takes no lock: if a segment is removed
+    meanwhile, it looks at the new list."""
     while True:
         log.check_open()
         segments = log.chain.segments
         try:
             return look(segments)
         except (ClosedError, FileNotFoundError):
-            # Then there is another list. Or the log is gone.
+            # A segment was removed, and there is a new list; or the log was closed.
             log.check_open()
             if log.chain.segments is segments:
                 raise

@@ -1,14 +1,14 @@
-"""Which segments retention removes, and which goes next: rules over what is known of segments, without files.
+"""The rules of retention: which segments it removes now, and which one next. They read no files.
 
-From the oldest segment on, by three rules in this order. A rule takes segments as long as they fall under it;
-the next one goes on where it stopped:
+There are three rules, which apply in this order, from the oldest segment on. A rule removes segments as long as it
+applies to them; the next rule continues where it stopped:
 
     start offset  the next segment begins at or below the start offset
-    size          without the segment the others still have retention.bytes
+    size          without this segment, the others still have retention.bytes
     time          its largest timestamp is more than retention.ms ago
 
-Size and time hold only where cleanup.policy has `delete`. No rule takes what is not wholly below the high
-watermark, or an empty active segment. Where an active segment with records is taken, it is to be rolled first.
+Size and time apply only where cleanup.policy has `delete`. No rule removes a segment that is not completely below the
+high watermark, or an empty active segment. An active segment with records must be rolled before it is removed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from topicfs.engine.settings.topic import TopicSettings
 
 
 class Measured(Protocol):
-    """What the rules ask of a segment. They ask for timestamps last, and not beyond the first that stays."""
+    """The properties of a segment that the rules use. Timestamps are read last, and only up to the first segment that
+    stays."""
 
     @property
     def base_offset(self) -> int:
-        """The first offset that may lie in it."""
+        """The first offset that the segment may hold."""
 
     @property
     def size(self) -> int:
-        """Bytes of its `.log`."""
+        """The bytes of its `.log`."""
 
     @property
     def largest_timestamp(self) -> int:
-        """Largest timestamp, or when it was last written where it has none."""
+        """The largest timestamp, or the time of the last write if it has none."""
 
 
 S = TypeVar("S", bound=Measured)
 
 
 class Reason(Enum):
-    """Why a segment goes."""
+    """The rule by which a segment is removed."""
 
     START_OFFSET = "start offset"
     SIZE = "size"
@@ -51,7 +52,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Due(Generic[S]):
-    """A segment that is to be removed, and why."""
+    """A segment that is to be removed, with the reason."""
 
     segment: S
     reason: Reason
@@ -59,13 +60,13 @@ class Due(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Forecast(Generic[S]):
-    """The oldest segment that is there: when it goes, as things stand. Whichever comes first, removes it.
+    """When the oldest segment will be removed, with the present settings. The limit that is reached first removes it.
 
-    segment     the oldest one
-    reason      why it is due now; None where it is not
-    at_ms       when its time is over, in milliseconds since the epoch; None without a limit of time
-    more_bytes  it goes when so many bytes more have been appended; None without a limit of size. Of a segment that
-                is still active: at least so many
+    segment     the oldest segment
+    reason      the reason why it is due now; None if it is not
+    at_ms       the time when it becomes too old, in milliseconds since the epoch; None without a time limit
+    more_bytes  the bytes that must be appended until it is removed; None without a size limit. For a segment that is
+                still active, it is at least this number
     """
 
     segment: S
@@ -75,7 +76,7 @@ class Forecast(Generic[S]):
 
 
 def due(segments: Iterable[S], offsets: LogOffsets, settings: TopicSettings, now: int) -> list[Due[S]]:
-    """The segments to remove now, the oldest first."""
+    """Return the segments to remove now, the oldest first."""
     every = tuple(segments)
     uppers = [segment.base_offset for segment in every[1:]]
     found: list[Due[S]] = []
@@ -107,7 +108,7 @@ def due(segments: Iterable[S], offsets: LogOffsets, settings: TopicSettings, now
 def forecast(
     segments: Iterable[S], offsets: LogOffsets, settings: TopicSettings, now: int
 ) -> Forecast[S] | None:
-    """The next segment to go; None where none ever goes by size or time, or there is nothing in the log."""
+    """Return the next segment to be removed, and when; None if size and time never remove one, or the log is empty."""
     every = tuple(segments)
     now_due = due(every, offsets, settings, now)
     if now_due:

@@ -1,17 +1,17 @@
-"""Descriptors of segment files: few open at a time, and never closed under a reader or a writer.
+"""Descriptors of segment files: few are open at a time, and none is closed while a reader or writer uses it.
 
-Ten thousand segments must not need ten thousand descriptors, nor must thousands of partitions that are appended to. A
-file is opened at its first use, and the least recently used ones are given up. Who reads or writes holds the
-`Descriptor` object meanwhile: giving it up drops a reference, and the last reference to go closes it. So no use takes a
-lock.
+Ten thousand segments must not need ten thousand descriptors, nor must thousands of partitions that are appended to.
+A file is opened at its first use, and the least recently used ones are given up. A reader or writer holds the
+`Descriptor` object during its work: giving it up drops one reference, and the last reference to go closes it. So no
+use takes a lock.
 
-A `.log` that was written and not flushed is written back when its descriptor is given up. A later fsync through another
-descriptor tells of an error that nobody has seen yet, but only as long as the kernel remembers the file: with no
-descriptor open, it may drop the inode, and the error with it, as soon as the pages that could not be written are clean.
-What that write-back tells is kept, and raised by the next append or flush. The files of indexes need none of that: what
-they lose is found out, and made anew from the log.
+A `.log` that was written and not flushed is written back when its descriptor is given up. A later fsync through
+another descriptor reports an error that nobody has seen yet, but only while the kernel remembers the file: with no
+descriptor open it may drop the inode, and the error with it, once the pages that could not be written are clean. So
+an error of that write-back is kept, and raised by the next append or flush. Index files need none of this: what they
+lose is detected, and rebuilt from the log.
 
-pread, never mmap: a file that was cut short behind our back is then an error, not a SIGBUS.
+pread is used, never mmap: a file that another process cut short then gives an error, not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _OTHERS: Final = 192
 _FEWEST: Final = 64
 
 _MOST: Final = 16_384
-"""With 512, a look-up among 10,000 segments took 1.5 times as long as among 10, as it had to open a file; now 1.2 times
-as long."""
+"""With 512, a look-up among 10,000 segments took 1.5 times as long as among 10, because it had to open a file. Now it
+takes 1.2 times as long."""
 
 
 class Holder(Protocol):
-    """What a cache fills and empties.
+    """An object whose value a cache fills and empties.
 
-    cached   the value; None before it was loaded and after it was given up
-    used     set by every use, cleared by the cache when it looks for something to give up
+    cached  the value; None before it was loaded and after it was given up
+    used    set by every use, cleared by the cache when it looks for a value to give up
     """
 
     cached: Any
@@ -57,8 +57,8 @@ class SecondChance:
     Values are given up in the order in which they came, but one that was used since the cache last looked
     goes to the end of the queue instead: close to least recently used, without moving anything on a use.
 
-    limit     the weights' sum that is kept to, save for a single value that is heavier
-    total     the weights' sum
+    limit     the most that the weights may add up to, except for a single value that is heavier
+    total     the sum of the weights
     _weights  holder → weight, in the order in which they will be looked at
     _lock     guards all of it; held for bookkeeping only, never while a file is read
     """
@@ -75,7 +75,7 @@ class SecondChance:
         return len(self._weights)
 
     def admit(self, holder: Holder, value: T, weight: int) -> T:
-        """Give the holder its value, unless another thread was first; gives what the holder has then."""
+        """Give the holder its value, unless another thread did so first. Return the value that the holder has then."""
         with self._lock:
             if holder.cached is not None:
                 present: T = holder.cached
@@ -85,12 +85,13 @@ class SecondChance:
             self._weights[holder] = weight
             self.total += weight
             given_up = self._give_up(keep=holder)
-        # Behind the lock: the last reference to a file closes it, which may take a while.
+        # Outside the lock: the last reference to a file closes it, which may take a while.
         del given_up
         return value
 
     def forget(self, holder: Holder, value: object = None) -> None:
-        """Stop keeping the holder's value; from now on it has `value`, which is its own affair."""
+        """Drop the holder's value from the cache. From now on the holder has `value`, which the cache does not
+        manage."""
         with self._lock:
             self.total -= self._weights.pop(holder, 0)
             before, holder.cached = holder.cached, value
@@ -114,12 +115,12 @@ class SecondChance:
 
 
 class Descriptor:
-    """An open file, closed when its last holder lets go of it.
+    """An open file that is closed when its last holder releases it.
 
     fd        its number
-    flags     how it was opened
-    is_dirty  written since the last flush: it is written back before it is closed
-    failures  where an error of that is put
+    flags     the flags that it was opened with
+    is_dirty  whether it was written since the last flush: then it is written back before it is closed
+    failures  list that receives an error of that write-back
     """
 
     __slots__ = ("failures", "fd", "flags", "is_dirty")
@@ -147,9 +148,9 @@ class Descriptor:
 
 
 class Descriptors(SecondChance):
-    """The descriptors of segment files that are open: at most `limit`, beside those in use.
+    """The open descriptors of segment files: at most `limit`, besides those in use.
 
-    Files of other kinds that stay open as long as their user wants, such as those of an inbox, borrow places.
+    Files of other kinds, such as those of an inbox, stay open as long as their user wants. They borrow places here.
     """
 
     __slots__ = ()
@@ -158,8 +159,8 @@ class Descriptors(SecondChance):
         super().__init__(limit)
 
     def lend(self) -> None:
-        """Give a place to a file of another kind. OSError (EMFILE) where segments have no more than they need: that
-        concerns the user of this one file, and nobody else."""
+        """Lend a place to a file of another kind. OSError (EMFILE) if segments have no more places than they need:
+        the error concerns the user of this one file only."""
         with self._lock:
             if self.limit <= _FEWEST:
                 raise OSError(
@@ -170,13 +171,13 @@ class Descriptors(SecondChance):
         del given_up
 
     def take_back(self) -> None:
-        """The file that a place was lent to is closed."""
+        """Return a lent place: its file is closed."""
         with self._lock:
             self.limit += 1
 
 
 class WrittenFile:
-    """A file that one appender writes, and nobody reads: it is opened when it is needed.
+    """A file that one appender writes and nobody reads. It is opened when it is needed.
 
     cached, used  see Holder
     """
@@ -189,7 +190,7 @@ class WrittenFile:
         self._descriptors = descriptors
 
     def descriptor(self, path: str) -> Descriptor:
-        """The file, open for writing, and made where there is none. Hold on to it as long as its number is used."""
+        """Return the file, open for writing, and create it if needed. Keep the object while its number is used."""
         found = self.cached
         if found is None:
             return self._descriptors.admit(self, Descriptor.open(path, os.O_RDWR | os.O_CREAT), 1)
@@ -197,26 +198,26 @@ class WrittenFile:
         return found
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Release the descriptor."""
         self._descriptors.forget(self)
 
 
 class PinnedFile:
-    """A file that some read while another renames and deletes it, and one may append to it.
+    """A file that can be read while another thread renames or deletes it, and while one appends to it.
 
-    Who reads it for longer pins it: a pinned file stays readable to its end, whatever happens to its name.
+    Long reads pin it: a pinned file stays readable to its end, whatever happens to its name.
     A read without a pin raises ClosedError once the file was condemned: its name may already belong to a
     later file with the same base offset.
 
-    path      where the file is now
-    cached    descriptor that all share; None until the first use, and after it was given up
-    flags     how it is opened: for reading, and for writing too while it is appended to
-    failures  errors of writing back what was written, which nobody was told yet
+    path      present path of the file
+    cached    shared descriptor; None until the first use, and after it was given up
+    flags     flags to open it with: for reading, and for writing too while it is appended to
+    failures  errors of write-backs that were not reported yet
     used      see Holder
-    gone      condemned or closed: no new pin, and no opening by name
-    identity  device and inode that the file must have; None where nobody else replaces it
-    _kept     descriptor that is held whatever the cache does: during a rename, and while condemned and pinned
-    _pins     as many elements as pins; a list, because its append and pop are atomic and an int's += is not
+    gone      whether it was condemned or closed: no new pin, and no opening by name
+    identity  device and inode that the file must have; None if nobody else replaces it
+    _kept     descriptor that the cache cannot give up: during a rename, and while condemned and pinned
+    _pins     list with one element for each pin: its append and pop are atomic, and += of an int is not
     """
 
     __slots__ = (
@@ -246,7 +247,7 @@ class PinnedFile:
 
     @classmethod
     def anonymous(cls, descriptors: Descriptors) -> PinnedFile:
-        """An empty file in memory, with a path by which this process finds it."""
+        """Return an empty file in memory, with a path by which this process can open it."""
         held = Descriptor(os.memfd_create("topicfs-empty"))
         file = cls(f"/proc/self/fd/{held.fd}", descriptors)
         file._kept = held
@@ -257,7 +258,7 @@ class PinnedFile:
         return len(self._pins)
 
     def descriptor(self) -> Descriptor:
-        """The file, open. Hold on to the object as long as its number is used."""
+        """Return the open file. Keep the object while its number is used."""
         found = self.cached
         if found is None:
             return self._open()
@@ -289,13 +290,13 @@ class PinnedFile:
                     raise CorruptSegmentError(f"{path} was replaced since it was opened read-only")
             found = self._descriptors.admit(self, opened, 1)
             if self.gone:
-                # Condemned since: what was opened may be a later file of the same name.
+                # It was condemned in the meantime: the opened file may be a later one of the same name.
                 self._descriptors.forget(self)
                 continue
             return found
 
     def begin_writing(self, create: bool = False) -> Descriptor:
-        """Open the file for an appender too; FileExistsError where it is to be created and is there."""
+        """Open the file for an appender too. FileExistsError if it must be created and exists already."""
         self.flags = os.O_RDWR
         if create:
             opened = Descriptor.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self.failures)
@@ -307,28 +308,28 @@ class PinnedFile:
             found = self.descriptor()
             if found.flags != os.O_RDONLY:
                 return found
-            # A reader's, who had it opened before the appender came.
+            # A reader opened this descriptor before the appender came.
             self._descriptors.forget(self)
 
     def end_writing(self) -> None:
-        """The appender is done. The descriptor goes on serving readers."""
+        """End the appender's use. The descriptor goes on serving readers."""
         self.flags = os.O_RDONLY
 
     def written(self) -> Descriptor:
-        """The file, for the appender. Hold on to the object as long as its number is used, and say that it `is_dirty`
-        after a write. OSError where what was written before could not be brought onto the disk."""
+        """Return the file for the appender. Keep the object while its number is used, and set `is_dirty` after a
+        write. OSError if earlier data could not be written to disk."""
         self._tell()
         return self._writable()
 
     def sync(self) -> None:
-        """fsync. OSError also where that failed when a descriptor was given up."""
+        """fsync the file. OSError also if a write-back failed when a descriptor was given up."""
         self._tell()
         held = self.cached
         if held is None:
             sync_file(self.path)
             self._tell()
             return
-        # Cleared first: what is appended during the fsync is for the next one.
+        # Cleared first: appends during the fsync belong to the next one.
         was_dirty, held.is_dirty = held.is_dirty, False
         try:
             os.fsync(held.fd)
@@ -341,21 +342,21 @@ class PinnedFile:
             raise self.failures[0]
 
     def pin(self) -> None:
-        """Keep the file readable until unpin; ClosedError when it is too late for that."""
+        """Keep the file readable until `unpin`. ClosedError if it is already condemned or closed."""
         self._pins.append(None)
-        # Looked at after the pin is in place, as condemn looks at pins after it has set `gone`.
+        # Checked after the pin is set, because condemn checks the pins after it has set `gone`.
         if self.gone:
             self.unpin()
             raise ClosedError(f"{self.path} was deleted or closed")
 
     def unpin(self) -> None:
-        """Take one pin back."""
+        """Release one pin."""
         self._pins.pop()
         if self.gone and not self._pins:
             self.release()
 
     def rename(self, path: str) -> None:
-        """Move the file; reads go on meanwhile."""
+        """Rename the file. Reads go on in the meantime."""
         if self.gone:
             os.rename(self.path, path)
             self.path = path
@@ -368,7 +369,7 @@ class PinnedFile:
             self._kept = None
 
     def condemn(self) -> None:
-        """No new reader from here on; those that pinned the file keep it."""
+        """Allow no new reader from here on. Readers that pinned the file keep it."""
         if self.gone:
             return
         try:
@@ -380,12 +381,12 @@ class PinnedFile:
             self.release()
 
     def close(self) -> None:
-        """No reader from here on, pinned or not, save for reads that are under way."""
+        """Allow no reader from here on, pinned or not. Reads that are running can finish."""
         self.gone = True
         self.release()
 
     def release(self) -> None:
-        """Let go of the descriptors. What was not flushed is left to the kernel: nobody counts on it."""
+        """Release the descriptors. Unflushed data is left to the kernel: nobody relies on it."""
         for descriptor in (self._kept, self.cached):
             if descriptor is not None:
                 descriptor.is_dirty = False
@@ -394,7 +395,7 @@ class PinnedFile:
 
 
 def read_exactly(fd: int, position: int, length: int, path: str) -> bytes:
-    """Read that many bytes; CorruptSegmentError when the file ends before."""
+    """Read exactly `length` bytes. CorruptSegmentError if the file ends before."""
     data = os.pread(fd, length, position)
     if len(data) == length:
         return data
@@ -405,7 +406,7 @@ def read_exactly(fd: int, position: int, length: int, path: str) -> bytes:
 
 
 def read_exactly_into(fd: int, position: int, into: memoryview, path: str) -> None:
-    """Fill a buffer from the file; CorruptSegmentError when the file ends before."""
+    """Fill a buffer from the file. CorruptSegmentError if the file ends before."""
     _read_rest(fd, position, into, 0, path)
 
 
@@ -420,20 +421,20 @@ def _read_rest(fd: int, position: int, into: memoryview, done: int, path: str) -
 
 
 def write_exactly(fd: int, position: int, data: memoryview) -> None:
-    """Write all of the bytes; an OSError leaves an unknown part of them in the file."""
+    """Write all of the bytes. After an OSError an unknown part of them is in the file."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, data[done:], position + done)
 
 
 def cut_file(fd: int, size: int) -> None:
-    """Make the file this long, and leave it alone (and its mtime) when it is."""
+    """Set the file's length, and leave the file (and its mtime) alone if it has that length."""
     if os.fstat(fd).st_size != size:
         os.ftruncate(fd, size)
 
 
 def sync_file(path: str) -> None:
-    """fsync a file that nobody here has open for writing."""
+    """fsync a file that nobody in this process has open for writing."""
     fd = open_regular(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -442,7 +443,7 @@ def sync_file(path: str) -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Lift the soft limit on open files to the hard one, and give the limit that holds then."""
+    """Raise the soft limit on open files to the hard one. Return the limit that is then in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return soft
@@ -455,9 +456,9 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptors_for_segments(open_files: int) -> int:
-    """How many of the files that the process may have open are for segments, and for the files that borrow places from
-    them. The rest is for everything else: each command's and job's files, logs, and segments that were deleted under
-    their readers."""
+    """Return how many of the process's open files may be segment files, and files that borrow places from them. The
+    rest is for everything else: the files of commands, jobs and logs, and segments that were deleted while they had
+    readers."""
     bound = open_files - max(_OTHERS, open_files // 4)
     if bound < _FEWEST:
         raise TooFewDescriptorsError(

@@ -1,7 +1,8 @@
-"""The offset index, and what both indexes of a segment share. Their files are drawn in `topicfs.engine.format.index`.
+"""The offset index, and the base class of both indexes of a segment. `topicfs.engine.format.index` draws their
+files.
 
-An index is *sealed* as loaded: its file is read whole at the first look-up and may be given up again. The
-first change makes it *active*: entries stay in memory and every change goes to the file at once.
+A loaded index is *sealed*: its file is read completely at the first look-up, and the content may be given up again.
+The first change makes it *active*: its entries stay in memory, and every change goes to the file at once.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ class IndexCache(SecondChance):
 
 
 INDEX_CACHE: Final = IndexCache(64 * 1024 * 1024)
-"""The one that all indexes of the process share."""
+"""The cache that all indexes of the process share."""
 
 ALONE: Final = Descriptors()
-"""Of indexes that are no segment's."""
+"""Descriptors of indexes that belong to no segment."""
 
 
 class IndexFile:
     """A file of entries of one size, in memory while it is used.
 
-    path         where the file is
-    base_offset  of the segment; entries store offsets relative to it
-    max_bytes    size that the settings allow; says when the index is full, and nothing else
-    cached       (bytes, entries): what look-ups use, replaced by one assignment; the bytes before `entries`
-                 never change once published. None while a sealed index is not loaded
+    path         path of the file
+    base_offset  base offset of the segment; entries store offsets relative to it
+    max_bytes    size that the settings allow; only decides when the index is full
+    cached       (bytes, number of entries) for look-ups, replaced by one assignment; the bytes of published
+                 entries never change. None while a sealed index is not loaded
     used         see descriptors.Holder
-    active       holds its entries for good and may be changed
-    held         sealed, but holds its entries for good: the file may be overwritten by another one
-    in_memory    active, and its entries are in memory only: there is no file, or it is not to be changed
-    doubt        what is wrong with the file as it was loaded, in words; empty where nothing is
-    mended       its entries were made anew, and the file does not have them yet: see `replace`
+    active       whether it keeps its entries in memory and may be changed
+    held         whether it is sealed, but keeps its entries: another file may overwrite its file
+    in_memory    whether it is active without a file: there is none, or the file must not be changed
+    doubt        what is wrong with the loaded file, in words; empty if nothing is
+    mended       whether its entries were rebuilt, and the file does not have them yet: see `replace`
     _file        the file, for changes
-    _is_trimmed  the file was made as long as its entries since the index was loaded
+    _is_trimmed  whether the file was cut to its entries since the index was loaded
     """
 
     __slots__ = (
@@ -117,7 +118,7 @@ class IndexFile:
         cache: IndexCache = INDEX_CACHE,
         descriptors: Descriptors = ALONE,
     ) -> Self:
-        """An index without entries. The file comes into being with the first entry, flush or seal."""
+        """Return an index without entries. The file is created with the first entry, flush or seal."""
         index = cls(path, base_offset, max_bytes, cache, descriptors)
         index._own(np.empty(0, np.uint8), 0)
         return index
@@ -131,7 +132,7 @@ class IndexFile:
         cache: IndexCache = INDEX_CACHE,
         descriptors: Descriptors = ALONE,
     ) -> Self:
-        """The index in a file, which is not opened before it is asked for something."""
+        """Return the index in a file. The file is not opened before it is needed."""
         return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
@@ -144,7 +145,7 @@ class IndexFile:
 
     @property
     def room(self) -> int:
-        """Entries that may still be appended."""
+        """Return how many entries can still be appended."""
         return max(0, self.max_entries - self.view()[1])
 
     @property
@@ -157,7 +158,7 @@ class IndexFile:
     # -- in memory ----------------------------------------------------------------------------------
 
     def view(self) -> tuple[IndexBytes, int]:
-        """The bytes, and how many entries of them count."""
+        """Return the bytes, and the number of valid entries in them."""
         found = self.cached
         if found is None:
             return self._load()
@@ -168,13 +169,13 @@ class IndexFile:
         try:
             data = self._read()
         except FileNotFoundError:
-            # Without an index a look-up begins at position 0. Not remembered: a rename may be under way.
+            # Without an index a look-up begins at position 0. This is not cached: a rename may be running.
             return self.cached or (np.empty(0, np.uint8), 0)
         self.doubt = self._doubt_of(data)
         return self._cache.admit(self, (data, data.size // self.ENTRY_SIZE), data.size + 256)
 
     def _doubt_of(self, data: IndexBytes) -> str:
-        """What is wrong with the bytes of a file, as far as they tell by themselves."""
+        """Return what is wrong with the bytes of a file, as far as the bytes alone show it."""
         if data.size % self.ENTRY_SIZE:
             return f"expected a multiple of {self.ENTRY_SIZE} bytes, found {data.size}"
         table = data.view(self.FIELDS)
@@ -185,8 +186,8 @@ class IndexFile:
         return f"entry {falling[0] + 1} is not above the one before" if falling.size else ""
 
     def replace(self, data: IndexBytes) -> None:
-        """Take entries that were made anew from the log in place of those that there are. The file gets them with the
-        next change, or by `keep_mended`: until then they are in memory for good."""
+        """Use entries that were rebuilt from the log instead of the present ones. The file gets them with the next
+        change, or by `keep_mended`. Until then they stay in memory."""
         entries = data.size // self.ENTRY_SIZE
         if self.active:
             self._own(data, entries)
@@ -196,8 +197,8 @@ class IndexFile:
         self.mended = True
 
     def keep_mended(self) -> None:
-        """Write entries that were made anew to the file, and fsync it. A crash on the way leaves some of both kinds,
-        which is found out as the damage was."""
+        """Write rebuilt entries to the file, and fsync it. A crash in between leaves a mix of both kinds, which is
+        detected as the damage was."""
         if self.mended:
             opened = self._writer()
             os.fsync(opened.fd)
@@ -213,7 +214,7 @@ class IndexFile:
             return np.frombuffer(file.read(size), np.uint8)
 
     def activate(self) -> None:
-        """Make the index one that can be changed; its file is not touched before the first change."""
+        """Make the index changeable. Its file is not touched before the first change."""
         if not self.active:
             data, entries = self.view()
             self._own(data, entries)
@@ -226,18 +227,18 @@ class IndexFile:
         self._cache.forget(self, (copy, entries))
 
     def begin_in_memory(self) -> None:
-        """Have no entries, and keep those that are appended in memory only. The file, if there is one, is neither
-        read nor changed."""
+        """Start with no entries, and keep new ones in memory only. If there is a file, it is neither read nor
+        changed."""
         self.in_memory = True
         self._own(np.empty(0, np.uint8), 0)
 
     def hold(self) -> None:
-        """Keep the entries in memory until `release`, since the file is about to lose its name."""
+        """Keep the entries in memory until `release`, because the file is about to lose its name."""
         self._cache.forget(self, self.view())
         self.held = True
 
     def release(self) -> None:
-        """Take `hold` back."""
+        """End a `hold`."""
         self.held = False
         if not self.active and not self.mended:
             self._cache.forget(self)
@@ -245,7 +246,7 @@ class IndexFile:
     # -- changes ------------------------------------------------------------------------------------
 
     def _writer(self) -> Descriptor:
-        """The file open for writing, as long as its entries: odd bytes behind them are cut off."""
+        """Return the file, open for writing and cut to its entries: extra bytes behind them are removed."""
         opened = self._file.descriptor(self.path)
         if self._is_trimmed and not self.mended:
             return opened
@@ -262,7 +263,7 @@ class IndexFile:
         cut_file(opened.fd, size)
 
     def append_bytes(self, data: memoryview) -> None:
-        """Append entries as they are stored; who built them has kept the index's rules."""
+        """Append entries in their stored form. The caller has already checked the index's rules."""
         self.activate()
         present, entries = self.view()
         start = entries * self.ENTRY_SIZE
@@ -278,27 +279,27 @@ class IndexFile:
         self.cached = (present, entries + len(data) // self.ENTRY_SIZE)
 
     def keep(self, entries: int) -> None:
-        """Drop every entry behind the first `entries`."""
+        """Remove every entry behind the first `entries`."""
         self.activate()
         data, present = self.view()
         if entries < present:
-            # Into another array: a look-up may still search the old one, which appends must not change.
+            # A new array is used: a look-up may still search the old one, which appends must not change.
             self._own(data, entries)
         self._cut(min(entries, present) * self.ENTRY_SIZE)
 
     def truncate(self) -> None:
-        """Drop every entry, without looking at what the file holds."""
+        """Remove every entry, without reading the file."""
         self._own(np.empty(0, np.uint8), 0)
         self.doubt, self.mended = "", False
         self._cut(0)
 
     def trim(self) -> None:
-        """Make the file as long as its entries, and exist."""
+        """Make the file exist, with the length of its entries."""
         if not self.in_memory:
             self._cut(self.entries * self.ENTRY_SIZE)
 
     def flush(self) -> None:
-        """fsync. An active index's file exists afterwards."""
+        """fsync the file. The file of an active index exists afterwards."""
         if self.active:
             opened = self._writer()
             os.fsync(opened.fd)
@@ -306,25 +307,25 @@ class IndexFile:
             sync_file(self.path)
 
     def seal(self) -> None:
-        """Trim, and let go of the descriptor and of the memory; look-ups load the file again."""
+        """Trim the file, and release the descriptor and the memory. Look-ups load the file again."""
         self.trim()
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the descriptor and of the memory; the file stays as it is."""
+        """Release the descriptor and the memory. The file stays as it is."""
         self._file.close()
         self._is_trimmed = False
         self.active = self.held = self.mended = False
         self._cache.forget(self)
 
     def close(self) -> None:
-        """Seal an active index; let go of a loaded one."""
+        """Seal an active index, or release a loaded one."""
         if self.active:
             self.trim()
         self.abandon()
 
     def rename(self, path: str) -> None:
-        """Move the file if it exists. Look-ups meanwhile need `hold` before and `release` behind it."""
+        """Move the file if it exists. Look-ups during the move need `hold` before and `release` after it."""
         if self.exists():
             os.rename(self.path, path)
         self.path = path
@@ -347,11 +348,11 @@ class IndexFile:
         return relative
 
     def entry(self, number: int) -> tuple[int, int]:
-        """The two fields of one entry; IndexError where there is none."""
+        """Return the two fields of one entry. IndexError if there is no such entry."""
         raise NotImplementedError
 
     def entry_or_none(self, number: int) -> tuple[int, int] | None:
-        """The same; None where there is none, or none any more: a truncation may come in between."""
+        """Return the two fields of one entry, or None if there is no such entry. A truncation may have removed it."""
         try:
             return self.entry(number)
         except IndexError:
@@ -368,7 +369,7 @@ class IndexFile:
             raise IndexFullError(f"{self.path}: holds {self.entries} entries, at most {self.max_entries} fit")
 
     def check_length(self) -> None:
-        """CorruptIndexError for a file that does not consist of whole entries."""
+        """Raise CorruptIndexError if the file does not consist of complete entries."""
         size = os.stat(self.path).st_size if self.exists() else 0
         if size % self.ENTRY_SIZE:
             raise CorruptIndexError(
@@ -377,7 +378,7 @@ class IndexFile:
 
 
 class OffsetIndex(IndexFile):
-    """Where batches are: last offset of a batch → position of its first byte. Fields as in IndexFile."""
+    """Maps the last offset of a batch to the position of its first byte. Its fields are those of IndexFile."""
 
     __slots__ = ()
 
@@ -386,27 +387,27 @@ class OffsetIndex(IndexFile):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last entry; the base offset without one."""
+        """Return the offset of the last entry, or the base offset without an entry."""
         entries = self.entries
         return self.entry(entries - 1)[0] if entries else self.base_offset
 
     def floor(self, offset: int) -> tuple[int, int, int]:
-        """Number, offset and position of the last entry at or below; (-1, base, 0) without one."""
+        """Return number, offset and position of the last entry at or below an offset; (-1, base, 0) without one."""
         data, entries = self.view()
         slot, relative, position = lookup_offset(data, entries, offset - self.base_offset)
         return int(slot), self.base_offset + int(relative), int(position)
 
     def entry(self, number: int) -> tuple[int, int]:
-        """Offset and position of one entry."""
+        """Return offset and position of one entry."""
         relative, position = OFFSET_ENTRY.struct.unpack_from(*self._place_of(number))
         return self.base_offset + relative, position
 
     def lookup(self, offset: int) -> tuple[int, int]:
-        """Offset and position of the last entry at or below; (base, 0) without one."""
+        """Return offset and position of the last entry at or below an offset; (base, 0) without one."""
         return self.floor(offset)[1:]
 
     def upper_bound(self, start_position: int, size: int) -> tuple[int, int] | None:
-        """The first entry at or behind position `start_position + size`; None without one."""
+        """Return the first entry at or behind position `start_position + size`, or None."""
         data, entries = self.view()
         slot = floor_slot(data, entries, OFFSET_ENTRY.size, _POSITION_AT, start_position + size - 1) + 1
         return self.entry(slot) if slot < entries else None
@@ -427,7 +428,7 @@ class OffsetIndex(IndexFile):
         self.keep(floor_slot(data, entries, OFFSET_ENTRY.size, 0, offset - 1 - self.base_offset) + 1)
 
     def sanity_check(self) -> None:
-        """CorruptIndexError where the file cannot be an index of this segment."""
+        """Raise CorruptIndexError if the file cannot be an index of this segment."""
         self.check_length()
         if self.entries and self.last_offset < self.base_offset:
             raise CorruptIndexError(

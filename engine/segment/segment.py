@@ -52,15 +52,15 @@ RECOVERY_CHUNK: Final = 4 * 1024 * 1024
 
 _SMALL_ROOM: Final = 16 * 1024
 _LARGE_ROOM: Final = 1024 * 1024
-"""Blocks are allocated in steps of this many bytes: a call for each append would cost more than the append."""
+"""Blocks are allocated in steps of these sizes: a call for each append would cost more than the append."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What an append adds to the indexes.
+    """The entries that an append adds to the indexes.
 
     offsets, times  entries as they are stored
-    since, largest  as in Segment, behind the append
+    since, largest  `_since` and `_largest` of the segment after the append
     """
 
     offsets: memoryview
@@ -70,7 +70,7 @@ class _Entries:
 
 
 class Segment(StoredSegment):
-    """One `.log` file with its indexes. One appender at a time; any number of readers. See StoredSegment."""
+    """One `.log` file with its indexes. It has one appender at a time and any number of readers. See StoredSegment."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ class Segment(StoredSegment):
         descriptors: Descriptors,
         suffix: str = "",
     ) -> Segment:
-        """A new, empty, active segment. FileExistsError when there is such a `.log`."""
+        """Return a new, empty, active segment. FileExistsError if its `.log` exists."""
         segment = cls(directory, base_offset, settings, clock, descriptors, suffix)
         opened = segment.log.begin_writing(create=True)
         segment.is_active = True
@@ -110,7 +110,7 @@ class Segment(StoredSegment):
         clock: Clock,
         descriptors: Descriptors,
     ) -> Segment:
-        """An empty segment without files: a read-only partition shows it where it would otherwise make one."""
+        """Return an empty segment without files. A read-only partition shows it instead of creating one."""
         segment = cls(directory, base_offset, settings, clock, descriptors, "")
         segment.log = PinnedFile.anonymous(descriptors)
         segment._size = 0
@@ -130,7 +130,7 @@ class Segment(StoredSegment):
         if self.log.gone:
             raise ClosedError(f"{self.log.path} was deleted or closed")
         size = self.size
-        # Both look at the last entries, and mend indexes that do not fit: an append goes by them.
+        # Both check the last entries, and rebuild indexes that do not fit: an append relies on them.
         self._largest_known()
         self._indexed(MAX_INT64)
         with mending:
@@ -151,10 +151,10 @@ class Segment(StoredSegment):
         promised: bool = False,
         keep: int = 0,
     ) -> None:
-        """Append whole batches, of which `table` has one row each: all of them, or an error and none.
+        """Append complete batches, with one row of `table` for each. After an error none of them is appended.
 
-        promised  there is room for them in the `.log`: no lack of room in an index may refuse them
-        keep      bytes behind them that are promised to others, for which there is room afterwards as well"""
+        promised  whether the `.log` has room for them: then a lack of room for an index must not refuse them
+        keep      bytes behind them that are promised to others, and must have room afterwards as well"""
         self._activate()
         view = memoryview(data).cast("B")
         size = self.size
@@ -171,7 +171,7 @@ class Segment(StoredSegment):
         try:
             opened = self.log.written()
             write_exactly(opened.fd, size, view)
-            # Behind the write: a flush that is under way may have cleared it before, without these bytes.
+            # Set after the write: a running flush may have cleared it before, without these bytes.
             opened.is_dirty = True
             if not promised:
                 self._index(entries)
@@ -187,8 +187,8 @@ class Segment(StoredSegment):
         self._size = size + length
 
     def make_room(self, length: int) -> bool:
-        """Allocate blocks for this many bytes behind the end, so that they can be appended whatever becomes of the
-        disk. False where the file system cannot; OSError where there is no room."""
+        """Allocate blocks for this many bytes behind the end, so that they can be appended even if the disk becomes
+        full. Return False if the file system cannot do that. OSError if there is no room."""
         self._activate()
         end = self.size + length
         if end <= self._allocated:
@@ -200,7 +200,7 @@ class Segment(StoredSegment):
                 if not allocate(opened.fd, self.size, wanted - self.size):
                     return False
             except OSError:
-                # Where there is no room for a whole step, there may be enough for what is needed.
+                # If there is no room for a full step, there may still be enough for the bytes that are needed.
                 if wanted == end:
                     raise
             else:
@@ -209,19 +209,19 @@ class Segment(StoredSegment):
         return True
 
     def release_room(self, least: int = 0) -> None:
-        """Give the blocks behind the end back, where they are more than some bytes."""
+        """Free the blocks behind the end, if they are more than `least` bytes."""
         if self._allocated > self.size + least and self.is_active:
             opened = self.log.written()
             release_behind(opened.fd, self.size)
             self._allocated = 0
 
     def release_large_room(self) -> None:
-        """Give the blocks behind the end back, unless they are so few that they are better kept for what comes next:
-        to allocate and to release them costs more than an append."""
+        """Free the blocks behind the end, unless they are few. Few blocks are kept for the next appends: to allocate
+        and free them costs more than an append."""
         self.release_room(2 * _SMALL_ROOM)
 
     def _entries_for(self, table: Longs, position: int, length: int) -> _Entries:
-        """What the indexes get for batches that begin at `position`. Changes nothing."""
+        """Return the index entries for batches that begin at `position`. Nothing is changed."""
         offsets = times = NOTHING
         last_indexed = NO_TIMESTAMP
         if self._since + length > self.settings.index_interval_bytes:
@@ -265,13 +265,13 @@ class Segment(StoredSegment):
             self.time_index.append_bytes(entries.times)
 
     def _try_to_index(self, entries: _Entries, offset_entries: int, time_entries: int) -> bool:
-        """Add to the indexes, if they have room. They say where to begin looking: without an entry, look-ups read
-        more of the log, and the next append adds one."""
+        """Add entries to the indexes if there is room. Return whether they were added. Entries only say where to
+        begin a search: without one, look-ups read more of the log, and the next append adds an entry."""
         try:
             self._index(entries)
         except OSError as error:
             log.warning(f"{self.log.path}: an index entry has to wait: {error}")
-            # Memory has no entry whose file does not: what could not be cut off is overwritten by the next one.
+            # Memory must not have entries that the file lacks. Bytes that cannot be cut off are overwritten later.
             with contextlib.suppress(OSError):
                 self.offset_index.keep(offset_entries)
             with contextlib.suppress(OSError):
@@ -280,8 +280,8 @@ class Segment(StoredSegment):
         return True
 
     def trim_indexes(self) -> None:
-        """Make the indexes' files as long as their entries, and exist. A file for which there is no room has to wait:
-        until it is there, a start recovers the segment."""
+        """Make the index files exist, with the length of their entries. A file without room for it has to wait:
+        until it exists, a start recovers the segment."""
         for index in (self.offset_index, self.time_index):
             try:
                 index.trim()
@@ -291,8 +291,8 @@ class Segment(StoredSegment):
                 log.warning(f"{index.path} has to wait: {error}")
 
     def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
-        """Cut off what a failed append left behind. What cannot be cut is overwritten by the next append: in memory the
-        indexes have no entry of it, whatever the disk says."""
+        """Cut off what a failed append left behind. Bytes that cannot be cut are overwritten by the next append. In
+        memory the indexes have no entry for them, whatever is on disk."""
         self._allocated = 0
         cuts: tuple[Callable[[], None], ...] = (
             lambda: cut_file(self.log.written().fd, size),
@@ -312,12 +312,12 @@ class Segment(StoredSegment):
     def recover(
         self, visit: Callable[[Bytes, Longs], None], before_cut: Callable[[int], None] | None = None
     ) -> int:
-        """Keep the good batches and rebuild the indexes; gives the bytes that were cut off. `before_cut` is
-        called with their number while they are still there, for what must not outlive them.
+        """Keep the good batches and rebuild the indexes. Return how many bytes were cut off. `before_cut` is called
+        with their number while they still exist, to remove what must not outlive them.
 
-        `visit` gets every chunk of good batches, valid during the call only. What it raises comes out, and so
-        does OffsetOverflowError for a good batch too far above the base: the segment can be truncated, or
-        read and split, afterwards. Nothing else may read it meanwhile."""
+        `visit` gets every chunk of good batches, valid during the call only. Its errors are passed on. So is
+        OffsetOverflowError for a good batch too far above the base: the segment can then be truncated, or read and
+        split. Nothing else may read it during the recovery."""
         found = os.stat(self.log.path).st_size
         self._check_size(found)
         if not self.is_active:
@@ -326,7 +326,7 @@ class Segment(StoredSegment):
         self._size = found
         opened = self.log.written()
         if is_allocated_behind(opened.fd, found):
-            # For lines that a crash has ended.
+            # They were reserved for lines that a crash lost.
             release_behind(opened.fd, found)
         self.offset_index.truncate()
         self.time_index.truncate()
@@ -345,8 +345,8 @@ class Segment(StoredSegment):
         return found - valid
 
     def recover_in_memory(self, visit: Callable[[Bytes, Longs], None]) -> int:
-        """As `recover`, but no file is changed: the indexes are rebuilt in memory, and what is behind the last good
-        batch is hidden. Gives how many bytes are hidden."""
+        """Recover as `recover` does, but change no file: rebuild the indexes in memory, and hide everything behind
+        the last good batch. Return how many bytes are hidden."""
         found = self.size
         self.offset_index.begin_in_memory()
         self.time_index.begin_in_memory()
@@ -363,7 +363,7 @@ class Segment(StoredSegment):
         return found - valid
 
     def hide(self) -> None:
-        """Show nothing of it. No file is changed."""
+        """Hide all of its batches. No file is changed."""
         self.offset_index.begin_in_memory()
         self.time_index.begin_in_memory()
         self._largest = (NO_TIMESTAMP, self.base_offset)
@@ -371,7 +371,8 @@ class Segment(StoredSegment):
         self._size = 0
 
     def _index_where_there_is_room(self, entries: _Entries) -> None:
-        """Add to indexes that are rebuilt; where there is no room for them, they are made in memory at the end."""
+        """Add entries to the indexes that are being rebuilt. If there is no room, the indexes are made in memory at
+        the end."""
         if not self.doubted:
             try:
                 self._index(entries)
@@ -381,8 +382,7 @@ class Segment(StoredSegment):
                 self.doubted = True
 
     def _seal_recovered(self) -> None:
-        """Seal it. Where there is no room for its indexes they are in memory until there is: a full disk hides no
-        record."""
+        """Seal the segment. If there is no room for its indexes, they stay in memory: a full disk hides no record."""
         try:
             self.seal()
         except OSError as error:
@@ -422,7 +422,7 @@ class Segment(StoredSegment):
         return valid, ""
 
     def truncate_to(self, offset: int) -> int:
-        """Remove the batches that reach `offset`, and make the segment active; gives the bytes removed."""
+        """Remove the batches that reach `offset`, and make the segment active. Return how many bytes were removed."""
         found = None if offset <= self.base_offset else self.position_of(offset)
         size = self.size
         cut = 0 if offset <= self.base_offset else size if found is None else found[0]
@@ -453,7 +453,8 @@ class Segment(StoredSegment):
     # -- rolling ------------------------------------------------------------------------------------
 
     def time_waited(self, now: int, incoming_timestamp: int) -> int:
-        """Milliseconds between the first batch and an incoming one; by the clock without timestamps."""
+        """Return the milliseconds between the first batch and an incoming one, or by the clock if there are no
+        timestamps."""
         first = self.first_batch_timestamp()
         return now - self.created_ms if first is None or first < 0 else incoming_timestamp - first
 
@@ -466,7 +467,7 @@ class Segment(StoredSegment):
         segment_bytes: int,
         segment_ms: int,
     ) -> bool:
-        """Whether an append has to go into a new segment."""
+        """Return whether an append has to go into a new segment."""
         if self.size > segment_bytes - incoming_size:
             return True
         if not 0 <= incoming_last_offset - self.base_offset <= MAX_INT32:
@@ -478,7 +479,7 @@ class Segment(StoredSegment):
         return self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms)
 
     def has_waited(self, now: int, segment_ms: int) -> bool:
-        """Whether its first batch is so old that the segment is to be sealed though nothing more is appended."""
+        """Return whether its first batch is so old that the segment must be sealed even without a new append."""
         return self.size > 0 and now - self.filled_ms > self._patience(segment_ms)
 
     def _patience(self, segment_ms: int) -> int:
@@ -486,7 +487,8 @@ class Segment(StoredSegment):
         return segment_ms - (self._jitter % most if most > 0 else 0)
 
     def seal(self) -> None:
-        """End an active segment: last time entry, files cut to what they hold, nothing open for writing."""
+        """End an active segment: write the last time entry, cut the files to their content, and close them for
+        writing."""
         if not self.is_active:
             return
         if self.doubted:
@@ -502,15 +504,15 @@ class Segment(StoredSegment):
         self._stop_writing()
 
     def date_behind(self, before: StoredSegment) -> None:
-        """Let the `.log` be younger than the one before, by the millisecond: who reads segments in the order of
-        their times, as Spark's file streams do, then reads them in the order of their offsets."""
+        """Make the `.log` at least a millisecond younger than the one before. A reader that takes segments in the
+        order of their times, as Spark's file streams do, then reads them in the order of their offsets."""
         earlier = os.stat(before.log.path).st_mtime_ns // 1_000_000
         mine = os.stat(self.log.path)
         if mine.st_mtime_ns // 1_000_000 <= earlier:
             os.utime(self.log.path, ns=(mine.st_atime_ns, (earlier + 1) * 1_000_000))
 
     def close(self) -> None:
-        """Seal it if it is active, and let go of everything. Reads raise ClosedError from here on."""
+        """Seal it if it is active, and close everything. Reads raise ClosedError from here on."""
         self.seal()
         self.log.close()
         self._abandon_indexes()

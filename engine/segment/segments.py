@@ -1,7 +1,7 @@
-"""The segments of a partition: an immutable list that is replaced as a whole.
+"""The segments of a partition: an immutable list that is replaced in one step.
 
-Readers take the list that is published and need no lock; a change makes another list. Searches are
-bisections over the base offsets, or over a running maximum of timestamps.
+Readers take the published list and need no lock. A change makes another list. Searches are bisections over the base
+offsets, or over a running maximum of timestamps.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _base_offset = attrgetter("base_offset")
 
 
 def _latest(segment: Segment) -> int:
-    """The segment's largest timestamp. One that is empty has none: its file's time would hide the next ones."""
+    """Return the segment's largest timestamp. An empty one has none: the time of its file would hide later segments."""
     return segment.largest_timestamp if segment.size else segment.max_timestamp
 
 
 class Segments:
-    """Segments in order of their base offsets, which differ. The last one is active, the others are sealed.
+    """Segments in the order of their base offsets, which are unique. The last one is active, the others are sealed.
 
     _segments  the segments
     _bases     their base offsets
-    _maxima    for the first sealed segments, as far as looked at: largest timestamp up to and including each.
-               Grows by replacement, so readers may share it; no sealed segment's timestamps change
+    _maxima    largest timestamp up to and including each of the first sealed segments, as far as known.
+               It grows by replacement, so readers may share it; timestamps of a sealed segment never change
     """
 
     __slots__ = ("_bases", "_maxima", "_segments")
@@ -44,7 +44,7 @@ class Segments:
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Segments:
-        """The list of these segments, which may come in any order."""
+        """Return the list of these segments, which may come in any order."""
         ordered = tuple(sorted(segments, key=_base_offset))
         bases = tuple(map(_base_offset, ordered))
         if len(set(bases)) < len(bases):
@@ -63,22 +63,22 @@ class Segments:
     # -- other lists --------------------------------------------------------------------------------
 
     def with_added(self, segment: Segment) -> Segments:
-        """This list and one more segment. Takes the place of a segment with the same base offset."""
+        """Return this list with one more segment. It replaces a segment with the same base offset."""
         if not self._bases or segment.base_offset > self._bases[-1]:
             return Segments((*self._segments, segment), (*self._bases, segment.base_offset), self._maxima)
         present = self.at(segment.base_offset)
         return self.with_replaced(() if present is None else (present,), (segment,))
 
     def with_removed(self, removed: Collection[Segment]) -> Segments:
-        """This list without some of its segments."""
+        """Return this list without some of its segments."""
         return self.with_replaced(removed, ())
 
     def with_replaced(self, removed: Collection[Segment], added: Collection[Segment]) -> Segments:
-        """This list with some segments in place of others. Segments are told apart by identity."""
+        """Return this list with some segments instead of others. Segments are compared by identity."""
         gone = set(map(id, removed))
         left = [each for each in self._segments if id(each) not in gone] if gone else self._segments
         result = Segments.of((*left, *added))
-        # What is known of the beginning holds as long as it is the same and sealed.
+        # The known maxima of the first segments stay valid while these are the same and sealed.
         limit = min(len(self._maxima), len(result) - 1)
         pairs = zip(self._segments[:limit], result._segments, strict=False)
         result._maxima = self._maxima[: sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))]
@@ -88,54 +88,54 @@ class Segments:
 
     @property
     def first(self) -> Segment:
-        """IndexError without segments, as for `last`."""
+        """Return the first segment. IndexError without segments, as for `last`."""
         return self._segments[0]
 
     @property
     def last(self) -> Segment:
-        """The active segment."""
+        """Return the active segment."""
         return self._segments[-1]
 
     @property
     def last_two(self) -> tuple[Segment, ...]:
-        """The active segment and the one before, as far as there are."""
+        """Return the last two segments, or fewer if there are fewer."""
         return self._segments[-2:]
 
     @property
     def non_active(self) -> tuple[Segment, ...]:
-        """All but the last."""
+        """Return all segments except the last."""
         return self._segments[:-1]
 
     def from_base(self, base_offset: int) -> tuple[Segment, ...]:
-        """The segments whose base offset is `base_offset` or above."""
+        """Return the segments whose base offset is `base_offset` or above."""
         return self._segments[bisect_left(self._bases, base_offset) :]
 
     def at(self, base_offset: int) -> Segment | None:
-        """The segment with exactly this base offset."""
+        """Return the segment with exactly this base offset."""
         found = self.floor(base_offset)
         return found if found is not None and found.base_offset == base_offset else None
 
     def floor(self, offset: int) -> Segment | None:
-        """The last segment whose base offset is at most `offset`: the one that may hold it."""
+        """Return the last segment whose base offset is at most `offset`: the one that may hold it."""
         place = bisect_right(self._bases, offset)
         return self._segments[place - 1] if place else None
 
     def lower(self, offset: int) -> Segment | None:
-        """The last segment whose base offset is below `offset`."""
+        """Return the last segment whose base offset is below `offset`."""
         place = bisect_left(self._bases, offset)
         return self._segments[place - 1] if place else None
 
     def higher(self, offset: int) -> Segment | None:
-        """The first segment whose base offset is above `offset`."""
+        """Return the first segment whose base offset is above `offset`."""
         place = bisect_right(self._bases, offset)
         return self._segments[place] if place < len(self._segments) else None
 
     def end_of(self, segment: Segment) -> int:
-        """Below which offset the records of a sealed segment lie: where the next one begins."""
+        """Return the offset below which the records of a sealed segment lie: the base of the next segment."""
         return self._bases[bisect_right(self._bases, segment.base_offset)]
 
     def range(self, start: int, end: int) -> tuple[Segment, ...]:
-        """The segments that may hold offsets from `start` up to, not including, `end`."""
+        """Return the segments that may hold offsets from `start` up to, not including, `end`."""
         if end < start:
             raise ValueError(f"expected an end from {start} on, found {end}")
         if start == end:
@@ -146,11 +146,11 @@ class Segments:
 
     @property
     def size(self) -> int:
-        """Bytes of all `.log` files."""
+        """Return the bytes of all `.log` files."""
         return sum(segment.size for segment in self._segments)
 
     def first_not_before(self, timestamp: int) -> Segment | None:
-        """The first segment whose largest timestamp is `timestamp` or later."""
+        """Return the first segment whose largest timestamp is `timestamp` or later."""
         maxima = self._maxima_of_sealed()
         place = bisect_left(maxima, timestamp)
         if place < len(maxima):

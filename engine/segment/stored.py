@@ -1,16 +1,16 @@
-"""A segment: one `.log` file of batches, and the indexes that say where to look in it.
+"""A segment: one `.log` file of batches, and the indexes that say where to search in it.
 
     <base offset, 20 digits>.log        batches, one behind the other; offsets rise, gaps are allowed
     <base offset, 20 digits>.index      engine.segment.offset_index
     <base offset, 20 digits>.timeindex  engine.segment.time_index
     <base offset, 20 digits>.txnindex   engine.segment.transaction_index, which the partition fills
 
-A suffix behind the whole name says what becomes of the files: `.cleaned`, `.swap`, `.deleted`.
+A suffix behind the complete name shows the state of the files: `.cleaned`, `.swap`, `.deleted`.
 
-Readers take no lock. Everything before `size` is in the file; `size` is published last by an append and
+Readers take no lock. Everything before `size` is in the file: `size` is published last by an append and
 first by a truncation.
 
-Here is what every segment can do; `topicfs.engine.segment.segment` adds what only a growing one can.
+This module has the methods of every segment. `topicfs.engine.segment.segment` adds those of a growing one.
 """
 
 from __future__ import annotations
@@ -84,16 +84,16 @@ Found = tuple[int, int, int, int]
 
 CHUNK: Final = 1024 * 1024
 _LONGEST_STEP: Final = 65536
-"""Bytes that a search for a header reads at once, at most, whatever the index interval is."""
+"""The most bytes that a search for a header reads at once, whatever the index interval is."""
 
 _CHECKED_CHUNK: Final = 64 * 1024
-"""Bytes that are read at once where a few batches are looked for."""
+"""Bytes that are read at once by a search for a few batches."""
 
 _STEPS_BACK: Final = 64
-"""Entries of an index that are tried, where one does not fit the log, before a look-up begins at the start."""
+"""Earlier index entries that a look-up tries if one does not fit the log, before it begins at the file's start."""
 
 _MOST_DATED: Final = 64
-"""Entries of a time index that are remembered for having been looked at."""
+"""The most entries of a time index that are remembered as checked against the log."""
 
 _building = threading.Lock()
 mending = threading.RLock()
@@ -101,14 +101,14 @@ mending = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class SegmentSettings:
-    """What a segment needs to know of its topic's settings.
+    """The part of a topic's settings that a segment needs.
 
     index_interval_bytes  bytes between index entries
     max_index_bytes       size at which an index is full
     segment_bytes         length that a preallocated `.log` gets
-    preallocate           give a new `.log` that length at once
-    jitter_ms             a segment is rolled up to this much before its time
-    read_only             no file of it is changed, or opened for writing
+    preallocate           whether a new `.log` gets that length at once
+    jitter_ms             a segment is rolled at most this much before its time
+    read_only             whether its files must not be changed, or opened for writing
     """
 
     index_interval_bytes: int = 4096
@@ -123,20 +123,20 @@ class StoredSegment:
     """One `.log` file with its indexes, for any number of readers.
 
     directory, base_offset, suffix  make up the files' names
-    settings     SegmentSettings
-    created_ms   when the segment was created, reopened or emptied: it rolls by this clock without timestamps
-    filled_ms    when its first batch was appended, or it was reopened: it rolls by this clock without appends
-    size         published bytes of the `.log`; read from the file system when first asked for
+    settings     the settings of the segment
+    created_ms   time when it was created, reopened or emptied: without timestamps its age counts from here
+    filled_ms    time when its first batch was appended, or it was reopened: without appends its age counts from here
+    size         published bytes of the `.log`; read from the file system when first needed
     log          the `.log`, for readers
-    _largest     (largest timestamp, last offset of the batch that holds it), None until asked for
-    _first       max timestamp of the first batch, None until asked for, or while there is no batch
+    _largest     (largest timestamp, last offset of the batch that holds it), None until needed
+    _first       max timestamp of the first batch, None until needed, or while there is no batch
     _since       bytes appended since the last index entry
-    is_active    open for appends
-    mended       its indexes were made anew from the log, as they did not fit it
-    doubted      they are to be, when it is sealed: an appender is at work on them
-    _dated       entries of the time index that the log was found to bear out
-    _lost        the last offset that it is known to have had, where its end was cut off; -1 where it was not
-    _allocated   the file has blocks up to this position, though it may be shorter; 0 where nothing was allocated
+    is_active    whether it is open for appends
+    mended       whether its indexes were rebuilt from the log, because they did not fit it
+    doubted      whether they must be rebuilt when it is sealed: until then an appender uses them
+    _dated       numbers of the time index entries that were found to fit the log
+    _lost        last offset that it is known to have had, if its end was cut off; else -1
+    _allocated   the file has blocks up to this position, though it may be shorter; 0 if nothing was allocated
     _jitter      a number drawn at opening; modulo the setting it says how much earlier to roll
     """
 
@@ -208,7 +208,7 @@ class StoredSegment:
         size: int | None = None,
         suffix: str = "",
     ) -> Self:
-        """The segment in its files, none of which is opened, or asked for its size, before it is needed."""
+        """Return the segment of existing files. No file is opened, or its size read, before that is needed."""
         segment = cls(directory, base_offset, settings, clock, descriptors, suffix)
         if size is not None:
             segment._check_size(size)
@@ -225,7 +225,7 @@ class StoredSegment:
 
     @property
     def path(self) -> Path:
-        """Of the `.log` file."""
+        """Return the path of the `.log` file."""
         return Path(self.log.path)
 
     @property
@@ -242,8 +242,8 @@ class StoredSegment:
             raise CorruptSegmentError(f"{self.log.path}: expected at most {MAX_INT32} bytes, found {size}")
 
     def freeze(self) -> None:
-        """Show the `.log` as it is now. What another process appends later is not seen, and a file that takes its
-        name later is refused: the sizes and indexes that are known are not those of that file."""
+        """Fix the `.log` as it is now. Later appends of another process are not seen. A file that takes its name
+        later is refused, because the known sizes and indexes do not belong to that file."""
         status = os.stat(self.log.path)
         self._check_size(status.st_size)
         self._size = status.st_size
@@ -277,7 +277,7 @@ class StoredSegment:
 
     @property
     def transactions(self) -> TransactionIndex:
-        """The transactions that were aborted by a marker in this segment."""
+        """Return the index of transactions that were aborted by a marker in this segment."""
         index = self._transactions
         if index is None:
             with _building:
@@ -289,11 +289,11 @@ class StoredSegment:
         return index
 
     def has_offset_index(self) -> bool:
-        """Whether there is an `.index` file. Without one, look-ups begin at position 0."""
+        """Return whether there is an `.index` file. Without one, look-ups begin at position 0."""
         return self.offset_index.exists()
 
     def has_time_index(self) -> bool:
-        """Whether there is a `.timeindex` file. Without one, it has no entries."""
+        """Return whether there is a `.timeindex` file. Without the file there are no entries."""
         return self.time_index.exists()
 
     def _largest_known(self) -> tuple[int, int]:
@@ -305,22 +305,23 @@ class StoredSegment:
 
     @property
     def max_timestamp(self) -> int:
-        """Largest timestamp of its batches; -1 when there is none."""
+        """Return the largest timestamp of its batches, or -1 if there is none."""
         return self._largest_known()[0]
 
     @property
     def offset_of_max_timestamp(self) -> int:
-        """Last offset of the first batch that has it; the base offset when there is none."""
+        """Return the last offset of the first batch that has the largest timestamp, or the base offset if there is
+        none."""
         return self._largest_known()[1]
 
     @property
     def largest_timestamp(self) -> int:
-        """Largest timestamp, or when the `.log` was last written if its batches have none."""
+        """Return the largest timestamp. If its batches have none, return the time when the `.log` was last written."""
         largest = self.max_timestamp
         return largest if largest >= 0 else os.stat(self.log.path).st_mtime_ns // 1_000_000
 
     def first_batch_timestamp(self) -> int | None:
-        """Max timestamp of the first batch; None while there is no batch."""
+        """Return the max timestamp of the first batch, or None if there is no batch."""
         if self._first is None and self.size > 0:
             header = self.read(0, HEADER_SIZE)
             status, *_ = find_batch(np.frombuffer(header, np.uint8), BY_OFFSET, 0, NO_OFFSET)
@@ -332,7 +333,7 @@ class StoredSegment:
     # -- reading ------------------------------------------------------------------------------------
 
     def _clip(self, position: int, length: int) -> int:
-        """How many bytes of a range are published."""
+        """Return how many bytes of a range are published."""
         size = self.size
         if position < 0 or length < 0:
             raise ValueError(
@@ -345,7 +346,7 @@ class StoredSegment:
         return min(length, size - position)
 
     def read(self, position: int, length: int) -> bytes:
-        """The bytes at `position`: `length` of them, or fewer where the segment ends."""
+        """Return `length` bytes from `position` on, or fewer if the segment ends before."""
         clipped = self._clip(position, length)
         descriptor = self.log.descriptor()
         try:
@@ -353,10 +354,10 @@ class StoredSegment:
         except CorruptSegmentError:
             if self.size >= position + clipped:
                 raise
-        return self.read(position, length)  # truncated by us meanwhile
+        return self.read(position, length)  # truncated by this process in the meantime
 
     def read_into(self, position: int, into: memoryview) -> int:
-        """Fill the buffer from `position` on; gives how many bytes there were before the segment's end."""
+        """Fill the buffer from `position` on. Return how many bytes there were before the segment's end."""
         clipped = self._clip(position, len(into))
         descriptor = self.log.descriptor()
         try:
@@ -374,13 +375,14 @@ class StoredSegment:
         )
 
     def _search(self, position: int, offset: int) -> tuple[Found | None, int]:
-        """The first batch from `position` on that reaches `offset`, and the last offset of the last batch looked at
-        (-1: none). Reads little but headers, whose offsets have to rise, also to the batch behind the one found."""
+        """Return the first batch from `position` on that reaches `offset`, and the last offset of the last batch
+        looked at (-1: none). Little but headers is read. Their offsets have to rise, also to the batch behind the
+        one found."""
         end = self.size
         seen = self.base_offset - 1 if position == 0 else NO_OFFSET
         step = min(max(self.settings.index_interval_bytes, HEADER_SIZE), _LONGEST_STEP) + HEADER_SIZE
         while position < end:
-            # Not beyond `end`: what is appended meanwhile is not looked for, and may be where a gap was.
+            # Not beyond `end`: later appends are not searched, and may lie where a gap was.
             data = np.frombuffer(self.read(position, min(step, end - position)), np.uint8)
             status, at, size, base_offset, last_offset = find_batch(data, BY_OFFSET, offset, seen)
             if status == FOUND and position + at + size <= end:
@@ -390,15 +392,15 @@ class StoredSegment:
                 status = BAD_OFFSETS
             if status != PARTIAL or not 0 < at <= end - position:
                 if self.size < end:
-                    return self._search(min(position, self.size), offset)  # truncated meanwhile
+                    return self._search(min(position, self.size), offset)  # truncated in the meantime
                 raise self._bad_batch(min(position + at, end), PARTIAL if status == FOUND else status)
             seen = last_offset
             position += at
         return None, seen if seen >= self.base_offset else NO_OFFSET
 
     def _base_at(self, position: int, data: Bytes, end: int) -> int | None:
-        """The base offset of the batch at a position, of which `data` may have been read already; None where there is
-        none that looks like one."""
+        """Return the base offset of the batch at a position, or None if nothing there looks like a batch. `data` is
+        the part of the batch that was read already."""
         header = data[:HEADER_SIZE]
         if header.size < HEADER_SIZE:
             if position + HEADER_SIZE > end:
@@ -408,15 +410,15 @@ class StoredSegment:
         return int(base_offset) if status == FOUND else None
 
     def _indexed(self, offset: int) -> int:
-        """Where to begin looking for an offset: never behind its batch. An entry of the index counts where there is a
-        batch that ends with its offset; where there is none, the index is made anew."""
+        """Return the position where a search for an offset begins. It is never behind the offset's batch. An index
+        entry is used only if a batch ends with its offset at its position. If none does, the index is rebuilt."""
         index = self.offset_index
         number, last, position = index.floor(offset)
         if index.doubt and self._mend(index.path, index.doubt):
             number, last, position = index.floor(offset)
         if number < 0 or self.ends_with(position, last):
             return position
-        # An append under way has published its entries before its size, and a truncation its size before those.
+        # A running append publishes its index entries before its size, and a truncation its size before its entries.
         if (position < self.size or not self.is_active) and self._mend(
             index.path, f"entry {number}: offset {last} is not at {position}"
         ):
@@ -430,7 +432,7 @@ class StoredSegment:
         return 0
 
     def ends_with(self, position: int, last_offset: int) -> bool:
-        """Whether there is a batch at a position that ends with an offset, by its header."""
+        """Return whether a batch begins at a position and ends with an offset, by its header."""
         size = self.size
         if not 0 <= position <= size - HEADER_SIZE:
             return False
@@ -439,18 +441,18 @@ class StoredSegment:
         return bool(status == FOUND and found == last_offset)
 
     def position_of(self, offset: int, start_position: int | None = None) -> Found | None:
-        """The first batch whose last offset is `offset` or above, looked for from `start_position` on.
+        """Return the first batch whose last offset is `offset` or above. The search begins at `start_position`.
 
-        By headers, of which a checksum covers the last part only: so a batch that holds the offset is one whose
-        neighbours lie below and above it, and that there is none is believed where every batch on the way is sound.
-        CorruptError where that is in doubt."""
+        It reads headers, which a checksum covers only in their last part. So a batch is trusted to hold the offset
+        only if its neighbours lie below and above it. That no batch holds it is believed only if every batch on the
+        way is sound. CorruptError if there is doubt."""
         found = self.locate(offset, start_position)
         if found is None:
             self._check_not_cut()
         return found
 
     def locate(self, offset: int, start_position: int | None = None) -> Found | None:
-        """The same, also where the file's end was cut off: None then."""
+        """Return the same as `position_of`, but None if the file's end was cut off."""
         position = self._indexed(offset)
         if start_position is not None:
             position = max(position, start_position)
@@ -463,7 +465,8 @@ class StoredSegment:
         return found
 
     def _checked_position_of(self, offset: int, position: int, expected: Found | None) -> Found | None:
-        """The same, by whole batches that are checked, around damage where the offset lies behind it."""
+        """Return the same as `locate`, but read and check complete batches. Damage is passed over if the offset lies
+        behind it."""
         end = self.size if expected is None else expected[0] + expected[1]
         before = NO_OFFSET
         problem: CorruptError | None = None
@@ -474,7 +477,7 @@ class StoredSegment:
                     if row < len(table):
                         found = table[row].tolist()
                         if problem is not None and row == 0 and found[BASE_OFFSET] > offset:
-                            break  # it lies in what is damaged
+                            break  # the offset lies in the damaged part
                         return found[POSITION], found[SIZE], found[BASE_OFFSET], found[LAST_OFFSET]
                     before = int(table[-1, LAST_OFFSET])
                     position = int(table[-1, POSITION] + table[-1, SIZE])
@@ -492,8 +495,8 @@ class StoredSegment:
         return expected
 
     def damage_at(self, offset: int) -> tuple[int, int | None]:
-        """Around a batch that cannot be read: where the damage begins in the file, and the base offset of the first
-        batch behind it that can be read (None: there is none)."""
+        """Describe the damage around a batch that cannot be read: the position where it begins, and the base offset
+        of the first readable batch behind it (None: there is none)."""
         position, before = self._indexed(offset), NO_OFFSET
         while True:
             try:
@@ -512,8 +515,8 @@ class StoredSegment:
                 return position, None
 
     def header_at(self, position: int) -> list[int]:
-        """The row of a batch table of the batch at a position, of which only the header is read; CorruptBatchError
-        where there is none."""
+        """Return the batch table row of the batch at a position. Only its header is read. CorruptBatchError if there
+        is none."""
         header = self.read(position, HEADER_SIZE)
         status, at, size, base_offset, last_offset = find_batch(
             np.frombuffer(header, np.uint8), BY_OFFSET, NO_OFFSET, NO_OFFSET
@@ -531,13 +534,13 @@ class StoredSegment:
         return row
 
     def next_offset(self) -> int:
-        """The offset behind the last batch; the base offset without one."""
+        """Return the offset behind the last batch, or the base offset without a batch."""
         _, last_offset = self._search(self._indexed(MAX_INT64), MAX_INT64)
         return last_offset + 1 if last_offset >= 0 else self.base_offset
 
     def offset_by_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
-        """The first record neither earlier than `timestamp` nor below `start_offset`: its timestamp, its
-        offset, and its batch's leader epoch."""
+        """Return the first record that is neither earlier than `timestamp` nor below `start_offset`: its timestamp,
+        its offset, and its batch's leader epoch."""
         found = self.position_of(max(self._timed(timestamp), start_offset))
         if found is None:
             return None
@@ -554,7 +557,7 @@ class StoredSegment:
     # -- the time index against the log ---------------------------------------------------------------
 
     def _timed(self, timestamp: int) -> int:
-        """An offset up to which every record is earlier, by the time index, as far as the log bears it out."""
+        """Return an offset up to which every record is earlier, by entries of the time index that fit the log."""
         index = self.time_index
         number, at, offset = index.floor(timestamp - 1)
         if index.doubt and self._mend(index.path, index.doubt):
@@ -567,15 +570,15 @@ class StoredSegment:
         return self.base_offset if found is None else found[1]
 
     def _last_time_that_holds(self, number: int) -> int:
-        """The last entry of the time index up to a number that the log bears out; -1 where none is found soon."""
+        """Return the last entry up to a number that fits the log, or -1 if none is found within a few steps."""
         for each in range(number, max(-1, number - _STEPS_BACK), -1):
             if self.time_holds(each):
                 return each
         return -1
 
     def time_holds(self, number: int) -> bool:
-        """Whether the log bears an entry of the time index out: a batch with its offset has its time, and none from the
-        entry before on is later. Of a long stretch without an entry only its first part is looked at."""
+        """Return whether an entry of the time index fits the log: a batch with its offset has its timestamp, and no
+        batch from the entry before on is later. Of a long stretch without an entry only the first part is checked."""
         if number in self._dated:
             return True
         found, previous = self.time_index.entry_or_none(number), self.time_index.entry_or_none(number - 1)
@@ -595,7 +598,7 @@ class StoredSegment:
             if not all(table[:, MAX_TIMESTAMP].max() <= timestamp for _, table in tables):
                 return False
         except CorruptError:
-            # What is damaged contradicts nothing. Who reads it gets the error.
+            # Damaged data contradicts nothing. A reader of it gets the error.
             return True
         if not self.is_active:
             if len(self._dated) >= _MOST_DATED:
@@ -604,22 +607,23 @@ class StoredSegment:
         return True
 
     def _batch_of_time(self, timestamp: int, offset: int) -> Found | None:
-        """The batch that holds an offset, if its largest timestamp is this one."""
+        """Return the batch that holds an offset, if its largest timestamp is `timestamp`."""
         found = self.locate(offset)
         if found is None or found[2] > offset or self.header_at(found[0])[MAX_TIMESTAMP] != timestamp:
             return None
         return found
 
     def _find_largest(self) -> tuple[int, int]:
-        """The largest timestamp, and the last offset of the batch that has it. The time index may end before: a broker
-        adds its last entry when it seals or closes a segment, and what was cut off from it shows in the same way."""
+        """Return the largest timestamp, and the last offset of the batch that has it. The time index may end before
+        that batch: a broker adds the last entry when it seals or closes a segment, and an index that was cut off
+        looks the same."""
         index = self.time_index
         known = claimed = index.last_entry
         position = 0
         try:
             found = self._batch_of_time(*known) if known[0] >= 0 and not index.doubt else None
         except CorruptError:
-            # Where that offset is, the log is damaged: nothing says that the index is wrong.
+            # The log is damaged at that offset: nothing shows that the index is wrong.
             return known
         if found is not None:
             position = found[0] + found[1]
@@ -635,12 +639,12 @@ class StoredSegment:
         if largest != known and not is_all:
             self._mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
             claimed = max(claimed, index.last_entry)
-        # Later than it is costs a look in vain, earlier would hide records.
+        # A time that is too late costs a useless search. One that is too early would hide records.
         return max(largest, claimed)
 
     def _mend(self, path: str, reason: str) -> bool:
-        """Make both indexes anew from the batches. False where that was done before, or has to wait until the segment
-        is sealed: an appender is at work on them."""
+        """Rebuild both indexes from the batches. Return False if that was done before, or has to wait until the
+        segment is sealed because an appender uses them."""
         with mending:
             if self.is_active:
                 self.doubted = True
@@ -665,7 +669,8 @@ class StoredSegment:
             )
 
     def _check_not_cut(self) -> None:
-        """CorruptSegmentError where the file's end was cut off: whoever came to it does not know what was behind."""
+        """Raise CorruptSegmentError if the file's end was cut off: a search that came to the end cannot know what
+        was behind it."""
         if not self.is_active:
             self._indexed(MAX_INT64)
             self._largest_known()
@@ -675,7 +680,7 @@ class StoredSegment:
                 )
 
     def batch_at(self, position: int, size: int) -> tuple[Bytes, Longs]:
-        """One batch, checked, and its row of a batch table, in which it begins at position 0."""
+        """Return one checked batch, and its row of a batch table, in which it begins at position 0."""
         buffer = np.empty(size, np.uint8)
         self._fill(position, memoryview(buffer))
         table = np.empty((1, COLUMNS), np.int64)
@@ -694,9 +699,11 @@ class StoredSegment:
         reuse: bool = False,
         ordered: bool = True,
     ) -> Iterator[tuple[Bytes, Longs]]:
-        """Whole batches in chunks, and their table: POSITION is the place in the file, and the first row's is that
-        of buffer[0]. A batch beyond the end is corrupt, unless `partial_ok`, and so
-        are offsets that do not rise, unless not `ordered`. `reuse`: the next chunk overwrites it."""
+        """Yield complete batches in chunks, each with its table: POSITION is the position in the file, and the first
+        row has that of buffer[0].
+
+        A batch beyond the end is corrupt, unless `partial_ok`. Offsets that do not rise are corrupt, unless not
+        `ordered`. With `reuse` the next chunk overwrites the present one."""
         size = self.size
         last = size if end is None else min(end, size)
         position = start
@@ -715,8 +722,9 @@ class StoredSegment:
                 raise self._bad_batch(position, status)
 
     def _rising(self, table: Longs, before: int, end: int, size: int) -> int:
-        """How many rows of batches, which end at a position, have offsets above those before and below those behind. Of
-        two that do not rise either may be the damaged one: a checksum does not cover the base offset."""
+        """Return how many rows have offsets above the batches before and below the batches behind. The rows' batches
+        end at `end`. Of two batches that do not rise either may be damaged: a checksum does not cover the base
+        offset."""
         bases, lasts = table[:, BASE_OFFSET], table[:, LAST_OFFSET]
         if bases[0] <= before:
             return 0
@@ -750,13 +758,13 @@ class StoredSegment:
             self._allocated = 0
 
     def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """Use these aborted transactions in place of those in the file, which is not changed."""
+        """Use these aborted transactions instead of those in the file. The file is not changed."""
         self._transactions = TransactionIndex.in_memory(self.base_offset, aborted)
 
     # -- files --------------------------------------------------------------------------------------
 
     def keep_mended(self) -> None:
-        """Write indexes that were made anew. Whoever calls it is the only one who changes the segment's files."""
+        """Write the rebuilt indexes to disk. The caller must be the only one that changes the segment's files."""
         if self.mended and not self.settings.read_only:
             self.offset_index.keep_mended()
             self.time_index.keep_mended()
@@ -768,7 +776,7 @@ class StoredSegment:
         self.time_index.flush()
 
     def abandon(self) -> None:
-        """Let go of everything and leave the files as they are. Reads raise ClosedError from here on."""
+        """Close everything, and leave the files as they are. Reads raise ClosedError from here on."""
         self._stop_writing()
         self.log.close()
         self._abandon_indexes()
@@ -782,7 +790,7 @@ class StoredSegment:
             self._transactions.close()
 
     def change_suffix(self, old: str, new: str) -> None:
-        """Rename the files that exist; reads go on meanwhile."""
+        """Rename the files that exist. Reads go on in the meantime."""
         if self.suffix != old:
             raise ValueError(f"{self.log.path}: expected the suffix {old!r}, found {self.suffix!r}")
         self.offset_index.hold()
@@ -792,7 +800,7 @@ class StoredSegment:
         self.time_index.release()
 
     def _rename(self, suffix: str) -> None:
-        # All index objects exist from here on, so that none is made for a name that is going.
+        # All index objects exist from here on, so that none is created for a name that is about to disappear.
         offset_index, time_index, transactions = self.offset_index, self.time_index, self.transactions
         self.suffix = suffix
         self.log.rename(self._name(LOG_SUFFIX))
@@ -802,22 +810,22 @@ class StoredSegment:
 
     @property
     def pins(self) -> int:
-        """Readers that hold the segment."""
+        """Return how many readers hold the segment."""
         return self.log.pins
 
     def pin(self) -> None:
-        """Keep the segment readable until unpin. ClosedError when it was deleted or closed before."""
+        """Keep the segment readable until `unpin`. ClosedError if it was deleted or closed before."""
         self.log.pin()
 
     def unpin(self) -> None:
-        """Take one pin back."""
+        """Release one pin."""
         self.log.unpin()
         if self.log.gone and not self.log.pins:
             self._abandon_indexes()
 
     def mark_deleted(self) -> None:
-        """Rename the files to `.deleted`. Only readers that pinned the segment go on reading it, even when
-        a later segment's files take those names; others get ClosedError."""
+        """Rename the files to `.deleted`. Only readers that pinned the segment can still read it, even when a later
+        segment's files take its names. Others get ClosedError."""
         if self.log.gone:
             return
         self._stop_writing()
@@ -831,7 +839,7 @@ class StoredSegment:
             self.transactions.close()
 
     def delete(self) -> bool:
-        """Remove the files; False, and nothing done, while the segment is pinned."""
+        """Remove the files. Return False, and do nothing, while the segment is pinned."""
         if self.pins:
             return False
         self._stop_writing()

@@ -1,4 +1,4 @@
-"""The time index of a segment, which is drawn in `topicfs.engine.format.index`."""
+"""The time index of a segment. `topicfs.engine.format.index` draws its file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OFFSET_AT: Final = TIME_ENTRY.place_of("offset")
 
 
 class TimeIndex(IndexFile):
-    """When batches are: largest timestamp so far → last offset of its batch. Fields as in IndexFile."""
+    """Maps the largest timestamp so far to the last offset of its batch. Its fields are those of IndexFile."""
 
     __slots__ = ()
 
@@ -25,37 +25,37 @@ class TimeIndex(IndexFile):
 
     @property
     def room(self) -> int:
-        """Entries that may still be appended, without the one for sealing."""
+        """Return how many entries can still be appended, without the one that is kept for sealing."""
         return max(0, self.max_entries - 1 - self.view()[1])
 
     @property
     def last_entry(self) -> tuple[int, int]:
-        """Timestamp and offset of the last entry; (-1, base) without one."""
+        """Return timestamp and offset of the last entry; (-1, base) without one."""
         entries = self.entries
         return self.entry(entries - 1) if entries else (NO_TIMESTAMP, self.base_offset)
 
     def floor(self, timestamp: int) -> tuple[int, int, int]:
-        """Number, timestamp and offset of the last entry at or before; (-1, -1, base) without one."""
+        """Return number, timestamp and offset of the last entry at or before a time; (-1, -1, base) without one."""
         data, entries = self.view()
         slot, found, relative = lookup_time(data, entries, timestamp)
         return int(slot), int(found), self.base_offset + int(relative)
 
     def entry(self, number: int) -> tuple[int, int]:
-        """Timestamp and offset of one entry."""
+        """Return timestamp and offset of one entry."""
         timestamp, relative = TIME_ENTRY.struct.unpack_from(*self._place_of(number))
         return timestamp, self.base_offset + relative
 
     def entry_of(self, timestamp: int, offset: int) -> IndexBytes:
-        """An entry as it is stored."""
+        """Return an entry in its stored form."""
         return np.frombuffer(TIME_ENTRY.struct.pack(timestamp, self._relative(offset)), np.uint8)
 
     def entry_in(self, entries: IndexBytes, number: int) -> tuple[int, int]:
-        """Timestamp and offset of one of some entries as they are stored."""
+        """Return timestamp and offset of one of several entries in their stored form."""
         timestamp, relative = TIME_ENTRY.struct.unpack_from(entries, number * TIME_ENTRY.size)
         return timestamp, self.base_offset + relative
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
-        """Timestamp and offset of the last entry at or before; (-1, base) without one."""
+        """Return timestamp and offset of the last entry at or before a time; (-1, base) without one."""
         return self.floor(timestamp)[1:]
 
     def maybe_append(self, timestamp: int, offset: int, skip_full: bool = False) -> None:
@@ -76,7 +76,7 @@ class TimeIndex(IndexFile):
         self.keep(floor_slot(data, entries, TIME_ENTRY.size, _OFFSET_AT, offset - 1 - self.base_offset) + 1)
 
     def sanity_check(self) -> None:
-        """CorruptIndexError where the file cannot be an index of this segment."""
+        """Raise CorruptIndexError if the file cannot be an index of this segment."""
         self.check_length()
         if not self.entries:
             return

@@ -1,8 +1,8 @@
-"""The transaction index of a segment, whose file is drawn in `topicfs.engine.format.transaction_index`.
+"""The transaction index of a segment. Its file is drawn in `topicfs.engine.format.transaction_index`.
 
-A reader opens the file, reads up to the published size, and closes it: no descriptor is kept for each of
-thousands of segments. Once the index is marked deleted a descriptor is kept instead, since a new segment of
-the same base may come to use the name while a reader is still on the old one.
+A reader opens the file, reads up to the published size, and closes it: so no descriptor is kept for each of
+thousands of segments. Once the index is marked deleted a descriptor is kept instead, because a new segment of the
+same base may use the name while a reader still reads the old file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 ENTRY_SIZE: Final = ENTRY.size
 _ROWS: Final = ENTRY.dtype()
-CHUNK_ENTRIES: Final = 2048  # 68 KiB: as much as one read brings in at little more than the cost of any read
+CHUNK_ENTRIES: Final = 2048  # 68 KiB: a read of this size costs little more than a smaller one
 
 Entries = npt.NDArray[Any]
 
 
 class _Descriptor:
-    """An open file that closes when nobody refers to it any more, so never under a reader."""
+    """An open file that is closed when nobody refers to it any more, so never during a read."""
 
     __slots__ = ("number",)
 
@@ -47,10 +47,10 @@ class _Descriptor:
 class TransactionIndex:
     """The aborted transactions of one segment. Readers need no lock; changes are the appender's alone.
 
-    path         of the file, which exists from the first append on
-    base_offset  of the segment; no entry's last offset is below it
-    _size        published bytes: what readers see. A multiple of 34 unless the file was not when opened
-    _last_offset of the last entry, or the offset before the segment's first; None until it is needed
+    path         path of the file, which exists from the first append on
+    base_offset  base offset of the segment; no entry's last offset is below it
+    _size        published bytes, which readers see; a multiple of 34 unless the file was not when opened
+    _last_offset last offset of the last entry, or the offset before the segment's first; None until needed
     _kept        the open file, once the index is marked deleted
     _is_dirty    whether something was written since the last flush
     """
@@ -67,7 +67,7 @@ class TransactionIndex:
 
     @classmethod
     def open(cls, path: Path, base_offset: int) -> TransactionIndex:
-        """The index at `path`, whose file need not exist. Reads nothing: see `sanity_check`."""
+        """Return the index at `path`, whose file need not exist. Nothing is read: see `sanity_check`."""
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class TransactionIndex:
 
     @classmethod
     def in_memory(cls, base_offset: int, aborted: Iterable[AbortedTransaction]) -> TransactionIndex:
-        """An index of these entries that is in no directory. Its file, in memory, is there while it has entries."""
+        """Return an index of these entries that is in no directory. If there are entries, its file is in memory."""
         entries = list(aborted)
         if not entries:
             return cls(Path(os.devnull), base_offset, 0)
@@ -89,20 +89,19 @@ class TransactionIndex:
 
     @property
     def entries(self) -> int:
-        """How many entries there are."""
+        """Return how many entries there are."""
         return self._size // ENTRY_SIZE
 
     # -- reading ------------------------------------------------------------------------------------
 
     def all(self) -> list[AbortedTransaction]:
-        """Every entry, by rising last offset."""
+        """Return every entry, by rising last offset."""
         return [entry for chunk in self._chunks(NO_OFFSET) for entry in aborted_in(chunk.tobytes())]
 
     def collect(self, fetch_offset: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
-        """The aborted transactions that overlap [fetch_offset, upper), and whether that is all of them.
+        """Return the aborted transactions that overlap [fetch_offset, upper), and whether these are all of them.
 
-        When it is not, the next segment's index may hold more.
-        """
+        If they are not, the next segment's index may hold more."""
         found: list[AbortedTransaction] = []
         for chunk in self._chunks(fetch_offset):
             decided = np.flatnonzero(chunk["last_stable_offset"] >= upper)
@@ -113,12 +112,12 @@ class TransactionIndex:
         return found, False
 
     def sanity_check(self) -> None:
-        """Read everything once; CorruptIndexError where the file breaks the format."""
+        """Read everything once. CorruptIndexError if the file breaks the format."""
         for _ in self._chunks(NO_OFFSET):
             pass
 
     def _chunks(self, offset: int) -> Iterator[Entries]:
-        """The entries with a last offset of at least `offset`, checked, some thousand at a time."""
+        """Yield the checked entries with a last offset of at least `offset`, about two thousand at a time."""
         size = self._size
         if size == 0:
             return
@@ -141,7 +140,8 @@ class TransactionIndex:
                 yield chunk
 
     def _search(self, descriptor: _Descriptor, count: int, offset: int) -> int:
-        """Where to begin: at most a chunk before the first entry with a last offset of at least `offset`."""
+        """Return the entry to begin with: at most a chunk before the first one with a last offset of at least
+        `offset`."""
         low, high = 0, count
         while offset > self.base_offset and high - low > CHUNK_ENTRIES:
             middle = (low + high) // 2
@@ -153,7 +153,7 @@ class TransactionIndex:
         return low
 
     def _read(self, descriptor: _Descriptor, start: int, end: int) -> Entries:
-        """Entries [start, end); fewer when the index was cut meanwhile."""
+        """Return the entries [start, end), or fewer if the index was cut in the meantime."""
         data = bytearray()
         while len(data) < (end - start) * ENTRY_SIZE:
             position = start * ENTRY_SIZE + len(data)
@@ -189,11 +189,10 @@ class TransactionIndex:
         return size // ENTRY_SIZE
 
     def _descriptor(self) -> _Descriptor | None:
-        """The file, open for reading; None when the index was emptied meanwhile.
+        """Return the file, open for reading, or None if the index was emptied in the meantime.
 
-        A rename publishes `_kept` before it moves the file and `path` after, so: what was opened is the right
-        file if neither has changed by then.
-        """
+        A rename publishes `_kept` before it moves the file, and `path` afterwards. So the opened file is the right
+        one if neither has changed by then."""
         while True:
             kept = self._kept
             if kept is not None:
@@ -214,7 +213,7 @@ class TransactionIndex:
     # -- changes, by the appender alone -------------------------------------------------------------
 
     def append(self, entry: AbortedTransaction) -> None:
-        """Add an entry; its last offset must be above every earlier one. On an error nothing has changed."""
+        """Add an entry. Its last offset must be above every earlier one. After an error nothing has changed."""
         size = self._size
         self._count(size)
         last_offset = self._find_last_offset()
@@ -245,13 +244,13 @@ class TransactionIndex:
         self._cut(remaining * ENTRY_SIZE)
 
     def reset(self) -> None:
-        """Remove all entries, also of a file that breaks the format."""
+        """Remove all entries, even if the file breaks the format."""
         self._cut(0)
 
     def flush(self) -> None:
-        """Make what was written durable; a new file's name is the directory's matter."""
+        """fsync the file. To make a new file's name durable, the directory has to be synced."""
         if self._is_dirty:
-            # Cleared first: what is appended during the fsync is for the next one.
+            # Cleared first: appends during the fsync belong to the next one.
             self._is_dirty = False
             try:
                 descriptor = self._descriptor()
@@ -262,7 +261,7 @@ class TransactionIndex:
                 raise
 
     def rename(self, path: Path) -> None:
-        """Move the file, if there is one, to `path`. Readers go on; appends go to the new name."""
+        """Move the file to `path`, if it exists. Readers go on reading; appends go to the new name."""
         with contextlib.suppress(FileNotFoundError):
             if self._size:
                 self._kept = self._descriptor()
@@ -272,7 +271,7 @@ class TransactionIndex:
             self._kept = None
 
     def delete_if_exists(self) -> bool:
-        """Remove the file; gives whether there was one."""
+        """Remove the file. Return whether it existed."""
         self._size = 0
         self._last_offset = None
         self._kept = None
@@ -284,11 +283,12 @@ class TransactionIndex:
         return True
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._kept = None
 
     def _find_last_offset(self) -> int:
-        """Of the last entry; of an empty index the offset before the segment's first."""
+        """Return the last offset of the last entry. For an empty index, return the offset before the segment's
+        first."""
         last_offset = self._last_offset
         if last_offset is None:
             last_offset = self.base_offset - 1

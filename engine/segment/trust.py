@@ -1,9 +1,9 @@
-"""What of a segment can be vouched for, where its log or its indexes are damaged.
+"""Deciding which parts of a segment can be trusted, if its log or its indexes are damaged.
 
-After a clean stop nothing is scanned, so damage is met when somebody looks. A batch is *sound* where its checksum fits
-and its offsets lie above those of the batch before it and below those behind it: the checksum covers neither a batch's
-length nor its base offset. An index has no checksum at all, but each of its entries can be compared with the batch that
-it names: an entry that fits says what is so, wherever it comes from.
+After a clean stop nothing is scanned, so damage is found when somebody reads it. A batch is *sound* if its checksum
+fits and its offsets lie above those of the batch before it and below those behind it: the checksum covers neither a
+batch's length nor its base offset. An index has no checksum at all, but each of its entries can be compared with the
+batch that it names: an entry that fits is true, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Latest = tuple[int, int]
 """A timestamp, and the last offset of the batch that has it."""
 
 _STEPS: Final = 64
-"""Headers that are followed from damage on, before the index is asked where to go on."""
+"""Headers that are followed from the damage on, before the index is used to go on."""
 
 _LOOKED_AT: Final = 1024 * 1024
-"""Bytes behind the last entry of a time index that are looked at wholly: a third of a millisecond."""
+"""Bytes behind the last entry of a time index that are read completely: a third of a millisecond."""
 
 _SAMPLES: Final = 64
-"""Batches behind those that are looked at: where all of them were, a log of records of one time would be read whole."""
+"""Later batches that are sampled. With all of them, a log whose records have one timestamp would be read completely."""
 
 
 def resume(segment: StoredSegment, position: int, before: int) -> int | None:
-    """Where the next sound batch begins behind damage that begins at `position`; `before` is the last sound offset, or
-    -1. None where none is found: without a length or an entry of the index, nobody knows where batches begin."""
+    """Return the position of the next sound batch behind damage that begins at `position`, or None. `before` is the
+    last sound offset, or -1. Without a batch length or an index entry, nobody knows where batches begin."""
     at, last = position, NO_OFFSET
     for step in range(_STEPS):
         try:
@@ -81,9 +81,9 @@ def _is_sound(segment: StoredSegment, position: int, size: int) -> bool:
 
 
 def latest_behind(segment: StoredSegment, known: Latest, position: int) -> tuple[Latest, bool]:
-    """The largest timestamp, where the time index says that up to a position it is `known`; and whether all batches
-    behind that were looked at. If not, the first MiB of them was, some that the offset index names, and the last ones.
-    """
+    """Return the largest timestamp, and whether all batches behind `position` were looked at. By the time index,
+    `known` is the largest up to that position. If not all were looked at, these were: the first MiB, some batches
+    that the offset index names, and the last ones."""
     largest = known
     try:
         end = segment.size
@@ -102,7 +102,7 @@ def latest_behind(segment: StoredSegment, known: Latest, position: int) -> tuple
             last = max(limit, index.entry(index.entries - 1)[1])
             largest = _latest_between(segment, last, min(end, last + _LOOKED_AT), largest)
     except CorruptError:
-        # What is damaged has no time that anybody could know. Who reads it gets the error.
+        # Nobody can know the time of damaged data. A reader of it gets the error.
         return largest, False
     return largest, False
 
@@ -116,8 +116,8 @@ def _latest_between(segment: StoredSegment, start: int, end: int, largest: Lates
 
 
 def remade(segment: StoredSegment) -> tuple[Bytes, Bytes, Latest, Latest | None]:
-    """The entries of both indexes, and the largest timestamp, made of the batches that are sound; and what `lost_end`
-    gives."""
+    """Return new entries of both indexes and the largest timestamp, all from the sound batches, and the result of
+    `lost_end`."""
     offsets: list[Bytes] = []
     times: list[Bytes] = []
     position, before, since = 0, NO_OFFSET, 0
@@ -173,11 +173,12 @@ def remade(segment: StoredSegment) -> tuple[Bytes, Bytes, Latest, Latest | None]
 
 
 def lost_end(segment: StoredSegment, largest: Latest, last_offset: int) -> Latest | None:
-    """What the log had, where its end was cut off: the latest timestamp and an offset behind its last one, by the
-    indexes as they were found. An entry that is damaged says so of one of its fields, or of offsets far off."""
+    """Return the latest timestamp and a last offset that the log had before its end was cut off, or None. Both come
+    from the indexes as they were found. A damaged entry may give a wrong value for one of its fields, or offsets far
+    away."""
     offsets, times = segment.offset_index, segment.time_index
     lost = []
-    # Garbage says anything: what has an order, and another entry that fits, is believed.
+    # Garbage can say anything: an index is believed if its entries are in order and another one of them fits.
     if offsets.entries and not offsets.doubt and _some_fits(segment, offsets):
         offset, position = offsets.entry(offsets.entries - 1)
         if 0 < offset - last_offset <= _AHEAD and position >= segment.size:
@@ -190,7 +191,7 @@ def lost_end(segment: StoredSegment, largest: Latest, last_offset: int) -> Lates
 
 
 def _some_fits(segment: StoredSegment, index: OffsetIndex | TimeIndex) -> bool:
-    """Whether an entry of an index that is not its last fits the log; also where nothing of the log is left."""
+    """Return whether an index entry other than the last fits the log. If nothing of the log is left, return True."""
     if segment.size == 0:
         return True
     for number in range(min(index.entries - 1, _STEPS)):
@@ -202,8 +203,8 @@ def _some_fits(segment: StoredSegment, index: OffsetIndex | TimeIndex) -> bool:
 
 
 def _borne_out(segment: StoredSegment, holes: list[tuple[int, int]]) -> list[Bytes]:
-    """The entries of the time index that there is which the log does not contradict. New ones would say that nothing is
-    later than they are, and of what is damaged only the old ones know."""
+    """Return the entries of the present time index that the log does not contradict. New entries would say that no
+    record is later than the sound ones, and only the old entries know the damaged ones."""
     kept: list[Bytes] = []
     last = NO_TIMESTAMP, segment.base_offset
     for number in range(segment.time_index.entries):
@@ -223,6 +224,6 @@ def _borne_out(segment: StoredSegment, holes: list[tuple[int, int]]) -> list[Byt
 
 
 _AHEAD: Final = 1 << 24
-"""Records that the cut off end of a segment may have had."""
+"""The most records that the cut off end of a segment may have had."""
 
 _NOTHING: Final = np.empty(0, np.uint8)

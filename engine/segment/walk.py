@@ -12,7 +12,7 @@ from topicfs.engine.format.batch_header import HEADER_SIZE, size_of
 from topicfs.engine.kernels.scan import COLUMNS, DONE, FULL, scan
 
 _ROWS: Final = 16384
-"""Rows of a batch table that is filled at once."""
+"""The most rows of a batch table that is filled at once."""
 
 NOTHING: Final = np.empty(0, np.uint8)
 
@@ -20,10 +20,10 @@ NOTHING: Final = np.empty(0, np.uint8)
 def walk(
     fill: Callable[[int, memoryview], None], start: int, end: int, check: bool, chunk: int, reuse: bool
 ) -> Iterator[tuple[Bytes, Longs, int]]:
-    """Whole batches between two positions of a file, in chunks: bytes, table, and FULL for "more follows".
+    """Yield complete batches between two positions of a file, in chunks: bytes, table, and FULL for "more follows".
 
-    The last chunk has neither bytes nor rows, and the status that ended the walk. A chunk grows to hold a
-    batch that is larger, for that one, never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
+    The last chunk has neither bytes nor rows, and has the status that ended the walk. A chunk grows for one larger
+    batch, but never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
     position = start
     buffer = np.empty(max(0, min(chunk, end - start)), np.uint8)
     table = np.empty((min(_ROWS, buffer.size // HEADER_SIZE + 1), COLUMNS), np.int64)

@@ -1,8 +1,8 @@
-"""Names in a broker's server.properties that mean nothing here. They are noted and passed over, so that a broker's file
-can be used as it is.
+"""The settings in a broker's server.properties that have no meaning here. They are logged and ignored, so that a
+broker's file can be used as it is.
 
-A name that is none of a broker's may be a plugin's, or ours misspelt: one that is close to a name of ours is refused,
-since to pass over a misspelt retention would delete records.
+A name that Kafka does not have either may belong to a plugin, or may be a misspelt name of ours. A name that is close
+to one of ours is refused: to ignore a misspelt retention setting would delete records.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
 from topicfs.engine.settings.setting import refuse_unknown
 
 BROKERS: Final = frozenset(
-    # Those that Kafka 4.3 documents; a test compares them with its own list.
+    # The settings that Kafka 4.3 documents; a test compares them with Kafka's own list.
     [
         "add.partitions.to.txn.retry.backoff.max.ms",
         "add.partitions.to.txn.retry.backoff.ms",
@@ -313,7 +313,7 @@ BROKERS: Final = frozenset(
     ]
 )
 
-# Of earlier versions, which people still have in their files.
+# Settings of earlier versions, which people still have in their files.
 _FORMER: Final = frozenset(
     [
         "broker.id.generation.enable",
@@ -345,7 +345,7 @@ _FORMER: Final = frozenset(
     ]
 )
 
-# Of listeners, and of the parts of a broker that are configured below a prefix.
+# The prefixes of the settings of listeners, and of other parts of a broker that have a prefix of their own.
 _PREFIXES: Final = (
     "listener.name.",
     "zookeeper.ssl.",
@@ -358,12 +358,12 @@ _PREFIXES: Final = (
 )
 
 _ALIKE: Final = 0.85
-"""Above this a name is one of ours misspelt: two letters of `log.retention.ms` may be wrong."""
+"""From this similarity on, a name counts as a misspelt one of ours: two letters of `log.retention.ms` may be wrong."""
 
 
 def split_lines(lines: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The lines of a server.properties that mean something here, and the names of the others. InvalidSettingError for a
-    name that is likely one of ours misspelt, or a topic's."""
+    """Return the lines of a server.properties that have a meaning here, and the names of the others.
+    InvalidSettingError for a name of a topic setting, or one that is likely a misspelt name of ours."""
     ours: dict[str, str] = {}
     others = []
     for name, value in lines.items():

@@ -2,11 +2,11 @@
 
 A change is checked as a whole, then written, and only then takes effect.
 
-    created-topics      the ids of the topics that were made here, one a line
+    created-topics      the ids of the topics that were made here, one per line
 
 A topic whose id is not among them is adopted: a broker, or somebody with cp, has put it there. No default of ours
-removes its records: see `topicfs.engine.settings.topic`. What its cluster says of it holds where the topic's id is the
-one that the cluster knows by that name.
+removes its records: see `topicfs.engine.settings.topic`. The settings of a topic in its cluster apply only if the
+cluster has the same id for that name.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ INTERNAL_TOPICS: Final = frozenset(
         "__transaction_state",
     }
 )
-"""Kafka's own, whose settings its code gives them."""
+"""Kafka's own topics, whose settings come from Kafka's code."""
 
 _MOST_CREATED_BYTES: Final = 64 * 1024 * 1024
 _MOST_IDLE: Final = 1000
@@ -71,13 +71,13 @@ _LONGEST_TOPIC: Final = MAX_NAME_LENGTH - len(PROPERTIES_SUFFIX + TEMPORARY_SUFF
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What holds now; replaced as a whole.
+    """The current settings; replaced as a whole.
 
-    lines      of server.properties, with those that the opening was given in their place
-    daemon     what they say of the daemon
-    defaults   settings of a topic without overrides
-    overrides  by topic, of those that have any
-    resolved   settings of those topics
+    lines      the lines of server.properties, with the lines that were given at the opening in their place
+    daemon     the daemon's settings, from these lines
+    defaults   the settings of a topic without overrides
+    overrides  the overrides by topic, for the topics that have any
+    resolved   the settings of these topics
     """
 
     lines: Mapping[str, str]
@@ -88,17 +88,17 @@ class _State:
 
 
 class Configuration:
-    """The settings of one store. Who changes them holds the store's guard; looking needs no lock.
+    """The settings of one store. Changing them needs the store's guard; reading them needs no lock.
 
-    cluster      what a broker's metadata says of topics, where there is some
-    others       names in server.properties that mean nothing here
+    cluster      the topics and settings in a broker's metadata log, if there is one
+    others       the names in server.properties that have no meaning here
     _backing     the store's directory
-    _clock       dates new files
-    _state       see _State
-    _found       directories of the partitions that were found at the opening, by topic
-    _created     ids of the topics that were made here
-    _first_origins  of the topics that were found and asked for: where each comes from
-    _origins     the same as far as it is used, the state that it was used with, and the settings then
+    _clock       gives the date that is written into new files
+    _state       the current settings, see _State
+    _found       by topic: the directories of the partitions that were found at the opening
+    _created     the ids of the topics that were made here
+    _first_origins  by topic: the origin that its files and the cluster tell, once it was asked for
+    _origins     by topic: the origin that is used, the state that it was used with, and the settings that result
     """
 
     def __init__(
@@ -131,9 +131,10 @@ class Configuration:
         found: Mapping[str, Sequence[Path]] | None = None,
     ) -> Configuration:
         """Read every file. InvalidSettingError, CorruptCheckpointError or InvalidNameError, with the file's
-        path, where one is refused. The lines `given` outrank those of server.properties, in which names that only a
-        broker uses are passed over. Of the partitions' directories
-        `found`, by topic, each is looked at when its topic is asked for."""
+        path, where one is refused. Names in server.properties that only a broker uses are ignored.
+
+        given  lines that take precedence over those of server.properties
+        found  by topic: the directories of its partitions, which are read when the topic is asked for"""
         path = backing / SERVER_PROPERTIES
         try:
             lines, others = split_lines(_read(path))
@@ -156,16 +157,16 @@ class Configuration:
 
     @property
     def daemon(self) -> DaemonSettings:
-        """Of the daemon."""
+        """The settings of the daemon."""
         return self._state.daemon
 
     @property
     def topic_defaults(self) -> TopicSettings:
-        """Of a topic without overrides."""
+        """The settings of a topic without overrides."""
         return self._state.defaults
 
     def topic(self, topic: str) -> TopicSettings:
-        """Of a topic, known or not."""
+        """Return the settings of a topic, whether or not it exists."""
         state = self._state
         if topic in self._found or topic in INTERNAL_TOPICS:
             known = self._origins.get(topic)
@@ -180,20 +181,20 @@ class Configuration:
         try:
             return origin, state, resolve_topic(overrides, state.lines, origin)
         except InvalidSettingError as error:
-            # The cluster's and ours together are not allowed: ours were, and nothing is to be removed by them alone.
+            # The cluster's settings and ours exclude each other. Ours alone are allowed, but must not remove records.
             log.error(f"topic {topic}: what its cluster says of it is left out: {error}")
             origin = TopicOrigin(adopted=True, exempt=True)
             return origin, state, resolve_topic(overrides, state.lines, origin)
 
     def origin(self, topic: str) -> TopicOrigin:
-        """Where a topic comes from."""
+        """Return the origin of a topic."""
         if topic in self._found or topic in INTERNAL_TOPICS:
             self.topic(topic)
             return self._origins[topic][0]
         return OURS
 
     def why_kept(self, topic: str) -> str | None:
-        """Why a topic's records are neither deleted nor compacted; None where somebody has decided what holds."""
+        """Return why a topic's records are neither deleted nor compacted; None where its settings decide that."""
         origin = self.origin(topic)
         if origin == OURS:
             return None
@@ -211,7 +212,7 @@ class Configuration:
         )
 
     def cluster_topic(self, topic: str) -> ClusterTopic | None:
-        """What a cluster says of a topic that was found; None where it does not know this one."""
+        """Return the cluster's entry for a topic that was found at the opening; None where it has none with its id."""
         known = self.cluster.topics.get(topic)
         if known is None or topic not in self._found:
             return None
@@ -242,14 +243,14 @@ class Configuration:
     # -- where topics come from -----------------------------------------------------------------------
 
     def note_created(self, topic_id: str) -> None:
-        """A topic with this id is about to be made here: written down before it is there, durably."""
+        """Record the id of a topic that is about to be made here. The id is on disk before the topic exists."""
         if topic_id in self._created:
             return
         path = self._backing / CREATED_TOPICS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             size = os.fstat(descriptor).st_size
-            # A line that was cut off by a crash is ended first.
+            # If a crash has cut off the last line, it is ended first.
             before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
             line = before + topic_id.encode() + b"\n"
             if os.write(descriptor, line) < len(line):
@@ -261,9 +262,9 @@ class Configuration:
         self._created.add(topic_id)
 
     def tidy_created(self, deleted: Collection[Path]) -> None:
-        """Forget ids of topics that are gone, where they have become many. The caller holds the store.
+        """Forget the ids of topics that no longer exist, once there are many. The caller has locked the store.
 
-        deleted  directories of partitions whose deletion can be taken back perhaps: their topics are not gone"""
+        deleted  directories of deleted partitions that may be restored: the ids of their topics are kept"""
         if len(self._created) > _MOST_IDLE + 2 * (len(self._found) + len(deleted)):
             found = _ids_in(deleted).union(*map(self._ids, self._found))
             self._created &= {topic_id for topic_id in found if topic_id is not None}
@@ -271,30 +272,30 @@ class Configuration:
             write_atomically(self._backing / CREATED_TOPICS, lines.encode())
 
     def forget_found(self, topic: str) -> None:
-        """A topic that was found is gone: a later one of that name is another."""
+        """Forget a topic that was found at the opening and is now deleted: a later one of that name is another."""
         self._found.pop(topic, None)
         self._first_origins.pop(topic, None)
         self._origins.pop(topic, None)
 
     def find_again(self, topic: str, directory: Path) -> None:
-        """Take a partition's directory as found: its deletion was taken back."""
+        """Add the directory of a restored partition to those that were found."""
         known = self._found.get(topic, ())
         self.forget_found(topic)
         self._found[topic] = [*known, directory]
 
     def overrides(self, topic: str) -> Mapping[str, str]:
-        """The topic's own lines."""
+        """Return the overrides of a topic."""
         return self._state.overrides.get(topic, {})
 
     def explain(self, topic: str) -> list[Explained]:
-        """Every setting of the topic, with where it comes from."""
+        """Return every setting of the topic, with its source."""
         state = self._state
         return topic_settings.explain(state.overrides.get(topic, {}), state.lines, self.origin(topic))
 
     # -- changing -------------------------------------------------------------------------------------
 
     def check(self, topic: str, overrides: Mapping[str, str]) -> TopicSettings:
-        """What a topic with these overrides would have; InvalidSettingError where they are not allowed."""
+        """Return the settings of a topic with these overrides; InvalidSettingError where they are not allowed."""
         if len(topic) > _LONGEST_TOPIC and overrides:
             raise InvalidSettingError(
                 f"topic of {len(topic)} characters: expected at most {_LONGEST_TOPIC} for one with settings of "
@@ -303,7 +304,7 @@ class Configuration:
         return resolve_topic(overrides, self._state.lines, self.origin(topic))
 
     def set_topic(self, topic: str, overrides: Mapping[str, str]) -> None:
-        """Give a new topic its overrides, all of them; a file left over from one of that name is replaced."""
+        """Set all overrides of a new topic. A file that is left of an earlier topic of that name is replaced."""
         settings = self.check(topic, overrides)
         if overrides:
             comment = f"Settings of the topic {topic}"
@@ -314,7 +315,7 @@ class Configuration:
             self.remove_topic(topic)
 
     def change_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change some overrides; None removes one. Comments in the file stay."""
+        """Change some overrides of a topic; None removes one. Comments in the file stay."""
         refuse_unknown("topic", changes, TOPIC_BY_NAME, TOPIC_HINTS)
         wanted = _changed(self.overrides(topic), changes)
         settings = self.check(topic, wanted)
@@ -324,7 +325,7 @@ class Configuration:
         self._publish(topic, wanted, settings)
 
     def restore_topic(self, topic: str, kept: Path) -> None:
-        """Give the topic the overrides that `remove_topic` has kept, where some were kept and it has none."""
+        """Restore the overrides that `remove_topic` has kept, if it kept some and the topic has none now."""
         if topic in self._state.overrides or not kept.exists():
             return
         overrides = _read(kept)
@@ -334,7 +335,7 @@ class Configuration:
         self._publish(topic, overrides, settings)
 
     def remove_topic(self, topic: str, kept: Path | None = None) -> None:
-        """Drop the topic's overrides; their file is removed, or moved to where it is to be kept."""
+        """Drop the topic's overrides. Their file is removed, or moved to the path `kept`."""
         state = self._state
         if topic in state.overrides:
             path = self._path(topic)
@@ -351,8 +352,8 @@ class Configuration:
             )
 
     def change_daemon(self, changes: Mapping[str, str | None]) -> None:
-        """Change lines of server.properties; None removes one. A line that the opening was given is outranked
-        by its change, until the next opening."""
+        """Change lines of server.properties; None removes one. A change takes precedence over a line that was given
+        at the opening, until the next opening."""
         refuse_unknown("daemon", changes, DAEMON_BY_NAME, DAEMON_HINTS)
         state = self._state
         wanted = _changed(state.lines, changes)
@@ -376,7 +377,7 @@ class Configuration:
 
 
 def _ids_in(directories: Iterable[Path]) -> set[str | None]:
-    """The topics' ids in partitions' directories; None among them where one has none that can be read."""
+    """Return the topic ids in partition directories, with None among them if a directory has no readable id."""
     ids = set()
     for directory in directories:
         try:
@@ -387,7 +388,7 @@ def _ids_in(directories: Iterable[Path]) -> set[str | None]:
 
 
 def _read_created(path: Path) -> set[str]:
-    """The ids in the file; a line that is none is what a crash has left."""
+    """Return the ids in the file. A line that is no id was left by a crash, and is ignored."""
     try:
         text = read_bounded(path, _MOST_CREATED_BYTES).decode("ascii", "replace")
     except FileNotFoundError:
@@ -396,8 +397,8 @@ def _read_created(path: Path) -> set[str]:
 
 
 def _allowed(values: Mapping[str, str], known: Mapping[str, Setting], whose: str) -> dict[str, str]:
-    """The settings that there are here, with values that are allowed here. A value that is not is told of; the topic's
-    records are then kept as if nobody had given one."""
+    """Return those settings that exist here and have an allowed value. A value that is not allowed is logged; it may
+    then make the topic exempt, so that its records are kept."""
     allowed = {}
     for name, value in values.items():
         if name in known:
@@ -412,8 +413,8 @@ def _allowed(values: Mapping[str, str], known: Mapping[str, Setting], whose: str
 
 @contextlib.contextmanager
 def _unchanged_on_error(path: Path) -> Iterator[None]:
-    """Give a file that is being replaced its old content back where the error came after the replacement: what was
-    refused must not hold after the next start."""
+    """Restore the old content of a file if the error came after the file was replaced: a change that was refused must
+    not take effect at the next start."""
     before = _content(path)
     try:
         yield

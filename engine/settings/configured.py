@@ -1,4 +1,4 @@
-"""The settings of a store, with what is known of its topics' origin: what a broker's metadata says, and their ids."""
+"""Loading the settings of a store together with the origin of its topics: a broker's metadata, and the topics' ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def configured(
     partitions: Iterable[PartitionKey],
     node_id: int | None,
 ) -> Configuration:
-    """The settings of the store in a directory, where these partitions were found. What `Configuration.load` raises.
+    """Return the settings of the store in a directory. It raises what `Configuration.load` raises.
 
-    node_id  of the broker that the log directory belongs to"""
+    partitions  the partitions that were found there
+    node_id     the id of the broker that the log directory belongs to"""
     logs = logs_in(backing)
     found: dict[str, list[Path]] = {}
     for topic, number in partitions:
@@ -34,7 +35,7 @@ def configured(
 
 
 def tell_of_others(configuration: Configuration, backing: Path) -> None:
-    """Note the names in server.properties that only a broker uses."""
+    """Log the names in server.properties that only a broker uses."""
     if configuration.others:
         names = ", ".join(sorted(configuration.others))
         log.info(f"{backing / SERVER_PROPERTIES}: passed over, as they mean nothing here: {names}")

@@ -13,21 +13,21 @@ from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
 from topicfs.engine.settings.setting import Setting, Value, refuse_unknown, text_of
 from topicfs.engine.settings.topic import resolve_topic
 
-# A slot of the cleaner's table of keys: a hash of 16 bytes and an offset.
+# The bytes of one slot in the cleaner's table of keys: a hash of 16 bytes and an offset.
 _SLOT_BYTES: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """The settings of the daemon. A field is the setting of that name with dots.
+    """The settings of the daemon. Each field has the name of its setting, with underscores in place of dots.
 
     *_ms                                 milliseconds
-    log_cleaner_dedupe_buffer_size       bytes, of all threads together, like log_cleaner_io_buffer_size
-    log_cleaner_io_buffer_load_factor    0..1, of the table of keys despite its name
-    log_cleaner_io_max_bytes_per_second  of all threads together; the largest float: no limit
-    log_flush_scheduler_interval_ms      2^63-1: never
-    log_dir_failure_timeout_ms           without effect: there is no controller to tell
-    batch_size                           bytes of lines that gather in a partition; 0: every write by itself
+    log_cleaner_dedupe_buffer_size       bytes for all threads together, like log_cleaner_io_buffer_size
+    log_cleaner_io_buffer_load_factor    0..1, how full the table of keys may be, despite its name
+    log_cleaner_io_max_bytes_per_second  the limit for all threads together; the largest float means no limit
+    log_flush_scheduler_interval_ms      2^63-1 means never
+    log_dir_failure_timeout_ms           has no effect: there is no controller to inform
+    batch_size                           bytes of lines that gather in a partition; 0: each write is appended alone
     """
 
     num_partitions: int
@@ -56,15 +56,15 @@ class DaemonSettings:
 
 
 def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:
-    """The settings of a daemon with these lines of server.properties.
+    """Return the settings of a daemon with these lines of server.properties.
 
     InvalidSettingError for an unknown name, a value that is not allowed, or two that exclude each other. The
-    lines that are defaults of topic settings are checked too, also those that another one outranks.
+    lines that are defaults of topic settings are checked too, also those that another line takes precedence over.
     """
     refuse_unknown("daemon", values, DAEMON_BY_NAME, DAEMON_HINTS)
     given = {name: DAEMON_BY_NAME[name].parse(text) for name, text in values.items()}
     resolve_topic({}, values)
-    # The table's kinds are the fields' types; a test compares the two.
+    # The kinds in the table match the types of the fields; a test compares the two.
     fields = {setting.name.replace(".", "_"): given.get(setting.name, setting.default) for setting in DAEMON}
     settings = DaemonSettings(**fields)  # type: ignore[arg-type]
     _check_dedupe_buffer(settings)
@@ -72,11 +72,11 @@ def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:
 
 
 def validate_change(current: Mapping[str, str], wanted: Mapping[str, str]) -> DaemonSettings:
-    """The settings after a change of server.properties' lines while the daemon runs.
+    """Return the settings after lines of server.properties change while the daemon runs.
 
-    InvalidSettingError where the new lines are not allowed at all, where one that changed needs a new mount,
-    or where log.cleaner.threads changes by more than a factor of two. A line that says the value that held
-    before, in other words or as the default, is no change.
+    InvalidSettingError where the new lines are not allowed at all, where a changed one needs a new mount,
+    or where log.cleaner.threads changes by more than a factor of two. A line with the same value as before,
+    written differently or equal to the default, is no change.
     """
     before, after = resolve_daemon(current), resolve_daemon(wanted)
     for name in sorted(current.keys() | wanted.keys()):

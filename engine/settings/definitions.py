@@ -1,4 +1,4 @@
-"""Every setting that topicfs takes: the topics' and the daemon's, under Kafka's names.
+"""All settings that topicfs accepts, for topics and for the daemon, under Kafka's names.
 
 A topic setting comes from the topic's own file, else from its synonyms in server.properties in the order
 listed here, else from the default. Settings marked `effect=False` belong to a cluster or to tiered storage.
@@ -21,8 +21,8 @@ DELETE: Final = "delete"
 
 
 def at_least(low: int) -> tuple[Range, ...]:
-    """The range from a number to the largest of its kind."""
-    # No float in between: it would round the largest 64-bit numbers up.
+    """Return the range from a number to the largest one of its kind."""
+    # The limit must not be a float: it would round the largest 64-bit numbers up.
     return ((low, MAX_INT64),)
 
 
@@ -218,7 +218,7 @@ TOPIC: Final = (
         ValueKind.INT,
         10 * 1024 * 1024,
         "the largest offset or time index",
-        # Kafka takes 4 to 11 here, and then cannot open the time index, whose entries have 12 bytes.
+        # Kafka accepts 4 to 11 here, and then cannot open the time index, whose entries have 12 bytes.
         ranges=at_least(12),
         synonyms=(Synonym("log.index.size.max.bytes"),),
     ),
@@ -238,8 +238,8 @@ TOPIC: Final = (
         ranges=at_least(1),
         synonyms=(Synonym("log.roll.ms"), Synonym("log.roll.hours", HOUR_MS)),
     ),
-    # Ours, not Kafka's. Off unless asked for: it costs a core's time for each segment that is sealed or rewritten, and
-    # disk space of some half of the log, which most topics would pay for nothing.
+    # This is not a setting of Kafka. It is off by default: it costs the time of one core for each segment that is
+    # sealed or rewritten, and disk space of about half of the log, which most topics would pay for nothing.
     Setting(
         "parquet.enable",
         ValueKind.BOOL,
@@ -437,12 +437,12 @@ DAEMON: Final = (
         running=False,
         effect=False,
     ),
-    # Of the mount's writers, under the names that Kafka's producer has for its own.
+    # These are settings of the mount's writers. Kafka's producer has the same ones under these names.
     Setting(
         "batch.size",
         ValueKind.INT,
-        # A producer's 16 KiB are made for a network. A write(2) of the mount brings 128 KiB at most; in larger batches
-        # the checksum makes a look-up of one record dearer: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
+        # A producer's default of 16 KiB suits a network. A write(2) of the mount brings at most 128 KiB. In larger
+        # batches the checksum makes a look-up of one record slower: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
         128 * 1024,
         "bytes of records that gather in a partition before they are appended; 0: every write is appended by itself",
         ranges=at_least(0),
@@ -459,7 +459,7 @@ DAEMON: Final = (
         ValueKind.BOOL,
         False,
         "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
-        # The kernel must not find that a name it knows has become of another kind.
+        # A name that the kernel knows must not change its kind, file or link, while the mount runs.
         running=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""The settings found by their names, and a word for who asks by a wrong one."""
+"""Tables of the settings by name, and hints for names that are used in the wrong place."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from topicfs.engine.record import MAX_INT64
 from topicfs.engine.settings.definitions import DAEMON, TOPIC, at_least
 from topicfs.engine.settings.setting import Range, Setting, Synonym, ValueKind
 
-# Of the daemon-wide retention times any negative one means no limit, and 0 is refused.
+# For the daemon-wide retention times, any negative number means no limit, and 0 is refused.
 _UNLIMITED_OR_POSITIVE: Final[tuple[Range, ...]] = ((-MAX_INT64 - 1, -1), (1, MAX_INT64))
 
-# Units other than the topic setting's, and rules that only the daemon-wide form has.
+# The kinds and ranges of daemon-wide settings that differ from the topic setting's: other units, or rules of their own.
 _SYNONYM_RANGES: Final = {
     "log.retention.ms": (ValueKind.LONG, _UNLIMITED_OR_POSITIVE),
     "log.retention.minutes": (ValueKind.INT, _UNLIMITED_OR_POSITIVE),
@@ -20,7 +20,7 @@ _SYNONYM_RANGES: Final = {
     "log.roll.jitter.hours": (ValueKind.INT, at_least(0)),
 }
 
-# Kafka takes no change of these while it runs: the forms in milliseconds come before them anyway.
+# Kafka accepts no change of these while it runs. The forms in milliseconds take precedence over them anyway.
 _FIXED_SYNONYMS: Final = frozenset(
     {"log.retention.minutes", "log.retention.hours", "log.roll.hours", "log.roll.jitter.hours"}
 )
@@ -45,7 +45,7 @@ SYNONYMS: Final = {
 }
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC}
 DAEMON_BY_NAME: Final = {
-    # A name that is a setting of its own as well keeps its own definition.
+    # A name that is also a daemon setting keeps that definition.
     **SYNONYMS,
     **{setting.name: setting for setting in DAEMON},
 }

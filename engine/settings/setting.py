@@ -1,7 +1,7 @@
-"""A setting: its name, what values it takes, and how their text is read and written.
+"""The definition of a setting: its name, the values that it takes, and how their text is read and written.
 
-Texts are read as Kafka reads them: blanks around them drop out, booleans are `true` and `false` in any case,
-lists are separated by commas, numbers are plain digits without units. A list of no text is empty.
+Texts are read as Kafka reads them: blanks around them are dropped, booleans are `true` and `false` in upper or lower
+case, lists are separated by commas, numbers are plain digits without units. An empty text is an empty list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = bool | int | float | str | tuple[str, ...]
 
 
 class ValueKind(Enum):
-    """What a setting's text stands for; the value says it in a message."""
+    """The type of a setting's value. The enum's values are the words for it in messages."""
 
     BOOL = "true or false"
     INT = "a whole number of 32 bits"
@@ -49,8 +49,8 @@ _DECIMAL: Final = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})
 class Synonym:
     """A daemon-wide setting that gives a topic setting its default.
 
-    name    in server.properties
-    factor  how many of the topic setting's units one of its own is: 3600000 from hours to milliseconds
+    name    the name in server.properties
+    factor  the number by which a value is multiplied to get the topic setting's unit: 3600000 from hours to ms
     """
 
     name: str
@@ -59,17 +59,17 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting's definition.
+    """The definition of one setting.
 
-    name      Kafka's
-    kind      how the text is read
-    default   where nobody sets it; None: then it has no value
-    doc       one line for people
-    ranges    numbers are in one of these, both ends included; none means any number of the kind
-    choices   strings, and the items of a list, are among these; none means any
-    synonyms  of a topic setting: the daemon's settings that stand in for it, the first one set counts
-    running   may change while the daemon runs
-    effect    False: taken and checked, because Kafka's files have it, but it changes nothing on one machine
+    name      the name, which is Kafka's
+    kind      the type of the value, which says how the text is read
+    default   the value if nobody sets it; None: then it has no value
+    doc       one line of description for people
+    ranges    the ranges of numbers that are allowed, both ends included; none: any number of the kind
+    choices   the strings, or items of a list, that are allowed; none: any
+    synonyms  for a topic setting: the daemon's settings that give its default, the first one that is set counts
+    running   whether it may change while the daemon runs
+    effect    False: it is accepted and checked, because Kafka's files have it, but has no effect on one machine
     """
 
     name: str
@@ -83,14 +83,14 @@ class Setting:
     effect: bool = True
 
     def parse(self, text: str) -> Value:
-        """The value of the text; InvalidSettingError, which says what is allowed, where it has none."""
+        """Return the value of the text. InvalidSettingError, with the allowed values, where it has none."""
         value = _value(self.kind, text.strip(_BLANKS))
         if value is None or not self._allows(value):
             raise InvalidSettingError(f"{self.name}: expected {self.allowed()}, found {shown(text)}")
         return value
 
     def allowed(self) -> str:
-        """The values that it takes, in words."""
+        """Return the allowed values, in words."""
         if self.choices:
             return f"{self.kind.value} of {', '.join(self.choices)}"
         if not self.ranges:
@@ -115,7 +115,7 @@ class Setting:
 
 
 def text_of(value: Value) -> str:
-    """The text that is read as this value."""
+    """Return the text that is read as this value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(value) if isinstance(value, tuple) else str(value)
@@ -124,7 +124,7 @@ def text_of(value: Value) -> str:
 def refuse_unknown(
     level: str, names: Iterable[str], known: Mapping[str, Setting], hints: Mapping[str, str]
 ) -> None:
-    """InvalidSettingError for the first name that is none of the known ones, with the likely right one."""
+    """Raise InvalidSettingError for the first unknown name, with a hint or the known name that is closest."""
     for name in names:
         if name in known:
             continue

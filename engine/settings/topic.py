@@ -1,11 +1,11 @@
-"""A topic's settings, each from the first place that has it.
+"""The settings of a topic. Each comes from the first of these sources that has it:
 
 topic            topics/<topic>.properties
-cluster          the topic's own in the cluster that a broker's directory comes from
-cluster:<name>   that cluster's broker, while it ran
-daemon:<name>    server.properties, and what the command line says
-kept             of topics that were not made here: whether and when their records go is not decided by us
-default
+cluster          the topic's own settings in the Kafka cluster that a broker's directory comes from
+cluster:<name>   the settings of that cluster's broker that were changed while it ran
+daemon:<name>    server.properties and the command line
+kept             values that keep the records of a topic that was not made here, as we do not decide about them
+default          the default in the table of settings
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _TIMESTAMP_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """The settings that hold for one topic. A field is the setting of that name with dots.
+    """The settings of one topic. Each field has the name of its setting, with underscores in place of dots.
 
     *_ms            milliseconds
     *_bytes         bytes; segment_bytes is internal.segment.bytes where that is set
-    cleanup_policy  a subset of {"compact", "delete"}; none of them keeps everything
-    retention_*     negative: no limit; -1 is the only negative retention_ms
-    flush_*         2^63-1: never
-    parquet_enable  keep the files of engine.parquet: ours, not Kafka's
+    cleanup_policy  a subset of {"compact", "delete"}; the empty set keeps everything
+    retention_*     negative means no limit; -1 is the only negative retention_ms
+    flush_*         2^63-1 means never
+    parquet_enable  whether to keep the files of engine.parquet; not a setting of Kafka
 
     The settings of a cluster and of tiered storage (min_insync_replicas, unclean_leader_election_enable,
-    remote_*, local_*) are without effect.
+    remote_*, local_*) have no effect.
     """
 
     cleanup_policy: frozenset[str]
@@ -93,16 +93,16 @@ class TopicSettings:
 
     @property
     def cleanup_policy_text(self) -> str:
-        """The policy as people write it, in one order; empty where everything is kept."""
+        """The policy as text, in alphabetical order; empty where everything is kept."""
         return ",".join(sorted(self.cleanup_policy))
 
     @property
     def codec(self) -> Codec | None:
-        """How batches are stored; None: as the writer compressed them."""
+        """The codec with which batches are stored; None: as the writer compressed them."""
         return _CODECS.get(self.compression_type)
 
     def level(self, codec: Codec) -> int | None:
-        """The effort to compress with; None for a codec that has no levels."""
+        """Return the compression level of a codec; None for a codec without levels."""
         return {
             Codec.GZIP: self.compression_gzip_level,
             Codec.LZ4: self.compression_lz4_level,
@@ -111,10 +111,10 @@ class TopicSettings:
 
 
 class Explained(NamedTuple):
-    """A setting as it holds for a topic.
+    """One setting of a topic, with its source.
 
-    name    of the topic setting
-    value   as text, in the topic setting's unit
+    name    the name of the topic setting
+    value   the value as text, in the topic setting's unit
     source  "topic", "cluster", "cluster:<name>", "daemon:<name in server.properties>", "kept" or "default"
     """
 
@@ -125,14 +125,14 @@ class Explained(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicOrigin:
-    """Where a topic comes from, which says what holds for it where nobody has said so here.
+    """The origin of a topic. It decides the settings that nobody has set here.
 
-    settings  its own in the cluster that it comes from
-    broker    those of the cluster's broker that stand in for topics' settings
-    adopted   its records were not made here: our default would delete them at an age that nobody has decided
-    known     a cluster's metadata tells of it, so what that does not set was left at Kafka's default
-    exempt    what is said of topics in general is not said of it: it is one of Kafka's own, or the metadata that tells
-              of it cannot be believed
+    settings  the topic's own settings in the cluster that it comes from
+    broker    the settings of the cluster's broker that are defaults of topic settings
+    adopted   whether the topic was not made here: our defaults would delete its records at an age that nobody chose
+    known     whether a cluster's metadata has the topic: what that does not set was left at Kafka's default
+    exempt    whether defaults for all topics do not decide about its records: it is one of Kafka's own topics, or the
+              metadata about it cannot be trusted
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -146,21 +146,21 @@ OURS: Final = TopicOrigin()
 """The origin of a topic that was made here."""
 
 KEPT: Final = "kept"
-"""The source of a value that keeps records until somebody says what holds."""
+"""The source of a value that keeps records until somebody sets the setting."""
 
 _KEPT_OF_KNOWN: Final[Mapping[str, Value]] = {"retention.ms": -1}
 _KEPT_OF_UNKNOWN: Final[Mapping[str, Value]] = {"cleanup.policy": (), **_KEPT_OF_KNOWN}
-"""It may be a compacted topic, whose records no retention may remove."""
+"""The topic may be a compacted one, whose records no retention may remove."""
 KEPT_OF_EXEMPT: Final[Mapping[str, Value]] = {"retention.bytes": -1, **_KEPT_OF_UNKNOWN}
 
 
 def resolve_topic(
     overrides: Mapping[str, str], daemon: Mapping[str, str], origin: TopicOrigin = OURS
 ) -> TopicSettings:
-    """The settings of a topic with these overrides under these lines of server.properties.
+    """Return the settings of a topic with these overrides and these lines of server.properties.
 
     InvalidSettingError for an unknown override, a value that is not allowed, or two that exclude each other.
-    Also checks a change while the daemon runs: every setting of a topic may change then.
+    It is also the check of a change while the daemon runs: every setting of a topic may change then.
     """
     found = {
         setting.name: _resolve(setting, overrides, daemon, origin)[0] for setting in _settings(overrides)
@@ -169,7 +169,7 @@ def resolve_topic(
     segment_bytes = found.pop("internal.segment.bytes")
     if segment_bytes is not None:
         found["segment.bytes"] = segment_bytes
-    # The table's kinds are the fields' types; a test compares the two.
+    # The kinds in the table match the types of the fields; a test compares the two.
     fields = cast(dict[str, object], {name.replace(".", "_"): value for name, value in found.items()})
     fields["cleanup_policy"] = frozenset(cast(tuple[str, ...], found["cleanup.policy"]))
     fields["message_timestamp_type"] = _TIMESTAMP_TYPES[cast(str, found["message.timestamp.type"])]
@@ -179,7 +179,7 @@ def resolve_topic(
 def explain(
     overrides: Mapping[str, str], daemon: Mapping[str, str], origin: TopicOrigin = OURS
 ) -> list[Explained]:
-    """Every setting that has a value, with its source, in the order of the table."""
+    """Return every setting that has a value, with its source, in the order of the table."""
     explained = []
     for setting in _settings(overrides):
         value, source = _resolve(setting, overrides, daemon, origin)
@@ -216,7 +216,7 @@ def _resolve(
 
 def _converted(setting: Setting, value: Value, factor: int) -> Value:
     if setting.name == "retention.ms" and isinstance(value, int):
-        # Any negative time means no limit, in every unit; the topic setting says it as -1.
+        # Any negative time means no limit, in every unit; the topic setting has -1 for it.
         return max(value * factor, -1)
     return value * factor if factor != 1 and isinstance(value, int) else value
 

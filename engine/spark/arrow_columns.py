@@ -1,4 +1,4 @@
-"""Rows as columns of records, ready to be built into batches: keys and values where Arrow has them, in one buffer."""
+"""Rows as columns of records, ready to be built into batches: keys and values as in Arrow, in one buffer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _BYTES: Final = pa.large_binary()
 
 
 def columns_of(rows: pa.RecordBatch, now: int) -> Columns:
-    """The records of a batch whose columns are some of value, key, timestamp and headers. Records without a timestamp
-    get `now`."""
+    """Return the records of a batch whose columns are some of value, key, timestamp and headers. Records without a
+    timestamp get `now`."""
     if rows.nbytes > MAX_INT32:
         raise InvalidRecordError(
             f"expected less than 2 GB in a batch of rows, found {rows.nbytes} bytes: make "
@@ -45,7 +45,7 @@ def columns_of(rows: pa.RecordBatch, now: int) -> Columns:
 
 
 def partitions_of(rows: pa.RecordBatch) -> Ints:
-    """The partition that each row names, NO_PARTITION where it names none."""
+    """Return the partition of each row, or NO_PARTITION if the row names none."""
     named = _column(rows, "partition")
     if named is None:
         return np.full(rows.num_rows, NO_PARTITION, np.int32)
@@ -57,7 +57,7 @@ def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _spans(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
-    """Start, length (-1: null) and bytes of the values, which are put at `origin`."""
+    """Return start, length (-1: null) and bytes of the values, which are placed at `origin`."""
     if values is None:
         return np.zeros(count, np.int32), np.full(count, -1, np.int32), np.empty(0, np.uint8)
     values = values.cast(pa.binary())
@@ -80,7 +80,7 @@ def _timestamps(values: pa.Array | None, count: int, now: int) -> Longs:
 
 
 def _headers(values: pa.Array | None, count: int, origin: int) -> tuple[Ints, Ints, Bytes]:
-    """Start, length and bytes of the headers as a record has them, drawn in `topicfs.engine.kernels.encode`."""
+    """Return start, length and bytes of the headers in the record format. `topicfs.engine.kernels.encode` draws it."""
     start, length = np.zeros(count, np.int32), np.ones(count, np.int32)
     if values is None or values.null_count == count:
         return start, length, np.empty(0, np.uint8)
@@ -107,12 +107,12 @@ def _joined(*parts: pa.Array) -> pa.Array:
 
 
 def _lengths(values: pa.Array) -> Longs:
-    """-1 of null."""
+    """Return the lengths of the values, -1 for null."""
     return np.asarray(pc.binary_length(values).fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _varints(values: Longs) -> pa.Array:
-    """Each number as a varint; there are few different ones."""
+    """Return each number as a varint. Only few different numbers occur."""
     different, places = np.unique(values, return_inverse=True)
     return pa.array([_varint(value) for value in different.tolist()], _BYTES).take(pa.array(places))
 

@@ -1,13 +1,13 @@
-"""Where a partition begins and ends for a query: only what was committed is read, as through the mount.
+"""The start and end of a partition for a query. Only committed records are read, as through the mount.
 
-Where a daemon shows the log on this machine, its `status.json` says so. Otherwise the files do: the end is behind the
-last whole batch, and the stable offset is found as a recovery would find it, from the newest producer snapshot on.
-After a clean stop that is at the end, and a running daemon writes one at each roll: so at most the active segment's
-headers are looked at, and a stream looks at those that are new since.
+If a daemon shows the log on this machine, its `status.json` gives both. Otherwise the files do: the end is behind
+the last complete batch, and the stable offset is found as a recovery would find it, from the newest producer
+snapshot on. After a clean stop that snapshot is at the end, and a running daemon writes one at each roll. So at most
+the headers of the active segment are read, and a stream reads only those that are new.
 
-By the files a record is seen as soon as it is written, which may be a moment before the daemon shows it.
-What is behind a failed append or a power cut, and would be cut off by a recovery, is not known here: a task that meets
-it fails on its checksum, and says where.
+By the files a record is seen as soon as it is written, which may be a moment before the daemon shows it. Bytes
+behind a failed append or a power cut, which a recovery would cut off, are not detected here: a task that reads them
+fails on their checksum, and says where.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from topicfs.engine.spark.place import Place
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What of a partition may be read.
+    """The readable part of a partition.
 
-    start    the first offset
-    end      behind the last one: below every open transaction
-    aborted  transactions that ended so lately that no index names them yet
+    start    first offset
+    end      offset behind the last one; every open transaction begins at or above it
+    aborted  transactions that ended so recently that no index has them yet
     """
 
     start: int
@@ -48,12 +48,12 @@ class Bounds:
 
 @dataclass(slots=True)
 class Tail:
-    """What is known of the end of a log, as far as it was looked at.
+    """The known end of a log, as far as it was read.
 
-    base, position  of the segment, and in it, where looking goes on
-    end             behind the last batch that was looked at
+    base, position  base of the segment, and position in it, where reading goes on
+    end             offset behind the last batch that was read
     open            first offset of each open transaction, by producer
-    aborted         those that were seen to end
+    aborted         aborted transactions whose end was read
     """
 
     base: int
@@ -64,17 +64,18 @@ class Tail:
 
     @property
     def stable(self) -> int:
-        """Below every open transaction."""
+        """Return the stable offset. Every open transaction begins at or above it."""
         return min(self.open.values(), default=self.end)
 
 
 def told(place: Place, topic: str, number: int) -> Bounds | None:
-    """As the daemon says; None where none does. To be asked before files are listed: they may hold more then."""
+    """Return the bounds that the daemon gives, or None without a daemon. Call this before files are listed, because
+    they may have more by then."""
     if place.mount is None:
         return None
     try:
         found = json.loads((place.mount / f"{topic}-{number}" / "status.json").read_bytes())
-    except OSError:  # gone, not ours to read, or the daemon has ended: the files tell as well
+    except OSError:  # removed, not readable, or the daemon has ended: then the files are used
         return None
     return Bounds(found["start_offset"], found["stable_offset"])
 
@@ -82,7 +83,7 @@ def told(place: Place, topic: str, number: int) -> Bounds | None:
 def seen(
     place: Place, files: Files, topic: str, number: int, tail: Tail | None = None
 ) -> tuple[Bounds, Tail | None]:
-    """As the files say, and what the next call may begin with."""
+    """Return the bounds from the files, and the tail with which the next call can begin."""
     starts = OffsetCheckpoint(place.logs / LOG_STARTS).read()
     start = starts.get((topic, number), 0)
     if not files.bases:
@@ -93,7 +94,7 @@ def seen(
 
 
 def _followed(files: Files, tail: Tail | None) -> Tail:
-    """The tail, followed to the end of the last segment."""
+    """Return the tail, read on to the end of the last segment."""
     if (
         tail is None
         or tail.base not in files.bases
@@ -114,7 +115,7 @@ def _follow(files: Files, tail: Tail, size: int) -> None:
     descriptor = os.open(files.directory / log_file(tail.base), os.O_RDONLY | os.O_CLOEXEC)
     try:
         for position, head in headers(descriptor, tail.position, size):
-            if head.last_offset >= tail.end:  # not below a snapshot from whose batch on it is looked at
+            if head.last_offset >= tail.end:  # batches below the snapshot's offset are skipped
                 _take(tail, descriptor, position, head)
                 tail.end = head.last_offset + 1
             tail.position = position + head.size
@@ -136,7 +137,7 @@ def _take(tail: Tail, descriptor: int, position: int, head: BatchHeader) -> None
 
 
 def _begun(files: Files) -> Tail:
-    """Where looking begins: at the newest snapshot, else where the last segment does."""
+    """Return the tail to begin with: at the newest snapshot, or else at the start of the last segment."""
     last = files.bases[-1]
     usable = [offset for offset in files.snapshots if offset >= files.bases[0]]
     if not usable:

@@ -1,4 +1,4 @@
-"""Appending staged files to a log that nobody has open, exactly once: by the engine's own inboxes."""
+"""Appending staged files exactly once to a log that nobody has open, through the engine's inboxes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
 from topicfs.engine.store.store import Store
 
 _PATIENCE_S: Final = 10.0
-"""Another query that commits to this log has it open for a moment. A daemon, or a long job, is not waited for."""
+"""Time to wait for another query that has the log open for its commit. A daemon or a long job is not waited for."""
 
 _PAUSE_S: Final = 0.1
 
 
 def commit(backing: Path, topic: str, name: str, files: Sequence[Path]) -> None:
-    """Append the rows of Arrow files to a topic, unless the batch of that name was. StoreLockedError where somebody has
-    the log open, and keeps it."""
+    """Append the rows of Arrow files to a topic, unless a batch of that name was appended before. StoreLockedError
+    if somebody keeps the log open."""
     with _opened(backing) as store:
         inbox = store.inboxes.of(topic)
         known = inbox.knows(batch_name(name))

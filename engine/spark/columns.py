@@ -1,4 +1,4 @@
-"""The columns of the data source: those of Spark's Kafka source, in its order."""
+"""The columns of the data source. They are those of Spark's Kafka source, in its order."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ HEADERS: Final = StructField("headers", ArrayType(_HEADER))
 
 
 def columns(include_headers: bool) -> StructType:
-    """The schema of a query that names no columns."""
+    """Return the schema of a query that names no columns."""
     return StructType([*COLUMNS.fields, HEADERS]) if include_headers else COLUMNS
 
 
 def check(schema: StructType) -> StructType:
-    """A schema that the query gave, when each of its columns is one of ours: only those are then read."""
+    """Return a query's schema if each of its columns is one of the data source's. Only these columns are then read."""
     known = {field.name: field.dataType for field in (*COLUMNS.fields, HEADERS)}
     never_null = {field.name for field in COLUMNS.fields if not field.nullable}
     for field in schema.fields:
@@ -51,13 +51,13 @@ def check(schema: StructType) -> StructType:
                 f"schema: expected columns among {ours}, found {field.name} {field.dataType.simpleString()}"
             )
         if not field.nullable and field.name not in never_null:
-            # Spark would not look whether it is.
+            # Spark would not check whether a value is null.
             raise InvalidSettingError(f"schema: expected a nullable {field.name}, which may be null")
     return schema
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The same in Arrow, with the very names and nullability that Spark compares with."""
+    """Return the schema in Arrow, with exactly the names and nullability that Spark compares with."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - pyarrow, in tasks only
 
     return to_arrow_schema(schema, timezone="UTC")

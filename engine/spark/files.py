@@ -1,8 +1,8 @@
-"""A partition's directory as it lies there: read without a lock, beside a daemon that appends, removes and compacts.
+"""A partition's directory, read without a lock, beside a daemon that appends, removes and compacts.
 
-Nothing here needs numpy or a kernel: see the package's head. Names are listed twice: who lists a directory while files
-in it are renamed may miss some. While a compaction puts its segments in place, which takes milliseconds, it is waited
-for; where that was broken off by a crash, the store must be opened once.
+Nothing here needs numpy or a kernel: see the top of the package. Names are listed twice, because a listing may miss
+files that are renamed at the same time. If a compaction is just putting its segments in place, which takes
+milliseconds, the listing waits. If a crash interrupted that, the store must be opened once.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PAUSE_S: Final = 0.01
 class Files:
     """The files of one partition at one moment.
 
-    directory  the partition's
+    directory  directory of the partition
     bases      base offsets of the segments, rising
     sizes      bytes of their `.log` files
-    times      when those were last written, in ms
+    times      times when those were last written, in ms
     snapshots  offsets of the producer snapshots, rising
     aborting   bases of the segments that have a transaction index
     """
@@ -54,15 +54,15 @@ class Files:
     aborting: tuple[int, ...]
 
     def floor(self, offset: int) -> int:
-        """The place in `bases` of the segment that holds an offset; -1 below the first one."""
+        """Return the index in `bases` of the segment that holds an offset; -1 below the first one."""
         return bisect_right(self.bases, offset) - 1
 
     def end_of(self, place: int, end: int) -> int:
-        """The base of the segment behind, `end` behind the last one."""
+        """Return the base of the next segment, or `end` for the last one."""
         return self.bases[place + 1] if place + 1 < len(self.bases) else end
 
     def aborted(self, start: int, end: int) -> Iterator[AbortedTransaction]:
-        """By the transaction indexes, what was aborted with offsets in [start, end)."""
+        """Yield the aborted transactions with offsets in [start, end), from the transaction indexes."""
         for base in self.aborting:
             if base >= self.bases[max(self.floor(start), 0)]:
                 found = aborted_in(_content(self.directory / transaction_index_file(base)))
@@ -70,7 +70,7 @@ class Files:
 
 
 def listed(directory: Path) -> Files:
-    """The files of a partition. FileNotFoundError where it is none any more."""
+    """Return the files of a partition. FileNotFoundError if the partition does not exist any more."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         names = _names(directory)
@@ -112,7 +112,7 @@ def _offsets(names: frozenset[str], suffix: str) -> tuple[int, ...]:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; none where there is no file."""
+    """Return the bytes of a file, or no bytes if there is no file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -120,10 +120,10 @@ def _content(path: Path) -> bytes:
 
 
 def offset_index(directory: Path, base: int) -> Index:
-    """The offset index of a segment: entries of last offset - base and position."""
+    """Return the offset index of a segment: entries of last offset - base and position."""
     return Index.of(base, OFFSET_ENTRY, _content(directory / index_file(base)))
 
 
 def time_index(directory: Path, base: int) -> Index:
-    """The time index of a segment: entries of timestamp and offset - base."""
+    """Return the time index of a segment: entries of timestamp and offset - base."""
     return Index.of(base, TIME_ENTRY, _content(directory / time_index_file(base)))

@@ -1,13 +1,14 @@
-"""What a query's filters leave of a log.
+"""The bounds that a query's filters set.
 
-Spark hands them over where `spark.sql.python.filterPushdown.enabled` is set: conditions that must all hold. Those on
-topic, partition, offset and timestamp are taken as bounds, and are then met exactly; the others stay with Spark.
+Spark pushes filters down if `spark.sql.python.filterPushdown.enabled` is set: conditions that must all hold. Those
+on topic, partition, offset and timestamp become bounds, and are then met exactly. Spark applies the others itself.
 
-Only where the option `pushFilters` says so. Spark 4.3 goes on with the filters that it pushed last wherever the same
-DataFrame is used without any: `df.where("offset >= 40").count()`, and then `df.count()` counts the same few. Nothing
-tells a source of that. So a DataFrame whose filters are pushed must serve one query, and only its author knows.
+This happens only if the option `pushFilters` is true. Spark 4.3 keeps the filters that it pushed last, and applies
+them wherever the same DataFrame is used without filters: `df.where("offset >= 40").count()`, and then `df.count()`,
+count the same few records. A source cannot detect that. So a DataFrame whose filters are pushed must serve one
+query, and only its author can know that.
 
-Nothing here imports pyspark: a filter is known by its class's name and its two fields.
+Nothing here imports pyspark: a filter is identified by the name of its class and its two fields.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NUMBERS: Final = ("partition", "offset")
 
 @dataclass(frozen=True, slots=True)
 class TimeBounds:
-    """Timestamps in ms, both ends included; None is no bound."""
+    """Timestamps in ms, both ends included. None means no bound."""
 
     first: int | None = None
     last: int | None = None
@@ -37,18 +38,18 @@ EVERYTHING: Final = TimeBounds()
 
 @dataclass(slots=True)
 class Span:
-    """Whole numbers from `first` to `last`, both included, and only those of `among` if that is not None."""
+    """Integers from `first` to `last`, both included. If `among` is not None, only its numbers."""
 
     first: int = -(2**63)
     last: int = MAX_INT64
     among: frozenset[int] | None = None
 
     def narrow(self, first: int, last: int) -> None:
-        """Keep what lies between as well."""
+        """Keep only the numbers that also lie between `first` and `last`."""
         self.first, self.last = max(self.first, first), min(self.last, last)
 
     def choose(self, values: Iterable[int]) -> None:
-        """Keep what is among these as well."""
+        """Keep only the numbers that are also among these."""
         chosen = frozenset(values)
         self.among = chosen if self.among is None else self.among & chosen
         self.narrow(min(chosen, default=0), max(chosen, default=-1))
@@ -60,10 +61,10 @@ class Span:
 class Filters:
     """The bounds that a query's filters set.
 
-    topics      names, None for all
-    partitions  numbers
-    offsets     of records; `among` is left to Spark
-    times       of records, in ms
+    topics      names of topics, None for all
+    partitions  numbers of partitions
+    offsets     offsets of records; `among` is left to Spark
+    times       timestamps of records, in ms
     """
 
     def __init__(self) -> None:
@@ -74,16 +75,16 @@ class Filters:
 
     @property
     def of_records(self) -> TimeBounds:
-        """The bounds on timestamps, as a task applies them."""
+        """Return the bounds on timestamps, in the form that a task applies."""
         first = None if self.times.first == -(2**63) else self.times.first
         return TimeBounds(first, None if self.times.last == MAX_INT64 else self.times.last)
 
     def takes(self, topic: str, number: int) -> bool:
-        """Whether a partition may have records that are wanted."""
+        """Return whether a partition may have wanted records."""
         return (self.topics is None or topic in self.topics) and number in self.partitions
 
     def push(self, filters: Iterable[Any]) -> list[Any]:
-        """Take up what can be; gives the filters that Spark still has to apply."""
+        """Accept the filters that can become bounds. Return the filters that Spark still has to apply."""
         return [each for each in filters if not self._take(each)]
 
     def _take(self, each: Any) -> bool:
@@ -121,13 +122,13 @@ class Filters:
     def _take_time(self, kind: str, value: object) -> bool:
         if not isinstance(value, datetime) or value.tzinfo is None:
             return False
-        # Literals have microseconds, records milliseconds: between two of them no record lies.
+        # Literals have microseconds, records have milliseconds: no record lies between two milliseconds.
         floor, rest = divmod(value - _EPOCH, _MILLISECOND)
         return _bound(self.times, kind, floor, floor + bool(rest))
 
 
 def _bound(span: Span, kind: str, floor: int, ceiling: int) -> bool:
-    """Narrow a span by a comparison with a value that lies between two whole numbers, or is one."""
+    """Narrow a span by a comparison with a value. The value is an integer, or lies between two integers."""
     match kind:
         case "EqualTo" | "EqualNullSafe":
             span.narrow(ceiling, floor)

@@ -1,9 +1,9 @@
-"""Rows as lines of jsonl, for an inbox: as a topic's jsonl views show them, without what the log gives a record.
+"""Rows as lines of jsonl for an inbox, as a topic's jsonl views show them, but without the fields that the log adds.
 
     {"value":"v1","key":"k1","partition":0,"timestamp":1700000000000,"headers":[{"key":"h","value":"x"}]}
 
-Whole columns are turned into text at once. Only values that are no UTF-8, or have control characters, are gone through
-one by one: the former are base64, in a member whose name says so.
+Complete columns are turned into text at once. Only values that are not UTF-8, or have control characters, are handled
+one by one. Values that are not UTF-8 become base64, in a member whose name says so.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from topicfs.engine.errors import InvalidRecordError
 
 _PLAIN: Final = r"\A[\x20-\x{d7ff}\x{e000}-\x{10ffff}]*\z"
-"""UTF-8 without control characters. Of bytes the pattern takes no others: it is matched by the bytes of the characters,
-and without the gap there would be a shorter way through that lets overlong ones pass."""
+"""UTF-8 without control characters. Other bytes do not match: the pattern is matched by the bytes of the characters.
+Without the gap, a shorter path through the pattern would also accept overlong forms."""
 
 _TEXT: Final = pa.large_string()
 
 
 def lines(rows: pa.RecordBatch) -> bytes:
-    """The lines of a batch; its columns are some of value, key, partition, timestamp and headers."""
+    """Return the lines of a batch whose columns are some of value, key, partition, timestamp and headers."""
     if not rows.num_rows:
         return b""
     names = rows.schema.names
@@ -43,21 +43,21 @@ def lines(rows: pa.RecordBatch) -> bytes:
 
 
 def _joined(*parts: pa.Array | str) -> pa.Array:
-    """The parts of each row as one text, null where one of them is. Texts' places have 64 bits here: together they may
-    be more than the 2 GB that the values of a batch are at most."""
+    """Join the parts of each row to one text, null if one of the parts is null. Positions in the texts have 64 bits
+    here: the texts may together be larger than the 2 GB that limit the values of a batch."""
     texts = (pa.scalar(part, _TEXT) if isinstance(part, str) else part for part in parts)
     return pc.binary_join_element_wise(*texts, pa.scalar("", _TEXT))
 
 
 def _bytes(texts: pa.Array) -> bytes:
-    """All texts, one behind the other: as Arrow has them."""
+    """Return all texts, one behind the other, as they lie in Arrow's buffer."""
     _, places, data = texts.buffers()
     first, end = np.frombuffer(places, np.int64)[[texts.offset, texts.offset + len(texts)]]
     return bytes(memoryview(data)[first:end])
 
 
 def _member(name: str, values: pa.Array) -> pa.Array:
-    """`"name":"text"` of each value, which is bytes or text."""
+    """Return `"name":"text"` for each value, which is bytes or text."""
     trusting = pc.CastOptions(target_type=_TEXT, allow_invalid_utf8=True)
     text = values.cast(options=trusting)
     is_plain = pc.match_substring_regex(text, _PLAIN)
@@ -91,12 +91,12 @@ def _milliseconds(values: pa.Array) -> pa.Array:
 
 
 def _number(name: str, values: pa.Array) -> pa.Array:
-    """`,"name":5` of each value, nothing where it is null."""
+    """Return `,"name":5` for each value, or nothing for null."""
     return pc.fill_null(_joined(f',"{name}":', values.cast(_TEXT)), "")
 
 
 def _headers(values: pa.Array) -> pa.Array:
-    """`,"headers":[…]` of each list, nothing where it is null or empty."""
+    """Return `,"headers":[…]` for each list, or nothing if it is null or empty."""
     headers = values.flatten()
     names = pc.struct_field(headers, 0)
     if names.null_count:

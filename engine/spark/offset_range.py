@@ -1,4 +1,4 @@
-"""What one task reads: it goes from the driver, which plans, to a worker, which scans."""
+"""The part of a partition that one task reads. The driver plans it and sends it to a worker, which scans it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from topicfs.engine.format.transaction_index import AbortedTransaction
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What one task reads of one partition: the records at the offsets [start, end).
+    """The records of one partition at the offsets [start, end), which one task reads.
 
-    directory          the partition's
-    size               bytes of `.log` files, about
+    directory          directory of the partition
+    size               approximate bytes of `.log` files
     aborted            transactions within it whose records are left out
-    fail_on_data_loss  records that were removed meanwhile are an error
+    fail_on_data_loss  whether records that were removed in the meantime are an error
     """
 
     topic: str

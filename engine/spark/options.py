@@ -1,21 +1,21 @@
-"""What a query asks for, by the options of Spark's Kafka source: a job moves over by changing the format's name.
+"""The options of a query. They are those of Spark's Kafka source, so a job only has to change the format's name.
 
-    path                             backing directory or mount; topicfs's own
+    path                             backing directory or mount; an option of topicfs only
     topic | subscribe                names, separated by commas
     subscribePattern                 a regular expression that matches whole names
     assign                           {"orders":[0,1]}
     startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest
     startingTimestamp, endingTimestamp, startingOffsetsByTimestamp, endingOffsetsByTimestamp    in ms; the latter by
-                                     partition: {"orders":{"0":1000}}. They go before offsets
-    startingOffsetsByTimestampStrategy   error or latest, where no record is that late
+                                     partition: {"orders":{"0":1000}}. They take precedence over offsets
+    startingOffsetsByTimestampStrategy   error or latest, if no record is that late
     failOnDataLoss, includeHeaders, minPartitions
-    maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay    of streams; what is less than the minimum waits, but
-                                     no longer than the delay: 15m, 30s, 500ms
-    pushFilters                      true: filters skip what they do not touch, see `filters`; topicfs's own
+    maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay    for streams; less than the minimum waits, but no
+                                     longer than the delay: 15m, 30s, 500ms
+    pushFilters                      true: filters skip data, see `filters`; an option of topicfs only
 
-What only tells how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) has no meaning here and is
-passed over. What would change what is read, and is not known here, is refused. So is `kafka.isolation.level`, unless it
-asks for committed records: others are never shown.
+Options that only say how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) have no meaning here
+and are ignored. Unknown options that would change which records are read are refused. So is `kafka.isolation.level`,
+unless it asks for committed records: no others are ever read.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a query begins or ends.
+    """The offsets where a query begins or ends.
 
-    word         EARLIEST or LATEST, for partitions that nothing else is said of
-    offsets      by partition; every partition is named then. EARLIEST and LATEST count as such
-    timestamp    of all partitions, in ms
-    timestamps   by partition
+    word         EARLIEST or LATEST, for partitions without another value
+    offsets      offset by partition; all partitions are then named. EARLIEST and LATEST are allowed
+    timestamp    timestamp for all partitions, in ms
+    timestamps   timestamp by partition
     """
 
     word: int
@@ -87,13 +87,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one query; see the module's head.
+    """The options of one query. The top of this module explains them.
 
-    topics             names, None where they are told by pattern or assign
-    pattern            of topic names
-    assigned           partitions
-    late_is_latest     a timestamp that no record reaches means the end, else it is an error
-    max_offsets, min_offsets, max_delay_ms     of a micro-batch, or None; the delay counts where there is a minimum
+    topics             names of topics, None if a pattern or `assign` chooses them
+    pattern            pattern of topic names
+    assigned           partitions of `assign`
+    late_is_latest     whether a timestamp that no record reaches means the end; else it is an error
+    max_offsets, min_offsets, max_delay_ms     limits of a micro-batch, or None; the delay applies with a minimum only
     """
 
     path: str
@@ -112,7 +112,7 @@ class Options:
     push_filters: bool
 
     def wants(self, key: Key) -> bool:
-        """Whether the query reads a partition."""
+        """Return whether the query reads a partition."""
         if self.assigned is not None:
             return key in self.assigned
         if self.topics is not None:
@@ -121,7 +121,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str], streaming: bool) -> Options:
-    """The options of a query. InvalidSettingError says what is refused, and why."""
+    """Return the options of a query. InvalidSettingError says which option is refused, and why."""
     lower = {name.lower(): value for name, value in given.items()}
     _refuse_unknown(lower)
     path = lower.get("path")
@@ -212,7 +212,7 @@ def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
     text = lower.get(f"{which}offsets", "").strip()
     words = {"": default, "earliest": EARLIEST, "latest": LATEST}
     if text.lower() in words:
-        # Kafka's source takes a timestamp before offsets, and one for all before those by partition.
+        # As in Kafka's source, a timestamp takes precedence over offsets, and one for all over those by partition.
         word = default if by_time or moment is not None else words[text.lower()]
         return Limit(word, {}, moment, by_time)
     offsets = _by_partition(lower, f"{which}Offsets")

@@ -1,9 +1,9 @@
-"""Where a log is: its backing directory, and the mount of it on this machine if there is one.
+"""The place of a log: its backing directory, and its mount on this machine if there is one.
 
-A query may name either. Segments are read from the backing directory, so that tasks on machines without the mount read
-them too. The mount, where there is one, is asked for the offsets that the daemon has published.
+A query may name either. Segments are read from the backing directory, so that tasks on machines without the mount
+can read them too. If there is a mount, it gives the offsets that the daemon has published.
 
-Who mounts what is in the kernel's table; see `topicfs.mountd.mounts`, which writes the source that is read here.
+The kernel's table lists the mounts. `topicfs.mountd.mounts` writes the source field that is read here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 class Place:
     """A log and its mount.
 
-    backing  the directory that has `logs/` in it; of a read-only mount it may also be a log directory by itself
-    mount    where the running daemon shows it, None where no daemon does
+    backing  directory that has `logs/` in it; for a read-only mount it may also be a log directory itself
+    mount    mount point of the running daemon, None if there is no daemon
     """
 
     backing: Path
@@ -38,13 +38,13 @@ class Place:
 
     @property
     def logs(self) -> Path:
-        """The log directory."""
+        """Return the log directory."""
         logs = self.backing / LOGS
         return logs if logs.is_dir() else self.backing
 
 
 def place_of(path: str) -> Place:
-    """The place that a backing directory or a mount point names. InvalidNameError where it is neither."""
+    """Return the place that a backing directory or a mount point names. InvalidNameError if the path is neither."""
     real = Path(os.path.realpath(path.removeprefix("file://")))
     mounts = list(_mounts())
     for point, backing, _ in reversed(mounts):
@@ -54,7 +54,7 @@ def place_of(path: str) -> Place:
         raise InvalidNameError(
             f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found neither"
         )
-    # A read-only mount shows what was there when it was first looked at, and no daemon's newest offsets.
+    # A read-only mount shows the state when it was first read, and not the newest offsets of a daemon.
     mount = next(
         (point for point, backing, read_only in reversed(mounts) if backing == real and not read_only), None
     )
@@ -62,7 +62,7 @@ def place_of(path: str) -> Place:
 
 
 def _mounts() -> Iterator[tuple[Path, Path, bool]]:
-    """Mount point and backing directory of each of our mounts, and whether it is read-only."""
+    """Yield mount point and backing directory of each topicfs mount, and whether it is read-only."""
     try:
         table = _TABLE.read_bytes()
     except OSError:  # not on Linux

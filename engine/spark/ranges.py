@@ -1,4 +1,4 @@
-"""Which offsets a query reads, and how they are divided among tasks."""
+"""Finding the offsets that a query reads, and dividing them among tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
 
 TASK_BYTES: Final = 128 * 1024 * 1024
-"""As much of a log as one task reads, unless `minPartitions` asks for more tasks: what Spark takes of a file."""
+"""Bytes of a log that one task reads, unless `minPartitions` asks for more tasks. Spark reads as much of a file."""
 
 _TRIES: Final = 20
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TopicPartition:
-    """A partition as it is found when a query is planned.
+    """A partition at the time when a query is planned.
 
     files   its segments
-    bounds  what of them may be read
+    bounds  the offsets in them that may be read
     """
 
     topic: str
@@ -45,12 +45,13 @@ class TopicPartition:
 
     @property
     def name(self) -> str:
-        """`<topic>-<number>`."""
+        """Return `<topic>-<number>`."""
         return f"{self.topic}-{self.number}"
 
 
 def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key]:
-    """The partitions that a query reads. UnknownPartitionError for what is named and not there, unless that is fine."""
+    """Return the partitions that a query reads. UnknownPartitionError if a named one does not exist, unless
+    `missing_ok`."""
     keys = sorted(key for key in Listing.of(place.logs).partitions if options.wants(key))
     if not missing_ok:
         _refuse_missing(keys, options, place)
@@ -60,7 +61,7 @@ def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key
 def found(
     place: Place, keys: Iterable[Key], tails: dict[Key, Tail] | None = None
 ) -> dict[Key, TopicPartition]:
-    """These partitions, without those that are gone. `tails` keeps, from one call to the next, what was looked at."""
+    """Return these partitions, without deleted ones. `tails` keeps the known ends of logs from one call to the next."""
     partitions = {}
     for key in keys:
         partition = _while_files_change(partial(_found, place, key, tails))
@@ -88,7 +89,7 @@ def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> TopicPartit
     try:
         files = listed(directory)
     except FileNotFoundError:
-        return None  # deleted since
+        return None  # deleted in the meantime
     if bounds is None:
         bounds, tail = seen(place, files, topic, number, None if tails is None else tails.get(key))
         if tails is not None and tail is not None:
@@ -97,7 +98,7 @@ def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> TopicPartit
 
 
 def _while_files_change(look: Callable[[], T]) -> T:
-    """Look again where a file went while it was looked at."""
+    """Call `look`, and call it again if a file was removed during the call."""
     for _ in range(_TRIES):
         try:
             return look()
@@ -112,7 +113,7 @@ def _while_files_change(look: Callable[[], T]) -> T:
 def resolved(
     partitions: dict[Key, TopicPartition], limit: Limit, name: str, late_is_latest: bool
 ) -> dict[Key, int]:
-    """The offset that a limit means in each partition."""
+    """Return the offset that a limit means in each partition."""
     named = limit.offsets or limit.timestamps
     if named and limit.timestamp is None and set(named) != set(partitions):
         both = sorted(set(named) ^ set(partitions))
@@ -143,8 +144,8 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
 
 
 def first_at(partition: TopicPartition, timestamp: int) -> int | None:
-    """The first offset with a record that is not earlier; None without one. Exact: see `StoredSegment`."""
-    # They load the kernels.
+    """Return the first offset with a record that is not earlier, or None. The result is exact: see `StoredSegment`."""
+    # These imports load the kernels.
     from topicfs.engine.partition.timestamps import first_of  # noqa: PLC0415
     from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415
 
@@ -162,7 +163,8 @@ def first_at(partition: TopicPartition, timestamp: int) -> int | None:
 
 
 def may_reach(files: Files, place: int, timestamp: int) -> bool:
-    """Whether a segment may hold a record that is not earlier. Of the last one the index need not tell."""
+    """Return whether a segment may hold a record that is not earlier. The index of the last segment may be
+    incomplete."""
     if place == len(files.bases) - 1:
         return True
     latest = latest_of(files, place)
@@ -170,7 +172,7 @@ def may_reach(files: Files, place: int, timestamp: int) -> bool:
 
 
 def latest_of(files: Files, place: int) -> int | None:
-    """A sealed segment's largest timestamp, None where its index has no entry."""
+    """Return a sealed segment's largest timestamp, or None if its index has no entry."""
     index = time_index(files.directory, files.bases[place])
     last = index.last()
     return None if last is None else last[0]
@@ -180,7 +182,8 @@ def latest_of(files: Files, place: int) -> int | None:
 
 
 def checked(partition: TopicPartition, start: int, end: int, options: Options) -> tuple[int, int]:
-    """The range as far as it exists. OffsetOutOfRangeError where records of it are lost, if that is to be an error."""
+    """Return the existing part of a range. If records of it are lost, and that is to be an error, raise
+    OffsetOutOfRangeError."""
     bounds = partition.bounds
     if bounds.start <= start <= end <= bounds.end:
         return start, end
@@ -196,7 +199,7 @@ def checked(partition: TopicPartition, start: int, end: int, options: Options) -
 def tasks(
     partitions: dict[Key, TopicPartition], spans: Iterable[tuple[Key, int, int]], options: Options
 ) -> list[OffsetRange]:
-    """The spans of offsets, divided at batches' ends into what one task reads."""
+    """Divide the spans of offsets at ends of batches, and return one range for each task."""
     whole = [
         OffsetRange(
             key[0],
@@ -223,8 +226,9 @@ def tasks(
 def within_times(
     partition: TopicPartition, views: Path, start: int, end: int, times: TimeBounds
 ) -> Iterator[tuple[int, int]]:
-    """What is left of a span where records of some time are wanted: in each segment what is neither surely too early
-    nor surely too late. What is left of neighbours is one span. `views` is of all partitions."""
+    """Yield the parts of a span that may hold records of some time. In each segment, the part that is surely too
+    early or surely too late is left out. Adjacent parts are joined. `views` is the directory of all partitions'
+    views."""
     files = partition.files
     waiting: tuple[int, int] | None = None
     for place in range(max(files.floor(start), 0), len(files.bases)):
@@ -248,8 +252,8 @@ def within_times(
 
 
 def _early_up_to(files: Files, place: int, first: int) -> int:
-    """Below this offset all records of a segment are earlier, by its time index: an entry says that up to its offset
-    nothing is later than its timestamp."""
+    """Return the offset below which all records of a segment are earlier than `first`, by its time index. An entry
+    says that no record up to its offset is later than its timestamp."""
     index = time_index(files.directory, files.bases[place])
     early = index.count_up_to(0, first - 1)
     if early == index.entries and early and place < len(files.bases) - 1:
@@ -258,9 +262,9 @@ def _early_up_to(files: Files, place: int, first: int) -> int:
 
 
 def _late_from(files: Files, views: Path, place: int, last: int) -> int:
-    """From this offset on all records of a segment are later, as far as a file says so; behind it where none does.
+    """Return the offset from which on all records of a segment are later than `last`, or its end if no file tells.
 
-    One that does not tell of all that was listed under this base is of a segment that was made of it since."""
+    A file that covers less than the listed segment of this base belongs to a segment that was made from it later."""
     if place == len(files.bases) - 1:
         return MAX_INT64
     base, following = files.bases[place], files.bases[place + 1]
@@ -278,22 +282,22 @@ def _with_aborted(partition: TopicPartition, part: OffsetRange) -> OffsetRange:
 
 
 def _size(files: Files, start: int, end: int) -> int:
-    """Bytes between two offsets, to about an index interval."""
+    """Return the bytes between two offsets, to within about an index interval."""
     return _position(files, end) - _position(files, start)
 
 
 def _position(files: Files, offset: int) -> int:
-    """Bytes of all segments before an offset."""
+    """Return the bytes of all segments before an offset."""
     place = max(files.floor(offset), 0)
     index = offset_index(files.directory, files.bases[place])
     below = index.count_up_to(0, offset - 1 - index.base)
     if below == index.entries and files.end_of(place, offset) == offset:
-        return sum(files.sizes[: place + 1])  # behind the last entry: to the end
+        return sum(files.sizes[: place + 1])  # behind the last entry: up to the segment's end
     return sum(files.sizes[:place]) + (index.at(below - 1)[1] if below else 0)
 
 
 def _cut(files: Files, whole: OffsetRange, most: int) -> Iterator[OffsetRange]:
-    """Pieces of about `most` bytes, small segments together."""
+    """Yield pieces of about `most` bytes. Small segments are read together."""
     count = max(1, -(-whole.size // most))
     begin, start = _position(files, whole.start), whole.start
     for number in range(1, count):
@@ -305,19 +309,20 @@ def _cut(files: Files, whole: OffsetRange, most: int) -> Iterator[OffsetRange]:
 
 
 def _offset_at(files: Files, position: int) -> int:
-    """An offset at which a batch begins, near a position in all segments' bytes."""
+    """Return an offset at which a batch begins, near a position in the bytes of all segments."""
     place, before = 0, 0
     while place < len(files.bases) - 1 and before + files.sizes[place] <= position:
         before += files.sizes[place]
         place += 1
     index: Index = offset_index(files.directory, files.bases[place])
     below = index.count_up_to(1, position - before)
-    # An entry names the last offset of the batch that begins there: the next one begins behind it.
+    # An entry names the last offset of the batch that begins at its position: the next batch begins behind it.
     return index.base + index.at(below - 1)[0] + 1 if below else index.base
 
 
 def _split(parts: list[OffsetRange], least: int) -> list[OffsetRange]:
-    """The largest ones halved by their offsets, where there are fewer than asked for: batches are then read twice."""
+    """Halve the largest parts by their offsets while there are fewer than asked for. Batches at the cuts are then
+    read twice."""
     while len(parts) < least:
         largest = max(parts, key=lambda part: part.end - part.start, default=None)
         if largest is None or largest.end - largest.start < 2:

@@ -1,4 +1,4 @@
-"""Batch queries: planned by names and indexes, read by one task for each range of offsets."""
+"""Batch queries. The plan is made from names and indexes, and one task reads each range of offsets."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
 
 
 class ReadTask(InputPartition):
-    """A range of offsets, as Spark carries it to a worker; None reads nothing."""
+    """A range of offsets, in the form that Spark sends to a worker. None reads nothing."""
 
     def __init__(self, value: OffsetRange | None) -> None:
         super().__init__(value)
 
 
 class _Pushing:
-    """`pushFilters` of a reader that takes filters.
+    """The method `pushFilters` of a reader that accepts filters.
 
-    Spark refuses a reader whose class overrides that method while `spark.sql.python.filterPushdown.enabled` is off, and
-    does not tell the reader whether it is. It judges by `__func__`: so this passes for the method that was not
-    overridden, and is called where filters are pushed."""
+    Spark refuses a reader whose class overrides that method while `spark.sql.python.filterPushdown.enabled` is off,
+    and does not tell the reader whether it is. Spark checks `__func__`. So this object looks like the method that
+    was not overridden, and is called when filters are pushed.
+    """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
 
@@ -57,11 +58,11 @@ class _Pushing:
 
 
 class TopicReader(DataSourceReader):
-    """One batch query.
+    """The reader of one batch query.
 
-    options  what it asks for
-    schema   the columns that it wants
-    filters  what Spark's filters leave
+    options  options of the query
+    schema   columns that the query needs
+    filters  bounds from Spark's filters
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -72,7 +73,7 @@ class TopicReader(DataSourceReader):
             self.pushFilters: Any = _Pushing(self.filters)
 
     def partitions(self) -> list[InputPartition]:
-        """A task for each range. At least one: Spark would make one without a value."""
+        """Return a task for each range, and at least one: without any, Spark would make a task without a value."""
         place = place_of(self.options.path)
         options, filters = self.options, self.filters
         partitions = found(place, chosen(place, options))
@@ -100,18 +101,18 @@ class TopicReader(DataSourceReader):
             yield from within_times(partition, views, start, end, times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task."""
+        """Return the records of a task."""
         return read(partition.value, self.schema, self.filters.of_records)
 
 
 def read(part: OffsetRange | None, schema: StructType, times: TimeBounds) -> Iterator[pa.RecordBatch]:
-    """The records of a range, with the columns of a schema."""
+    """Return the records of a range, with the columns of a schema."""
     first = "topicfs.engine.spark.scan" not in sys.modules
     from topicfs.engine.spark.scan import record_batches  # noqa: PLC0415 - loads the kernels, in tasks only
 
     if first:
-        # Between tasks Spark's worker has all objects looked at for garbage: those of the compiler alone took 60 ms, a
-        # tenth of what a task of TASK_BYTES takes.
+        # Between tasks Spark's worker runs a garbage collection over all objects. Those of the compiler alone took
+        # 60 ms, a tenth of the time of a task of TASK_BYTES.
         gc.freeze()
 
     return iter(()) if part is None else record_batches(part, arrow_schema(schema), times)

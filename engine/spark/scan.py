@@ -1,10 +1,10 @@
-"""A task's records, read from segment files: whole batches, checked, as Arrow batches.
+"""A task's records, read from segment files as complete, checked batches, and returned as Arrow batches.
 
-Beside a running daemon a segment may be replaced by compaction, or removed by retention, at any moment. A file that is
-open stays what it is; an index is believed only if the `.log` still has its name after it was read: a compacted segment
-gets its `.log` first and its index after it, so an index seen before that is the old one or none. Behind each segment
-the directory is listed anew. Which transactions were aborted was found when the query was planned: to know of too many
-does no harm.
+Beside a running daemon, compaction may replace a segment, or retention remove it, at any moment. An open file stays
+the same file. An index is trusted only if the `.log` still has its name after the index was read: a compacted
+segment gets its `.log` first and its index afterwards, so an index seen before that is the old one or none. After
+each segment the directory is listed again. The aborted transactions were found when the query was planned: it does
+no harm to know too many of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from topicfs.engine.spark.filters import EVERYTHING, TimeBounds
 from topicfs.engine.spark.offset_range import OffsetRange
 
 ROWS: Final = 20_000
-"""Records of an Arrow batch: less costs more calls, more no longer helps (measured, see SPARK.md §4)."""
+"""Records of an Arrow batch: fewer cost more calls, more no longer help (measured, see SPARK.md §4)."""
 
 _FEW: Final = 5_000
 _CHUNK: Final = 4 * 1024 * 1024
@@ -54,7 +54,7 @@ T = TypeVar("T")
 def record_batches(
     part: OffsetRange, schema: pa.Schema, times: TimeBounds = EVERYTHING
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order, with the columns of the schema."""
+    """Yield the records of a range, in order, with the columns of the schema."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for columns, kinds in columns_of(part, times):
@@ -64,7 +64,7 @@ def record_batches(
             made = arrow_batch(columns.rows(first, end), part.topic, part.number, schema, kind)
             waiting.append(made)
             rows += len(made)
-            # A compressed batch is an Arrow batch of its own, and may be small.
+            # A compressed batch becomes an Arrow batch of its own, which may be small.
             if rows >= _FEW:
                 yield _joined(waiting)
                 waiting, rows = [], 0
@@ -81,7 +81,7 @@ def _joined(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
 def columns_of(
     part: OffsetRange, times: TimeBounds = EVERYTHING
 ) -> Iterator[tuple[Columns, int | npt.NDArray[np.int32]]]:
-    """The records of a range as columns, and their timestamp type: one, or one for each."""
+    """Yield the records of a range as columns, with their timestamp type: one for all, or one for each."""
     for buffer, table, origin in _kept(part):
         late = table[table[:, MAX_TIMESTAMP] >= times.first] if times.first is not None else table
         kinds = late[:, ATTRIBUTES] & LOG_APPEND_TIME
@@ -103,14 +103,15 @@ def _timed(columns: Columns, times: TimeBounds) -> Columns:
 
 
 def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int]]:
-    """The batches of a range that readers see, in chunks, with their table and the chunk's position in its file."""
+    """Yield the batches of a range that readers see, in chunks, each with its table and the chunk's position in its
+    file."""
     at = part.start
     while at < part.end:
         try:
             bases = listed(part.directory).bases
         except FileNotFoundError:
             if not part.directory.parent.is_dir():
-                raise  # nothing was removed: this machine does not see the log
+                raise  # nothing was removed: this machine cannot see the log
             bases = ()
         place = bisect_right(bases, at) - 1
         if place < 0:
@@ -121,7 +122,7 @@ def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int
         upper = min(part.end, bases[place + 1]) if place + 1 < len(bases) else part.end
         opened = _opened(part.directory, bases[place], at, upper)
         if opened is None:
-            continue  # removed since it was listed
+            continue  # removed after it was listed
         segment, start, stop = opened
         for buffer, table in segment.batches(start, stop, chunk=_CHUNK, reuse=True):
             kept = _visible(table, part, upper)
@@ -146,7 +147,8 @@ def _visible(table: Longs, part: OffsetRange, end: int) -> Longs:
 
 
 def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSegment, int, int] | None:
-    """A segment that stays readable, and where in it the offsets [start, end) lie; None where it is gone."""
+    """Return a segment that stays readable, and the positions in it of the offsets [start, end), or None if it was
+    removed."""
 
     def look(segment: StoredSegment) -> tuple[StoredSegment, int, int]:
         found = segment.position_of(start)
@@ -159,7 +161,7 @@ def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSeg
 
 
 def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -> T | None:
-    """What is found in one generation of a segment's files; None where the segment is gone."""
+    """Return the result of `look` on one generation of a segment's files, or None if the segment was removed."""
     for attempt in range(_TRIES):
         segment = StoredSegment.load(directory, base, SegmentSettings(), now_ms, Descriptors())
         try:
@@ -170,7 +172,7 @@ def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -
         except (FileNotFoundError, ClosedError):
             return None
         except CorruptError:
-            # An index of one generation with the records of another, or an append under way; or it is as it seems.
+            # An index of one generation met the records of another, or an append is running, or there is real damage.
             if attempt == _TRIES - 1:
                 raise
         time.sleep(_PAUSE_S)
@@ -178,6 +180,6 @@ def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -
 
 
 def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
-    """The first offset of a segment, from `start` on, with a record that is not earlier; None without one."""
+    """Return the first offset of a segment, from `start` on, with a record that is not earlier, or None."""
     found = _looked_at(directory, base, lambda segment: segment.offset_by_timestamp(timestamp, start))
     return None if found is None else found[1]

@@ -1,4 +1,4 @@
-"""A session for a command."""
+"""The Spark session of a command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """The session of this process, made where there is none. Workers run this interpreter, which has our packages,
-    unless PYSPARK_PYTHON names another."""
+    """Return the session of this process, and create it if needed. Workers run this Python interpreter, which has
+    the packages, unless PYSPARK_PYTHON names another one."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -26,7 +26,7 @@ def session(name: str, master: str | None, settings: Mapping[str, str]) -> Spark
 
 
 def failure() -> type[Exception]:
-    """What Spark raises where a query fails."""
+    """Return the error class that Spark raises when a query fails."""
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     return PySparkException

@@ -22,34 +22,34 @@ class TopicSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Return the name for `format`."""
         return "topicfs"
 
     def schema(self) -> StructType:
-        """Spark's Kafka source has these columns."""
+        """Return the columns, which are those of Spark's Kafka source."""
         return columns(self.options.get("includeHeaders", "false").lower() == "true")
 
     def reader(self, schema: StructType) -> TopicReader:
-        """For one batch query."""
+        """Return the reader of one batch query."""
         from topicfs.engine.spark.reader import TopicReader  # noqa: PLC0415 - each process loads its own part
 
         return TopicReader(parse(dict(self.options), streaming=False), check(schema))
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
-        """For one streaming query."""
+        """Return the reader of one streaming query."""
         from topicfs.engine.spark.stream import TopicStreamReader  # noqa: PLC0415
 
         return TopicStreamReader(parse(dict(self.options), streaming=True), check(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
-        """For one batch query."""
+        """Return the writer of one batch query."""
         from topicfs.engine.spark import writer  # noqa: PLC0415
 
         writer.refuse_overwriting(overwrite)
         return writer.TopicWriter(writer.target_of(self.options, schema), writer.batch_name_of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
-        """For one streaming query."""
+        """Return the writer of one streaming query."""
         from topicfs.engine.spark import writer  # noqa: PLC0415
 
         writer.refuse_overwriting(overwrite)

@@ -1,8 +1,9 @@
-"""Streaming queries. An offset of the stream is what Kafka's source writes, {"orders":{"0":23}}: the next to be read.
+"""Streaming queries. An offset of the stream has the form of Kafka's source, {"orders":{"0":23}}: the next to be
+read.
 
-A partition that comes into being while a stream runs is read from its beginning. What was planned is read again, the
-same records, when a query restarts: only offsets below the stable one are planned, and those do not change. Compaction
-may have removed outdated records by then, as it may have before the first time.
+A partition that is created while a stream runs is read from its beginning. When a query restarts, the planned
+records are read again, and they are the same: only offsets below the stable one are planned, and those do not
+change. Compaction may have removed outdated records by then, as it may have done before the first read.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ Json = dict[str, dict[str, int]]
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query; lives as long as it, in one process.
+    """The reader of one streaming query. It lives as long as the query, in one process.
 
-    options   what it asks for
-    schema    the columns that it wants
-    _tails    what is known of each partition's end
-    _first    where a new query begins, once it was asked
+    options   options of the query
+    schema    columns that the query needs
+    _tails    known end of each partition
+    _first    where a new query begins, once Spark has asked
     _target   where a query that reads what is available now ends
-    _place    of the log, as it was found last
-    _begun_s  when a micro-batch last had enough to begin, or had waited enough; None before the first
+    _place    place of the log when it was last found
+    _begun_s  time when a micro-batch last had enough to begin, or had waited enough; None before the first
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -56,8 +57,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begun_s: float | None = None
 
     def _log(self) -> Place:
-        """Where the log is. While a daemon is started again its mount point is an empty directory for a moment: the
-        files are where they were."""
+        """Return the place of the log. While a daemon restarts, its mount point is an empty directory for a moment.
+        The files are then still where they were."""
         try:
             self._place = place_of(self.options.path)
         except InvalidNameError:
@@ -74,34 +75,34 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets --------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's names, here and below
-        """Where a new query begins."""
+        """Return the offsets where a new query begins."""
         if self._first is None:
             options = self.options
             self._first = resolved(self._found(), options.starting, "startingOffsets", options.late_is_latest)
         return _json(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """At most `maxOffsetsPerTrigger` offsets at a time."""
+        """Return the limit of a micro-batch: `maxOffsetsPerTrigger` offsets, or none."""
         most = self.options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Remember where everything ends now."""
+        """Remember the present ends of all partitions."""
         self._target = self._ends()
 
     def reportLatestOffset(self) -> Json:  # noqa: N802
-        """Where everything ends, for the query's progress."""
+        """Return the ends of all partitions, for the query's progress."""
         return _json(self._ends())
 
     def _ends(self) -> dict[Key, int]:
         return {key: partition.bounds.end for key, partition in self._found().items()}
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
-        """Where the next micro-batch ends that begins at `start`."""
+        """Return the end of the next micro-batch, which begins at `start`."""
         begun = _keys(start)
         ends = self._ends() if self._target is None else self._target
         self._refuse_lost(begun)
-        # Offsets of partitions that are gone are dropped; those that the target does not know wait.
+        # Offsets of deleted partitions are dropped. Partitions that the target does not know wait.
         latest = {key: max(end, begun.get(key, 0)) for key, end in ends.items()}
         if self._waits(begun, latest):
             return start
@@ -112,7 +113,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _json(latest)
 
     def _waits(self, begun: dict[Key, int], latest: dict[Key, int]) -> bool:
-        """Whether there is too little for a micro-batch, for now. Never for the first, or for what is there now."""
+        """Return whether there is too little for a micro-batch yet. Never wait with the first one, or with
+        `availableNow`."""
         least, now = self.options.min_offsets, time.monotonic()
         if least is None or self._target is not None:
             return False
@@ -125,7 +127,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _starts(self, latest: dict[Key, int], begun: dict[Key, int]) -> dict[Key, int]:
-        """Where partitions begin that the stream has not begun with."""
+        """Return the start offsets of partitions that are new to the stream."""
         new = {key for key in latest if key not in begun}
         if not new:
             return {}
@@ -148,7 +150,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading --------------------------------------------------------------------------------------
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """The tasks of a micro-batch."""
+        """Return the tasks of a micro-batch."""
         begun, ended = _keys(start), _keys(end)
         partitions = found(self._log(), ended, self._tails)
         missing = sorted(
@@ -167,20 +169,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [ReadTask(part) for part in tasks(partitions, spans, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task."""
+        """Return the records of a task."""
         return read(partition.value, self.schema, EVERYTHING)
 
     def commit(self, end: Json) -> None:
-        """Nothing: where the stream is, is in its checkpoint."""
+        """Do nothing: Spark's checkpoint keeps the position of the stream."""
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _limited(
     begun: dict[Key, int], latest: dict[Key, int], starts: dict[Key, int], most: int
 ) -> dict[Key, int]:
-    """So far that at most so many offsets are read, of each partition in proportion to what it has."""
+    """Return ends so that at most `most` offsets are read, from each partition in proportion to its waiting offsets."""
     begin = {key: begun.get(key, starts.get(key, 0)) for key in latest}
     waiting = {key: end - begin[key] for key, end in latest.items() if end > begin[key]}
     total = sum(waiting.values())
@@ -190,7 +192,7 @@ def _limited(
     left = most - sum(shares.values())
     for key in sorted(waiting, key=lambda key: (shares[key] * total - most * waiting[key], key))[:left]:
         shares[key] += 1
-    # A partition that is new and gets nothing yet is left out, so that it counts as new the next time too.
+    # A new partition that gets no share yet is left out, so that it counts as new the next time too.
     return {key: begin[key] + shares.get(key, 0) for key in latest if key in begun or shares.get(key, 0)}
 
 

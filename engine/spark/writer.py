@@ -1,16 +1,17 @@
-"""Writing rows into topics: batch queries and streams, each batch appended once, whatever is tried again.
+"""Writing rows into topics: batch queries and streams. Each batch is appended once, whatever is retried.
 
-Columns are those of Spark's Kafka sink: value, and if wanted key, headers, topic, partition; and timestamp. Value and
-key are text or bytes. Options: `path`, `topic` for rows that name none, and for batch queries `batch`, a name: what is
-written under one name is appended once, also by another job. A stream's batches are named by its query and number.
+Columns are those of Spark's Kafka sink: value, and optionally key, headers, topic, partition; and also timestamp.
+Value and key are text or bytes. Options: `path`, `topic` for rows that name none, and for batch queries `batch`, a
+name: data written under one name is appended once, even by another job. A stream's batches are named by its query
+and number.
 
-Tasks put their rows into the topic's inbox, each into a file of its own that nobody looks at. When all are done the
-driver gives the files of the tasks that counted their names, and has the inbox commit them: all or nothing for each
-topic. Where rows of one batch go to several topics, these are committed one by one, and a batch that is tried again
-adds what is missing.
+Tasks put their rows into the topic's inbox, each task into files of its own that nobody reads yet. When all tasks
+are done the driver renames the files of the successful tasks, and the inbox commits them: all or nothing for each
+topic. If rows of one batch go to several topics, these are committed one by one, and a retried batch adds what is
+missing.
 
-A log that a daemon has open is written through its mount, which must then be visible to all tasks. Otherwise the driver
-opens it for the moment of the commit.
+A log that a daemon has open is written through its mount, which must then be visible to all tasks. Otherwise the
+driver opens the log for the time of the commit.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ _TYPES: Final = {
 
 
 class Staged(WriterCommitMessage):
-    """What a task has put into inboxes.
+    """The files that a task has put into inboxes.
 
-    name   of the batch
-    part   the task's number, by which its files are ordered
+    name   name of the batch
+    part   number of the task, by which the files are ordered
     files  the file in each topic's inbox
     """
 
@@ -78,10 +79,10 @@ class Staged(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Where rows go.
+    """The place where rows are written.
 
     place  the log
-    topic  of rows that name none, None where all must
+    topic  topic of rows that name none; None if every row must name one
     """
 
     place: Place
@@ -89,14 +90,14 @@ class WriteTarget:
 
     @property
     def inboxes(self) -> SinkInboxes:
-        """The way in."""
+        """Return the inboxes that rows are written to."""
         if self.place.mount is not None:
             return MountedInboxes(self.place.mount)
         return ClosedInboxes(self.place.backing)
 
 
 def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
-    """Where a query writes. InvalidSettingError for options and columns that are not as they should be."""
+    """Return the target of a query. InvalidSettingError for wrong options and columns."""
     lower = {name.lower(): value for name, value in options.items()}
     for name in lower:
         if name not in _OPTIONS and not name.startswith("kafka.") and name != "checkpointlocation":
@@ -113,9 +114,9 @@ def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """InvalidSettingError where rows are not as they should be, or nothing says where they go."""
+    """Raise InvalidSettingError if columns are wrong, or nothing names the topic."""
     for column in schema.fields:
-        # By their names: whether a part may be null is all the same.
+        # Types are compared by their names: it does not matter whether a part may be null.
         if column.dataType.simpleString() not in _TYPES.get(column.name, ()):
             ours = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
             raise InvalidSettingError(
@@ -129,7 +130,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 
 def batch_name_of(options: Mapping[str, str]) -> str:
-    """The name of a batch query's batch: the one that was given, or one that no other query has."""
+    """Return the name of a batch query's batch: the given one, or a unique one."""
     given = {name.lower(): value for name, value in options.items()}.get("batch")
     if given is None:
         return f"spark-{uuid.uuid4()}"
@@ -141,7 +142,7 @@ def batch_name_of(options: Mapping[str, str]) -> str:
 
 
 def refuse_overwriting(overwrite: bool) -> None:
-    """A log is added to. InvalidSettingError where a query asks for something else."""
+    """Raise InvalidSettingError if a query asks to overwrite. A log can only be appended to."""
     if overwrite:
         raise InvalidSettingError("mode overwrite (complete): a log can only be appended to")
 
@@ -181,7 +182,7 @@ class _Files:
 
 
 def stage(target: WriteTarget, name: str, part: int, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Put a task's rows into inboxes; nothing of them is left there where that fails."""
+    """Put a task's rows into inboxes. If that fails, nothing is left there."""
     files = _Files(target.inboxes, name, part)
     try:
         for rows in batches:
@@ -211,7 +212,7 @@ def _by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, 
         yield topic, rows.select(others).filter(pc.equal(topics, topic))
 
 
-# -- ways in ------------------------------------------------------------------------------------------
+# -- inboxes ------------------------------------------------------------------------------------------
 
 
 class Sink(Protocol):
@@ -223,25 +224,25 @@ class Sink(Protocol):
 
 
 class SinkInboxes(Protocol):
-    """The inboxes of a log. `suffix` ends the names of the files that are put there."""
+    """The inboxes of a log. The names of the files in them end with `suffix`."""
 
     suffix: str
 
     def directory(self, topic: str, name: str) -> Path:
-        """Of a batch, made where it is missing."""
+        """Return the directory of a batch, and create it if it is missing."""
 
     def sink(self, path: Path, schema: pa.Schema) -> Sink:
-        """A new file."""
+        """Return a new file."""
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """Append each topic's files, in this order."""
 
     def discard(self, name: str, topic: str, file: str) -> None:
-        """Remove a file of a batch that is given up."""
+        """Remove a file of a batch that was given up."""
 
 
 class _LineSink:
-    """Rows as lines, into a file of a mount."""
+    """Writes rows as lines into a file on a mount."""
 
     def __init__(self, mount: Path, file: BinaryIO) -> None:
         self.mount = mount
@@ -260,7 +261,7 @@ class _LineSink:
 
 @contextlib.contextmanager
 def _served(mount: Path, then: str = "") -> Iterator[None]:
-    """What is done inside needs the daemon. ClosedError where there is none any more."""
+    """Run code that needs the daemon. ClosedError if the daemon has ended."""
     try:
         yield
     except OSError as error:
@@ -272,7 +273,7 @@ def _served(mount: Path, then: str = "") -> Iterator[None]:
 
 
 class MountedInboxes:
-    """Those that a daemon shows: MOUNT/topics/<topic>/inbox/<batch>/part-00000.jsonl, then _SUCCESS."""
+    """The inboxes on a daemon's mount: MOUNT/topics/<topic>/inbox/<batch>/part-00000.jsonl, then _SUCCESS."""
 
     suffix = ".jsonl"
 
@@ -280,7 +281,7 @@ class MountedInboxes:
         self.mount = mount
 
     def directory(self, topic: str, name: str) -> Path:
-        """See Inboxes."""
+        """See SinkInboxes."""
         made = self.mount / "topics" / topic / "inbox" / name
         try:
             with _served(self.mount):
@@ -293,18 +294,18 @@ class MountedInboxes:
         return made
 
     def sink(self, path: Path, schema: pa.Schema) -> Sink:
-        """See Inboxes."""
+        """See SinkInboxes."""
         with _served(self.mount):
             return _LineSink(self.mount, path.open("xb", buffering=1 << 20))
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
-        """See Inboxes."""
+        """See SinkInboxes."""
         for topic, staged in files.items():
             with _served(self.mount, f"; whether {name} is appended to {topic} is not known before that"):
                 self._commit(self.directory(topic, name), topic, staged)
 
     def _commit(self, directory: Path, topic: str, staged: Sequence[str]) -> None:
-        # Of a commit that was broken off before it was decided: its tasks do not count.
+        # These files are left from a commit that stopped before it was final: its tasks do not count.
         for left in os.listdir(directory):
             if left.startswith("part-"):
                 (directory / left).unlink()
@@ -320,10 +321,10 @@ class MountedInboxes:
             ) from error
 
     def _reason(self, topic: str, error: OSError) -> str:
-        """In words, as the topic's partitions tell it."""
+        """Return the reason in words, as the topic's partitions give it."""
         for status in sorted(self.mount.glob(f"{topic}-*/status.json")):
             if status.parent.name.rpartition("-")[0] != topic:
-                continue  # "t-2-0" is of the topic "t-2"
+                continue  # "t-2-0" belongs to the topic "t-2"
             with contextlib.suppress(OSError):
                 refusal = json.loads(status.read_bytes())["last_refusal"]
                 if refusal is not None:
@@ -331,7 +332,7 @@ class MountedInboxes:
         return str(error)
 
     def discard(self, name: str, topic: str, file: str) -> None:
-        """See Inboxes."""
+        """See SinkInboxes."""
         directory = self.mount / "topics" / topic / "inbox" / name
         with contextlib.suppress(OSError):
             (directory / file).unlink()
@@ -339,7 +340,7 @@ class MountedInboxes:
 
 
 class _ArrowSink:
-    """Rows as Arrow has them."""
+    """Writes rows into an Arrow file."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         import pyarrow as pa  # noqa: PLC0415 - in tasks only
@@ -356,7 +357,9 @@ class _ArrowSink:
 
 
 class ClosedInboxes:
-    """Those of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, and `topicfs.engine.inbox`."""
+    """The inboxes of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, see
+    `topicfs.engine.inbox`.
+    """
 
     suffix = ".arrow"
 
@@ -364,7 +367,7 @@ class ClosedInboxes:
         self.backing = backing
 
     def directory(self, topic: str, name: str) -> Path:
-        """See Inboxes."""
+        """See SinkInboxes."""
         made = self._directory(topic, name)
         made.mkdir(parents=True, exist_ok=True)
         return made
@@ -373,11 +376,11 @@ class ClosedInboxes:
         return self.backing / STAGING / topic / INBOX / name
 
     def sink(self, path: Path, schema: pa.Schema) -> Sink:
-        """See Inboxes."""
+        """See SinkInboxes."""
         return _ArrowSink(path, schema)
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
-        """See Inboxes."""
+        """See SinkInboxes."""
         from topicfs.engine.spark.closed_commit import commit  # noqa: PLC0415 - loads the engine, on the driver only
 
         try:
@@ -391,7 +394,7 @@ class ClosedInboxes:
             ) from None
 
     def discard(self, name: str, topic: str, file: str) -> None:
-        """See Inboxes."""
+        """See SinkInboxes."""
         directory = self._directory(topic, name)
         with contextlib.suppress(OSError):
             (directory / file).unlink()
@@ -425,10 +428,10 @@ def _task() -> TaskContext:
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """One batch query.
+    """The writer of one batch query.
 
-    target  where its rows go
-    name    of its batch
+    target  the place where its rows are written
+    name    name of its batch
     """
 
     def __init__(self, target: WriteTarget, name: str) -> None:
@@ -440,31 +443,31 @@ class TopicWriter(DataSourceArrowWriter):
         return stage(self.target, self.name, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what was staged."""
+        """Append the staged rows."""
         _commit(self.target, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Take back what was staged."""
+        """Remove the staged rows."""
         _abort(self.target, messages)
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """One streaming query; see TopicWriter."""
+    """The writer of one streaming query; see TopicWriter."""
 
     def __init__(self, target: WriteTarget) -> None:
         self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a task's rows, under a name that the batch has again when it is tried again."""
+        """Stage a task's rows, under a name that a retry of the batch uses again."""
         context = _task()
         query = context.getLocalProperty("sql.streaming.queryId")
         number = context.getLocalProperty("streaming.sql.batchId")
         return stage(self.target, f"spark-{query}-{number}", context.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Append what was staged."""
+        """Append the staged rows."""
         _commit(self.target, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Take back what was staged."""
+        """Remove the staged rows."""
         _abort(self.target, messages)

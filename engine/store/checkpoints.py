@@ -1,7 +1,7 @@
-"""The offsets that a log directory remembers of all its partitions, in one file for each kind.
+"""The offset checkpoints of a log directory: one file for each kind of offset, with an entry for each partition.
 
-A partition that is loaded speaks for itself; of another one, what was read when the store was opened is
-written again. A file whose entries have not changed is not written. Compaction keeps a file of its own,
+The offset of a loaded partition comes from the partition. The offset of another one is written again as it was read
+when the store was opened. A file whose entries have not changed is not written. Compaction has a file of its own, see
 `engine/cleaner/checkpoint.py`.
 """
 
@@ -37,13 +37,13 @@ class Checkpoints:
     """The offset checkpoints of one log directory.
 
     _directory  the log directory
-    _slots      gives the partitions that there are
-    _known      offsets of each file, of partitions that are not loaded; as read at the opening
-    _written    what each file holds; None where that is not known
-    _ceilings   recovery points are not written above these, while a truncation is under way
-    _floors     start offsets are not written below these, while records are being deleted
-    _lock       one writer at a time, who also gathers: no older offsets follow newer ones
-    _read_only  the files are not written
+    _slots      returns the slots of all partitions
+    _known      by file name: the offsets of partitions that are not loaded, as they were read at the opening
+    _written    by file name: the content of the file; None where it is not known
+    _ceilings   by partition: the highest recovery point that may be written, while a truncation is under way
+    _floors     by partition: the lowest start offset that may be written, while records are being deleted
+    _lock       held while offsets are gathered and written: older offsets never replace newer ones
+    _read_only  whether the files must not be written
     """
 
     def __init__(self, directory: Path, slots: Slots, read_only: bool = False) -> None:
@@ -57,8 +57,8 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     def read(self, present: Collection[PartitionKey]) -> None:
-        """Read the files. Entries of partitions that are not there are dropped, also from the files:
-        a later partition of that name has nothing to do with them."""
+        """Read the files. Entries of partitions that do not exist are dropped, also from the files:
+        they must not apply to a later partition of that name."""
         for name in _LOST:
             self._read(name, present)
 
@@ -78,7 +78,7 @@ class Checkpoints:
             self._rewrite(name)
 
     def known(self, key: PartitionKey, clean: bool) -> Known:
-        """What loading the partition has to know."""
+        """Return what is known of a partition before it is loaded."""
         return Known(
             clean,
             self._known[RECOVERY_POINTS].get(key, 0),
@@ -87,8 +87,8 @@ class Checkpoints:
         )
 
     def adopt(self, key: PartitionKey, known: Known) -> None:
-        """A partition comes back with what was known of it: that holds until it is loaded, and is written next. Where
-        a larger start offset is known, it was set when the partition was back already."""
+        """Take over the offsets of a restored partition. They hold until it is loaded, and are written next. A larger
+        start offset that is known already is kept: it was set after the partition was restored."""
         with self._lock:
             self._known[RECOVERY_POINTS][key] = known.recovery_point
             self._known[LOG_STARTS][key] = max(known.start, self._known[LOG_STARTS].get(key, 0))
@@ -98,30 +98,30 @@ class Checkpoints:
     # -- writing --------------------------------------------------------------------------------------
 
     def write_recovery_points(self) -> None:
-        """Below each, everything is on disk."""
+        """Write the recovery points. All records below a recovery point are on disk."""
         with self._lock:
             self._rewrite(RECOVERY_POINTS)
 
     def write_start_offsets(self) -> None:
-        """Of the partitions that start above their first segment's base."""
+        """Write the start offsets of the partitions that start above the base offset of their first segment."""
         with self._lock:
             self._rewrite(LOG_STARTS)
 
     def write_high_watermarks(self) -> None:
-        """Below each, every replica has the records."""
+        """Write the high watermarks. Every replica has the records below a high watermark."""
         with self._lock:
             self._rewrite(HIGH_WATERMARKS)
 
     def write_all(self) -> None:
-        """In the order of a stop."""
+        """Write all files, in the order that is used when the store is closed."""
         self.write_recovery_points()
         self.write_start_offsets()
         self.write_high_watermarks()
 
     def forget(self, key: PartitionKey) -> None:
-        """Drop what is left of a partition that was deleted, from the files that have an entry of it.
+        """Drop the entries of a deleted partition from the files that have one.
 
-        A later partition of that name must never find it: a start offset would empty that one."""
+        A later partition of that name must never find them: an old start offset would empty it."""
         with self._lock:
             for name, known in self._known.items():
                 known.pop(key, None)
@@ -131,10 +131,10 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def held_down(self, key: PartitionKey, offset: int) -> Iterator[None]:
-        """While a log is cut at an offset, its recovery point on disk is no higher, from before the cut on.
+        """Keep the recovery point on disk at or below an offset while the log is truncated there.
 
-        Were it lowered after the cut only, a crash in between would leave one that vouches for records
-        which were appended since."""
+        It is lowered before the cut. If it were lowered only after it, a crash in between would leave a recovery
+        point above records that were appended since and are not checked."""
         self._ceilings[key] = offset
         try:
             self.write_recovery_points()
@@ -145,8 +145,8 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def raised(self, key: PartitionKey, offset: int) -> Iterator[None]:
-        """While the records below an offset are deleted, the start offset on disk is no lower, from before they are
-        gone on: what cannot be written down is not done. After an error it is what it was."""
+        """Keep the start offset on disk at or above an offset while the records below it are deleted. It is written
+        before the deletion: where the write fails, nothing is deleted. After an error the old one is written again."""
         self._floors[key] = offset
         try:
             self.write_start_offsets()
@@ -160,7 +160,7 @@ class Checkpoints:
         del self._floors[key]
 
     def _rewrite(self, name: str) -> None:
-        """Gather and write. The caller holds the lock."""
+        """Gather the offsets of one file, and write it if they have changed. The caller holds the lock."""
         if self._read_only:
             return
         known = self._known[name]
@@ -172,7 +172,7 @@ class Checkpoints:
                 offsets[slot.key] = offset
         if offsets == self._written[name]:
             return
-        # Until it has been written whole, nobody knows what a failed write left.
+        # After a failed write the content is not known.
         self._written[name] = None
         OffsetCheckpoint(self._directory / name).write(offsets)
         self._written[name] = offsets
@@ -190,7 +190,7 @@ class Checkpoints:
 
 def _raised_start(partition: Partition, floor: int) -> int | None:
     segments = partition.log.chain.segments
-    # No segments: for a moment, while the partition is emptied.
+    # For a moment, while the partition is emptied, there are no segments.
     base = segments.first.base_offset if len(segments) else 0
     start = max(partition.start_offset, floor)
     return start if start > base else None

@@ -1,13 +1,13 @@
-"""Deletions that can still be taken back, each with a directory BACKING/deleted/<id>.
+"""Deletions that can still be undone. Each has a directory BACKING/deleted/<id>.
 
     deleted/<id>/
     ├── deletion.json       what was deleted, when, and until when it is kept
-    ├── topic.properties    the topic's settings, where the whole topic was deleted
-    └── staging/            its inbox, where no partition was left: journal, committed names, files on their way
+    ├── topic.properties    the topic's settings, if the whole topic was deleted
+    └── staging/            the topic's inbox, if no partition was left: journal, committed names, uncommitted files
 
-The partitions' own files stay in the log directory, under the name that Kafka gives to what waits for its removal.
-`deletion.json` is written before the first of them is renamed, and removed before the first of them is removed: what it
-names is whole, or not begun.
+The partitions' own files stay in the log directory, under the name that Kafka gives to directories that wait for
+their removal. `deletion.json` is written before the first of them is renamed, and removed before the first of them is
+removed. So while the record exists, the files of its partitions are complete.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from topicfs.engine.store.removal import Removals
 log = logging.getLogger(__name__)
 
 _LONGEST_RECORD: Final = 64 << 20
-"""Bytes of a record: some 300 for each partition."""
+"""The largest `deletion.json` that is read, in bytes. A record has some 300 bytes for each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedPartition:
     """A partition that was deleted.
 
-    number          of the partition
-    directory       where its files are now, in the log directory
-    start, end      its offsets
-    size            bytes in `.log` files
-    recovery_point  below it, everything is on disk
-    high_watermark  None where it is not known
-    cleaned         where the next compaction begins; None before the first one
+    number          the partition's number
+    directory       the name that its directory has now, in the log directory
+    start, end      its start offset and end offset
+    size            the bytes of its `.log` files
+    recovery_point  the offset below which all records are on disk
+    high_watermark  its high watermark; None where it is not known
+    cleaned         the offset at which the next compaction begins; None before the first one
     """
 
     number: int
@@ -66,24 +66,24 @@ class DeletedPartition:
 
     @property
     def known(self) -> Known:
-        """What loading it again has to know. It was not stopped cleanly: from the recovery point on it is checked."""
+        """Return what is known for loading it again. It counts as unclean: it is checked from the recovery point on."""
         return Known(False, self.recovery_point, self.start, self.high_watermark)
 
     @property
     def records(self) -> int:
-        """How many offsets it had; compaction may have left fewer records."""
+        """The number of offsets that it had; compaction may have left fewer records."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What one call has deleted.
+    """A deletion: the partitions of one topic that one call has deleted.
 
-    id          names the deletion
-    topic       whose partitions they are
-    at, due     when it was asked for, and from when on the files are removed: milliseconds since the epoch
-    partitions  in the order of their numbers
-    restoring   it is being taken back: where a directory has its old name again, that is a restored partition
+    id          the name of the deletion
+    topic       the topic of the partitions
+    at, due     when it was asked for, and when the files are removed: milliseconds since the epoch
+    partitions  the deleted partitions, in the order of their numbers
+    restoring   whether it is being undone: a partition whose directory has its old name again is restored
     """
 
     id: str
@@ -95,12 +95,12 @@ class Deletion:
 
     @property
     def delay(self) -> int:
-        """Milliseconds for which it can be taken back: the topic's `file.delete.delay.ms` when it was deleted. What the
-        topic's name has now says nothing of it, as its settings went with it."""
+        """The milliseconds for which it can be undone: the topic's `file.delete.delay.ms` when it was deleted. The
+        current settings under the topic's name do not matter, as the topic's own were deleted with it."""
         return max(0, self.due - self.at)
 
     def told(self) -> dict[str, object]:
-        """What people and programs are told of it."""
+        """Return the description of the deletion that people and programs get."""
         return {
             "id": self.id,
             "topic": self.topic,
@@ -126,7 +126,7 @@ class Deletion:
 
     @classmethod
     def from_json(cls, deletion: str, data: bytes) -> Self:
-        """CorruptCheckpointError where it is not what `to_json` writes."""
+        """Read what `to_json` has written; CorruptCheckpointError where it is something else."""
         try:
             fields = json.loads(data)
             if fields["version"] != 1:
@@ -143,7 +143,7 @@ def _partition(topic: str, fields: Mapping[str, Any]) -> DeletedPartition:
     number, directory = _number(fields["number"]), str(fields["directory"])
     partition_directory(topic, number)
     named, found, suffix = parse_partition_directory(directory)
-    # Of a long topic the renamed directory has the beginning only.
+    # The renamed directory of a long topic has only the beginning of its name.
     if suffix != DELETE_SUFFIX or found != number or not topic.startswith(named):
         raise ValueError(f"directory {directory!r} of {topic}-{number}")
     start, end, size, point = (_number(fields[name]) for name in ("start", "end", "size", "recovery_point"))
@@ -167,13 +167,13 @@ def _number(value: object) -> int:
 
 
 class Deletions:
-    """The deletions of one store that can still be taken back. Who adds or restores one holds the store's guard.
+    """The deletions of one store that can still be undone. Adding and restoring need the store's guard.
 
     directory  BACKING/deleted; made with the first deletion
     _logs      the log directory
-    _known     by id, in the order in which they were asked for
-    _due       by id: when its files are to be removed, by the store's steady clock
-    _lock      guards the list against the thread that removes what is due; held while one is restored
+    _known     the deletions by id, in the order in which they were asked for
+    _due       by id: when the files are to be removed, by the store's steady clock
+    _lock      guards both tables against the thread that removes due files; held while a deletion is undone
     """
 
     def __init__(self, backing: Path, logs: Path) -> None:
@@ -184,10 +184,10 @@ class Deletions:
         self._lock = threading.RLock()
 
     def load(self, now: int, steady_now: int, read_only: bool = False) -> None:
-        """Read what an earlier run has left. What cannot be read is no deletion that can be taken back: its
-        directories are removed like any others that wait for it. A clock that was set back makes no wait longer.
+        """Read the deletions of earlier runs. One that cannot be read cannot be undone: its partitions' directories
+        are removed like all others that wait for it. A clock that was set back makes no wait longer.
 
-        read_only  nothing is removed here"""
+        read_only  whether nothing may be removed here"""
         if not self.directory.is_dir():
             return
         found = []
@@ -197,7 +197,7 @@ class Deletions:
                     place.name, read_bounded(place / DELETION_RECORD, _LONGEST_RECORD)
                 )
             except (FileNotFoundError, NotADirectoryError):
-                # Its removal, or its making, was under way.
+                # It was being made or removed when the process ended.
                 if not read_only:
                     shutil.rmtree(place, ignore_errors=True)
                 continue
@@ -211,18 +211,20 @@ class Deletions:
     # -- looking --------------------------------------------------------------------------------------
 
     def all(self) -> list[Deletion]:
-        """Those that can be taken back, the newest first, each with the partitions that can."""
+        """Return the deletions that can be undone, the newest first, each with the partitions that can be restored."""
         with self._lock:
             present = [self._present(each) for each in reversed(self._known.values())]
         return [each for each in present if each.partitions]
 
     def every(self) -> list[Deletion]:
-        """All that are known, also those of which nothing is left."""
+        """Return all known deletions, also those of which no partition is left."""
         with self._lock:
             return list(self._known.values())
 
     def newest(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion | None:
-        """The newest one of a topic, or of a partition with that one alone; None where there is none."""
+        """Return the newest deletion of a topic, or of one partition and then with that one alone. None without one.
+
+        deletion  the id that it must have; None for any"""
         for found in self.all():
             if found.topic != topic or deletion not in (None, found.id):
                 continue
@@ -238,15 +240,16 @@ class Deletions:
         return replace(deletion, partitions=parts)
 
     def place(self, deletion: Deletion) -> Path:
-        """Where its record is, the topic's settings and its inbox."""
+        """Return the directory that has the record of a deletion, and the topic's settings and inbox."""
         return self.directory / deletion.id
 
     def waiting(self) -> set[str]:
-        """Names of directories that a deletion answers for."""
+        """Return the names of the partition directories that belong to a deletion."""
         return {part.directory for each in self._known.values() for part in each.partitions}
 
     def restored(self) -> list[tuple[Deletion, DeletedPartition]]:
-        """Partitions that have their names again, while a crash has kept them from being known again."""
+        """Return the partitions of unfinished restores whose directories have their names back. A crash came between
+        that renaming and the rest of the restore."""
         return [
             (each, part)
             for each in self._known.values()
@@ -258,7 +261,7 @@ class Deletions:
     # -- changing -------------------------------------------------------------------------------------
 
     def add(self, deletion: Deletion, due: int) -> None:
-        """Write down what is about to be deleted; `due` is the time of the removal, by the steady clock."""
+        """Record a deletion before it begins. `due` is the time of the removal, by the steady clock."""
         place = self.place(deletion)
         try:
             place.mkdir(parents=True)
@@ -272,18 +275,19 @@ class Deletions:
         with self._lock:
             for before in [each for each in self._known.values() if each.topic == deletion.topic]:
                 if self._is_unfinished(before):
-                    # What it has brought back is deleted again, or was: it knows nothing of what is there later.
+                    # Its restored partitions are deleted again: its record must not apply to what comes later.
                     self._forget(before)
             self._known[deletion.id] = deletion
             self._due[deletion.id] = due
 
     def _is_unfinished(self, deletion: Deletion) -> bool:
-        """Whether all of its partitions are back, and an error has stopped what comes behind that."""
+        """Whether all of its partitions are back, but an error has stopped the rest of the restore."""
         return deletion.restoring and not self._present(deletion).partitions
 
     @contextlib.contextmanager
     def restoring(self, deletion: Deletion) -> Iterator[None]:
-        """While this goes on, nothing is removed; it is written down, so that a crash does not lose what is known."""
+        """Mark a deletion as being undone. Nothing is removed meanwhile. The mark is on disk, so that the offsets of
+        its partitions survive a crash."""
         with self._lock:
             if deletion.id not in self._known:
                 raise FileNotFoundError(f"{deletion.id} is removed already")
@@ -291,14 +295,14 @@ class Deletions:
             try:
                 yield
             except BaseException:
-                # With its inbox perhaps: where every partition has its name again, the next start does the rest.
+                # If every partition has its name again, the next start does the rest, which may include the inbox.
                 if self._present(self._known[deletion.id]).partitions:
                     self.settle(deletion.id)
                 raise
             self.settle(deletion.id)
 
     def settle(self, deletion: str) -> None:
-        """Forget what has been restored of it; all of it, where nothing is left."""
+        """Drop the restored partitions from a deletion; forget the deletion if no partition is left."""
         with self._lock:
             left = self._present(self._known[deletion])
             if left.partitions:
@@ -316,12 +320,12 @@ class Deletions:
         sync_directory(place)
         del self._known[deletion.id]
         self._due.pop(deletion.id, None)
-        # What cannot be removed now, is at the next start.
+        # What cannot be removed now is removed at the next start.
         with contextlib.suppress(OSError):
             shutil.rmtree(place)
 
     def hand_over(self, now: int, removals: Removals) -> None:
-        """What is due cannot be taken back any more: its directories are to be removed."""
+        """Give the directories of due deletions to `removals`. These deletions cannot be undone any more."""
         with self._lock:
             for deletion in [each for each in self._known.values() if self._due[each.id] <= now]:
                 if self._is_unfinished(deletion):

@@ -1,4 +1,4 @@
-"""The partitions of a store: found without a lock, loaded when they are first used, or all at once."""
+"""The partitions of a store. They are found without a lock, and loaded when they are first used, or all at once."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from topicfs.engine.store.checkpoints import Checkpoints
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 5
-"""Another process may take files away while a partition is looked at read-only: then it is looked at anew."""
+"""How often a read-only load is tried. Another process may remove files meanwhile, and then it is tried again."""
 
 
 class Partitions:
-    """The partitions in one log directory. Who adds, removes or closes some holds the store's guard.
+    """The partitions in one log directory. Adding, removing and closing need the store's guard.
 
     logs           the log directory
-    slots          a slot for each partition; replaced as a whole, so that looking needs no lock
-    checkpoints    what the log directory remembers of them
-    stopped_clean  what is loaded was stopped cleanly
-    read_only      no file is changed
-    looked_at      given each partition that was loaded read-only, before anybody else has it
+    slots          a slot for each partition; replaced as a whole, so that reading it needs no lock
+    checkpoints    the offset checkpoints of the log directory
+    stopped_clean  whether the last stop was clean
+    read_only      whether no file may be changed
+    looked_at      called with each partition that was loaded read-only, before others can use it
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Partitions:
         lone: bool,
         read_only: bool = False,
     ) -> Partitions:
-        """Those that the log directory was found to have. None is loaded yet."""
+        """Open the partitions that were found in the log directory. None is loaded yet."""
         partitions = cls(logs, keys, configuration, stopped_clean, clock, steady, lone, read_only)
         partitions.descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
         partitions.checkpoints.read(partitions.slots.keys())
@@ -84,7 +84,7 @@ class Partitions:
     # -- finding --------------------------------------------------------------------------------------
 
     def find(self, topic: str, number: int | None = None) -> Slot:
-        """By topic and number or by name; UnknownPartitionError where there is none."""
+        """Return the slot with this topic and number, or with this name; UnknownPartitionError where there is none."""
         if number is None:
             name = topic
             topic, number, suffix = parse_partition_directory(name)
@@ -96,40 +96,40 @@ class Partitions:
         return slot
 
     def of_topic(self, topic: str) -> list[Slot]:
-        """The slots of a topic; empty where there is no such topic."""
+        """Return the slots of a topic, none where there is no such topic."""
         return [slot for slot in self.slots.values() if slot.topic == topic]
 
     def loaded(self) -> list[Partition]:
-        """Those that are loaded."""
+        """Return the partitions that are loaded."""
         return [slot.partition for slot in self.slots.values() if slot.partition is not None]
 
     # -- coming and going -----------------------------------------------------------------------------
 
     def empty_slot(self, topic: str, number: int) -> Slot:
-        """A slot that is not among the others yet."""
+        """Return a new slot, which cannot be found yet."""
         return Slot(topic, number, self.logs / partition_directory(topic, number))
 
     def _each_slot(self) -> Iterable[Slot]:
         return self.slots.values()
 
     def add(self, slot: Slot) -> None:
-        """Let a slot be found."""
+        """Add a slot, so that it can be found."""
         self.slots = {**self.slots, slot.key: slot}
 
     def remove(self, slot: Slot) -> None:
-        """Let a slot be found no more."""
+        """Remove a slot, so that it cannot be found any more."""
         self.slots = {key: each for key, each in self.slots.items() if each is not slot}
 
     def use(self, slot: Slot) -> Partition:
-        """The slot's partition, loaded now if it was not; ClosedError where it cannot be loaded."""
+        """Return the slot's partition, and load it if it is not loaded; ClosedError where it cannot be loaded."""
         return slot.use(self._load)
 
     def _load(self, slot: Slot) -> Partition:
         return self._look(slot) if self.read_only else self.load(slot, self.known(slot))
 
     def _look(self, slot: Slot) -> Partition:
-        """Load what lies in the slot's directory, without changing it. Another process may have it open, or open it
-        meanwhile, which takes the marker away before it changes anything: then it is looked at anew."""
+        """Load the slot's directory without changing it. Another process may open the store meanwhile. It removes the
+        marker of a clean stop before it changes anything: if the marker or a file goes, the load is tried again."""
         marker = CleanShutdown.of(self.logs)
         for rest in reversed(range(_TRIES)):
             clean = marker.exists()
@@ -146,12 +146,12 @@ class Partitions:
         return partition
 
     def known(self, slot: Slot) -> Known:
-        """What checkpoints say of a slot that is not loaded. Where that was tried, its files are not as a clean stop
-        left them."""
+        """Return what the checkpoints say of a slot that is not loaded. A slot whose load has failed does not count as
+        stopped cleanly: the load may have changed its files."""
         return self.checkpoints.known(slot.key, self.stopped_clean and slot.error is None)
 
     def load(self, slot: Slot, known: Known) -> Partition:
-        """Load what lies in the slot's directory."""
+        """Load the slot's directory."""
         return (view if self.read_only else load)(
             slot.topic,
             slot.number,
@@ -166,9 +166,9 @@ class Partitions:
         )
 
     def reconfigure(self, slots: Collection[Slot]) -> None:
-        """Have partitions follow settings that have changed."""
+        """Apply changed settings to the loaded partitions among these slots."""
         for slot in slots:
-            # A load that is under way may have looked at the settings before they changed: wait for it.
+            # A load that is under way may have read the settings before they changed: wait for it.
             with slot.lock:
                 if slot.partition is not None:
                     changing = slot.partition.log
@@ -178,7 +178,7 @@ class Partitions:
     # -- all at once ----------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Load every partition. One that fails stays offline, the others go on."""
+        """Load every partition. One that fails stays offline and does not stop the others."""
         began = monotonic()
         self._in_parallel(self._try_to_load)
         offline = sum(slot.error is not None for slot in self.slots.values())
@@ -187,19 +187,19 @@ class Partitions:
             f"in {monotonic() - began:.1f} s"
         )
         try:
-            # A log that lost its end must not keep a recovery point that vouches for what is appended there.
+            # A log that lost its end must not keep a recovery point above it: later appends there are not flushed yet.
             self.checkpoints.write_all()
         except OSError as error:
             log.warning(f"{self.logs}: no checkpoints after the recovery: {error}")
 
     def _try_to_load(self, slot: Slot) -> None:
-        # The slot keeps the error, and has logged it.
+        # The slot has logged the error, and keeps it.
         with contextlib.suppress(ClosedError):
             self.use(slot)
 
     def close(self) -> list[str]:
-        """Close those that are loaded. Gives the names of those with which not all is well: that could not
-        be loaded or closed, or went offline."""
+        """Close the loaded partitions. Return the names of the unclean ones: those that could not be loaded or closed,
+        or went offline."""
         unclean: list[str] = []
 
         def close(slot: Slot) -> None:
@@ -210,7 +210,7 @@ class Partitions:
         return sorted(unclean)
 
     def abandon(self) -> None:
-        """Let go of those that are loaded as a crash would."""
+        """Drop the loaded partitions as a crash would: nothing is flushed."""
         for slot in self.slots.values():
             with slot.lock:
                 slot.gone = True
@@ -218,7 +218,7 @@ class Partitions:
                     slot.partition.log.abandon()
 
     def _in_parallel(self, task: Callable[[Slot], None]) -> None:
-        """Do this for every slot. An error that is nobody's to expect comes out when all are done."""
+        """Run a task for every slot. An unexpected error is raised when all tasks are done."""
         threads = self._configuration.daemon.num_recovery_threads_per_data_dir
         pool = ThreadPoolExecutor(threads, thread_name_prefix="topicfs-partitions")
         try:

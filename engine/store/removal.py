@@ -1,4 +1,4 @@
-"""Directories that are to be removed: those of deleted partitions after a delay, and what was never finished."""
+"""Directories that are to be removed: those of deleted partitions, after a delay, and unfinished ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 
 
 class Removals:
-    """The `-delete` directories that wait.
+    """The `-delete` directories that wait for their removal.
 
-    _waiting  when each is due, by the store's steady clock
+    _waiting  the directories, each with the time when it is due, by the store's steady clock
     _lock     guards the list; not held while a directory is removed
     """
 
@@ -25,12 +25,12 @@ class Removals:
         return len(self._waiting)
 
     def add(self, directory: Path, due: int) -> None:
-        """Have the directory removed when that time has come."""
+        """Have the directory removed at the time `due`."""
         with self._lock:
             self._waiting.append((due, directory))
 
     def remove_due(self, now: int) -> int:
-        """Remove what is due, and give how many there were. What cannot be removed is tried again next time."""
+        """Remove the due directories, and return how many there were. A failed one is tried again next time."""
         with self._lock:
             due = [entry for entry in self._waiting if entry[0] <= now]
             self._waiting = [entry for entry in self._waiting if entry[0] > now]

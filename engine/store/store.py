@@ -1,14 +1,14 @@
-"""The store: every partition under one directory, found, created, deleted and kept.
+"""The store: it finds, creates, deletes and maintains all partitions under one directory.
 
 Its files are drawn in `topicfs.engine.format.paths`.
 
-After a clean stop the opening reads names and checkpoints, and a partition is loaded when it is first used.
+After a clean stop, opening reads only names and checkpoints, and a partition is loaded when it is first used.
 After any other stop all partitions are recovered at once. Nothing runs by itself: `upkeep.run_due` is to be
 called every second or so.
 
-Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), a slot's
-(loading; a deletion takes those of all that it deletes), then those of partitions and checkpoints. Finding a
-partition that is loaded takes none.
+Locks, in the order in which they are taken: the guard (creating, deleting, settings, closing), the lock of a slot
+(loading; a deletion takes the locks of all slots that it deletes), then the locks of partitions and checkpoints.
+Finding a partition that is loaded takes no lock.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """All partitions under one directory. Opened by `open`.
+    """All partitions under one directory. `open` opens a store.
 
-    backing        the directory
+    backing        the directory of the store
     logs           its log directory
-    meta           the log directory's ids
-    strays         names of directories that a broker set aside or was moving here: kept, not used
+    meta           the ids of the log directory
+    strays         the names of directories that a broker set aside or was moving here: kept, not used
     stopped_clean  whether the stop before this opening was a clean one
-    read_only      nothing is changed
-    clock          gives the time, of records and of what is told to people
-    steady         gives a time that nobody can set, for waits and intervals
-    retention      what became of it
-    cleaning       compaction, which threads of the store's owner do
-    descriptors    the files that are open
-    inboxes        what is appended as a whole, topic by topic
-    upkeep         what is done every so often
+    read_only      whether nothing may be changed
+    clock          the clock for the timestamps of records, and for times that people see
+    steady         a clock that nobody can set, for waits and intervals
+    retention      what retention removed, and what failed lately
+    cleaning       compaction, which runs in threads of the store's owner
+    descriptors    the open files, and how many there may be
+    inboxes        the inboxes of the topics, whose commits append all records of a batch or none
+    upkeep         the periodic work
     """
 
     def __init__(
@@ -151,12 +151,13 @@ class Store:
     ) -> Store:
         """Open the store in a directory; NoStoreError where there is none.
 
-        settings   lines that outrank those of server.properties
-        lone       no other replica must acknowledge: what is appended is committed
-        read_only  nothing is changed, made or locked, also where another process has the store open, or the directory
-                   is a log directory by itself. The partitions are shown as they are when they are first used
-        create     make the store where the directory is empty or not there
-        steady     the clock of waits and intervals. Who gives a clock of his own, and not this one, moves both"""
+        settings   settings that take precedence over the lines of server.properties
+        clock      the clock for the timestamps of records
+        lone       whether there is no other replica: an appended record is committed at once
+        read_only  whether nothing may be changed, made or locked. It works also while another process has the store
+                   open, and on a log directory by itself. Each partition is read when it is first used
+        create     whether to make the store where the directory is empty or missing
+        steady     the clock for waits and intervals. Without it, a `clock` that is given is used for them too"""
         if steady is None:
             steady = steady_beside(clock)
         backing = Path(backing).absolute()
@@ -168,7 +169,7 @@ class Store:
             return cls._open_read_only(backing, settings or {}, clock, steady, lone)
         if create and place.kind_of(backing) is not place.DirectoryKind.STORE:
             place.refuse_unless_free(backing)
-            # Settings that are refused leave nothing behind.
+            # Settings are checked first, so that refused ones leave nothing behind.
             Configuration.load(backing, settings or {}, clock)
             place.make(backing)
         place.refuse_unless_store(backing)
@@ -210,7 +211,7 @@ class Store:
         store.cleaning.load(partitions.slots.keys(), read_only=True)
         store._show_restored()
         if not held:
-            # Of a running owner's commit it is not decided what becomes of it.
+            # While an owner runs, the outcome of a commit under way is not decided.
             partitions.looked_at = store.inboxes.show_settled
         return store
 
@@ -225,7 +226,7 @@ class Store:
         lock: DirectoryLock,
     ) -> Store:
         logs = backing / LOGS
-        # What refuses the opening comes before the marker goes: it says nothing against the logs.
+        # All checks that may refuse the opening come before the marker is removed: a refusal leaves the logs clean.
         listing = Listing.of(logs)
         node_id = MetaProperties.load_or_create(logs, clock, read_only=True).node_id
         configuration = configured(backing, settings, clock, listing.partitions, node_id)
@@ -233,7 +234,7 @@ class Store:
         configuration.tidy_created(listing.condemned)
         tell_of_others(configuration, backing)
         marker = CleanShutdown.of(logs)
-        # Without partitions there is nothing that could be unclean.
+        # A store without partitions counts as clean.
         clean = marker.exists() or not listing.partitions
         partitions = Partitions.open(logs, listing.partitions, configuration, clean, clock, steady, lone)
         marker.remove()
@@ -275,10 +276,10 @@ class Store:
         return f"<Store {self.backing}>"
 
     def close(self) -> None:
-        """Stop cleanly: every partition on disk, checkpoints, then the marker that says so.
+        """Close the store cleanly: flush every partition, write the checkpoints, then the marker of a clean stop.
 
-        A partition that cannot be closed does not stop the others, but then there is no marker: the next
-        opening recovers. Partitions that were not used since a clean stop are not touched."""
+        A partition that cannot be closed does not stop the others, but then there is no marker, and the next
+        opening recovers all partitions. Partitions that were not used since a clean stop are not touched."""
         with self._guard:
             if self._closed:
                 return
@@ -298,7 +299,7 @@ class Store:
                 self._release()
 
     def abandon(self) -> None:
-        """Let go of everything as a crash would: nothing is flushed or written."""
+        """Stop as a crash would: nothing is flushed or written."""
         with self._guard:
             if not self._closed:
                 self._closed = True
@@ -322,16 +323,16 @@ class Store:
     # -- finding --------------------------------------------------------------------------------------
 
     def partition(self, topic: str, number: int | None = None) -> Partition:
-        """A partition, by topic and number or by its name `<topic>-<number>`; loaded if it was not."""
+        """Return a partition by topic and number or by its name `<topic>-<number>`. It is loaded if it was not."""
         self._check_open()
         return self._partitions.use(self._partitions.find(topic, number))
 
     def partitions(self) -> list[PartitionKey]:
-        """Topic and number of every partition, in order."""
+        """Return topic and number of every partition, in order."""
         return sorted(self._partitions.slots)
 
     def topics(self) -> dict[str, list[int]]:
-        """The numbers of each topic's partitions, in order."""
+        """Return the partition numbers of each topic, in order."""
         topics: dict[str, list[int]] = {}
         for topic, number in self.partitions():
             topics.setdefault(topic, []).append(number)
@@ -341,11 +342,11 @@ class Store:
         return sorted(slot.number for slot in self._partitions.of_topic(topic))
 
     def slots(self) -> list[Slot]:
-        """Every partition's place: loaded, not loaded yet, or offline."""
+        """Return the slot of every partition: loaded, not loaded yet, or offline."""
         return list(self._partitions.slots.values())
 
     def __contains__(self, partition: object) -> bool:
-        """Whether there is this partition: a name, or topic and number."""
+        """Whether the store has this partition, given as a name or as topic and number."""
         if isinstance(partition, str):
             try:
                 topic, number, suffix = parse_partition_directory(partition)
@@ -369,10 +370,10 @@ class Store:
         overrides: Mapping[str, str] | None = None,
         topic_id: str | None = None,
     ) -> Partition:
-        """Create a partition, and with it its topic if that is new.
+        """Create a partition, and its topic if that is new.
 
-        overrides  settings of a new topic; of one that exists they must be those that it has, or None
-        topic_id   of a new topic, random where none is given; of one that exists it must be its id"""
+        overrides  the settings of a new topic; for an existing topic None, or the settings that it has
+        topic_id   the id of a new topic, random by default; for an existing topic None, or the id that it has"""
         with self._guard:
             self._check_writable()
             self._check_free(topic, partition)
@@ -383,7 +384,7 @@ class Store:
     def create_topic(
         self, topic: str, partitions: int | None = None, overrides: Mapping[str, str] | None = None
     ) -> list[Partition]:
-        """Create a topic with so many partitions, `num.partitions` where no number is given."""
+        """Create a topic with this number of partitions, by default `num.partitions`."""
         count = self.daemon.num_partitions if partitions is None else partitions
         if count < 1:
             raise InvalidSettingError(f"partitions of topic {topic!r}: expected at least 1, found {count}")
@@ -406,7 +407,7 @@ class Store:
 
     @contextlib.contextmanager
     def _all_or_none(self, topic: str) -> Iterator[None]:
-        """Take a new topic's partitions back where one of them cannot be made."""
+        """Delete the partitions of a new topic again if one of them cannot be made."""
         try:
             yield
         except BaseException:
@@ -422,8 +423,8 @@ class Store:
 
     @contextlib.contextmanager
     def _configured(self, topic: str, overrides: Mapping[str, str] | None) -> Iterator[None]:
-        """Write a new topic's settings before its partitions come, so that none is ever there without them.
-        Taken back where none comes."""
+        """Write a new topic's settings before its partitions are made, so that no partition exists without them.
+        They are removed again if no partition was made."""
         if overrides is None:
             yield
             return
@@ -443,7 +444,8 @@ class Store:
             raise
 
     def _topic_id(self, topic: str, wanted: str | None) -> str:
-        """The id that the topic's partitions have, else the wanted one, else a new one."""
+        """Return the topic id for a new partition: that of the topic's partitions, else the wanted one, else that of
+        the cluster's topic, else a new one. InconsistentTopicIdError where the partitions' differs from the wanted."""
         for slot in self._partitions.of_topic(topic):
             found = PartitionMetadata.load(slot.directory)
             if found.topic_id is not None:
@@ -456,8 +458,8 @@ class Store:
         return random_uuid() if wanted is None else wanted
 
     def _create(self, topic: str, number: int, topic_id: str) -> Partition:
-        # Made under a name that the next opening removes, so that a crash leaves no partition without its id:
-        # a broker would set that aside.
+        # It is made under a name that the next opening removes. So a crash leaves no partition without its topic id,
+        # which a broker would set aside.
         unfinished = self.logs / deletion_directory(topic, number)
         slot = self._partitions.empty_slot(topic, number)
         metadata = PartitionMetadata.load(unfinished)
@@ -483,29 +485,29 @@ class Store:
     # -- deleting and cutting -------------------------------------------------------------------------
 
     def delete(self, topic: str, number: int | None = None) -> Deletion:
-        """Delete a partition with its records: gone at once, its files after `file.delete.delay.ms`; until then it can
-        be taken back. The topic's settings stay, also without a partition."""
+        """Delete a partition and its records. It is gone at once; its files are removed after `file.delete.delay.ms`,
+        and until then the deletion can be undone. The topic's settings stay, also without a partition."""
         with self._guard:
             self._check_writable()
             slot = self._partitions.find(topic, number)
             return self._delete(slot.topic, [slot])
 
     def delete_topic(self, topic: str) -> Deletion:
-        """Delete all partitions of a topic with their records, its settings and its inbox, in the same way."""
+        """Delete a topic: its partitions and records, its settings and its inbox. It can be undone like `delete`."""
         with self._guard:
             self._check_writable()
             return self._delete(topic, self._slots_of(topic), whole=True)
 
     def remove_empty(self, topic: str, number: int | None = None) -> Deletion:
-        """Delete a partition that holds no record; PartitionNotEmptyError where it holds one, or its topic would go
-        with files in its inbox."""
+        """Delete a partition that holds no record. PartitionNotEmptyError where it holds one, or where it is the last
+        one of its topic and the inbox holds files."""
         with self._guard:
             self._check_writable()
             slot = self._partitions.find(topic, number)
             return self._delete(slot.topic, [slot], only_empty=True)
 
     def remove_empty_topic(self, topic: str) -> Deletion:
-        """Delete a topic that holds no record and has no file in its inbox; else PartitionNotEmptyError."""
+        """Delete a topic that holds no record and has no files in its inbox; PartitionNotEmptyError otherwise."""
         with self._guard:
             self._check_writable()
             return self._delete(topic, self._slots_of(topic), whole=True, only_empty=True)
@@ -542,7 +544,7 @@ class Store:
         return deletion
 
     def _prepare_deletion(self, slots: Iterable[Slot], only_empty: bool) -> None:
-        """Have the partitions loaded, and on disk: one that is taken back is checked from the recovery point on."""
+        """Load and flush the partitions. If the deletion is undone, they are checked from the recovery point on."""
         for slot in slots:
             try:
                 partition = self._partitions.use(slot)
@@ -550,7 +552,7 @@ class Store:
             except (EngineError, OSError) as error:
                 if only_empty:
                     raise
-                # What is broken can be deleted as well.
+                # A broken partition can be deleted too.
                 log.info(f"{slot.name}: deleted as it is on disk: {error}")
 
     def _check_empty(self, topic: str, slots: Iterable[Slot], is_last: bool) -> None:
@@ -566,21 +568,21 @@ class Store:
             raise PartitionNotEmptyError(f"topic {topic}: expected an empty inbox, found files in it")
 
     def _noted_deletion(self, topic: str, slots: Iterable[Slot]) -> Deletion:
-        """The deletion that begins, written down so that it can be taken back."""
+        """Return a new deletion, and record it on disk so that it can be undone."""
         now, delay = self.clock(), self._configuration.topic(topic).file_delete_delay_ms
         parts = tuple(self._deleted(slot) for slot in slots)
         deletion = Deletion(random_uuid(), topic, now, now + delay, parts)
         try:
             self._deletions.add(deletion, self.steady() + delay)
         except OSError as error:
-            # On a full disk a deletion is what makes room.
+            # The disk may be full, and the deletion makes room.
             log.warning(f"{topic}: this deletion cannot be taken back, as it cannot be written down: {error}")
             for part in parts:
                 self._removals.add(self.logs / part.directory, self.steady() + delay)
         return deletion
 
     def _deleted(self, slot: Slot) -> DeletedPartition:
-        """What has to be known of a partition to take its deletion back."""
+        """Return what must be recorded of a partition to undo its deletion."""
         directory = deletion_directory(slot.topic, slot.number)
         cleaned = self.cleaning.offsets.get(slot.key)
         partition = slot.partition
@@ -596,7 +598,7 @@ class Store:
         )
 
     def _rename(self, slot: Slot, condemned: Path) -> None:
-        """Give a partition's directory the name under which it waits for its removal. Its lock is held."""
+        """Rename a partition's directory to the name under which it waits for its removal. Its lock is held."""
         try:
             if slot.partition is not None and slot.error is None:
                 slot.partition.log.rename(condemned)
@@ -604,7 +606,7 @@ class Store:
                 slot.directory.rename(condemned)
                 sync_directory(self.logs)
         except (EngineError, OSError) as error:
-            # What is closed half way is offline; deleting it can be tried again.
+            # A partition that is half closed is offline; its deletion can be tried again.
             slot.error = error
             raise
         slot.gone = True
@@ -612,7 +614,7 @@ class Store:
         try:
             self._forget(slot)
         except OSError as error:
-            # The next write brings it about, and no partition of that name is created before.
+            # The next write drops the entries. A partition of that name cannot be created before that.
             log.warning(f"{self.logs}: the checkpoints still have {slot.name}: {error}")
 
     def _forget(self, slot: Slot) -> None:
@@ -627,13 +629,13 @@ class Store:
     # -- taking a deletion back -----------------------------------------------------------------------
 
     def deletions(self) -> list[Deletion]:
-        """Deletions that can be taken back, the newest first."""
+        """Return the deletions that can be undone, the newest first."""
         return self._deletions.all()
 
     def undelete(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion:
-        """Take back the newest deletion of a topic, or of one partition, or a certain one: records, offsets and
-        settings are what they were, and so is the inbox. Where something of that name is in the way, nothing comes
-        back. Gives what has come back."""
+        """Undo the newest deletion of a topic or of one partition, or the one with the id `deletion`. It restores
+        records, offsets, settings and the inbox. Nothing is restored where a partition of that name exists, or a
+        topic of that name with another id. Return what was restored."""
         with self._guard:
             self._check_writable()
             found = self._deletions.newest(topic, number, deletion)
@@ -658,10 +660,10 @@ class Store:
             return found
 
     def _kept_in(self, deletion: Deletion) -> list[Path]:
-        """Where the settings and the inbox of what comes back may lie, the most likely first: with this deletion, or
-        with another one of the same topic, which has taken its last partition or all that was left."""
+        """Return the directories that may have the settings and the inbox of a deleted topic, the most likely first:
+        that of this deletion, then those of other deletions of the same topic, one of which deleted the rest of it."""
         found = [deletion]
-        # Whose id cannot be read is not taken for the same topic.
+        # A deletion whose topic id cannot be read does not count as one of the same topic.
         with contextlib.suppress(EngineError, OSError):
             ids = self._ids_of_deleted(deletion) | self._ids_of_present(deletion.topic)
             for each in self._deletions.all():
@@ -671,16 +673,17 @@ class Store:
         return [self._deletions.place(each) for each in found]
 
     def _ids_of_deleted(self, deletion: Deletion) -> set[str | None]:
-        """The topic's id, as the partitions that wait for their removal have it."""
+        """Return the topic ids in the directories of the deleted partitions."""
         directories = [self.logs / part.directory for part in deletion.partitions]
         return {PartitionMetadata.load(each).topic_id for each in directories if each.exists()}
 
     def _ids_of_present(self, topic: str) -> set[str | None]:
-        """The same of the partitions that are there."""
+        """Return the topic ids in the directories of the topic's existing partitions."""
         return {PartitionMetadata.load(slot.directory).topic_id for slot in self._partitions.of_topic(topic)}
 
     def _check_same_topic(self, deletion: Deletion) -> None:
-        """A broker does not take partitions of two topics for those of one."""
+        """Refuse to restore partitions beside those of another topic with the same name: a broker would not accept
+        two topic ids in one topic."""
         present = self._ids_of_present(deletion.topic)
         if present and len(present | self._ids_of_deleted(deletion)) > 1:
             raise PartitionExistsError(
@@ -696,10 +699,10 @@ class Store:
         sync_directory(self.logs)
         self._configuration.find_again(topic, slot.directory)
         with contextlib.suppress(ClosedError):
-            # What was offline when it was deleted, is offline again: the slot says why.
+            # A partition that was offline when it was deleted is offline again: the slot says why.
             slot.use(lambda empty: self._partitions.load(empty, part.known))
         if slot.error is not None and passes(slot.error):
-            # It is whole, and is loaded from where it was when that is tried again.
+            # The files are complete. They go back to the deletion, so that restoring them can be tried again.
             self._forget(slot)
             slot.directory.rename(self.logs / part.directory)
             sync_directory(self.logs)
@@ -713,7 +716,7 @@ class Store:
             self.cleaning.offsets.put(slot.key, part.cleaned)
 
     def _finish_restoring(self) -> None:
-        """A crash has stopped the taking back of a deletion: what has its name again gets what was known of it."""
+        """Finish restores that a crash has stopped: a partition that has its name again gets its recorded offsets."""
         for deletion, part in self._deletions.restored():
             slot = self._partitions.slots.get((deletion.topic, part.number))
             if slot is not None:
@@ -721,7 +724,7 @@ class Store:
                 self._adopt(slot, part)
 
     def _show_restored(self) -> None:
-        """Show in a read-only store what `_finish_restoring` would make of it."""
+        """Do for a read-only store what `_finish_restoring` does, in memory only."""
         known = Deletions(self.backing, self.logs)
         try:
             known.load(self.clock(), self.steady(), read_only=True)
@@ -732,8 +735,8 @@ class Store:
                 self._checkpoints.adopt((deletion.topic, part.number), part.known)
 
     def _finish_deletions(self) -> None:
-        """What a crash has left to do of deletions, and of those that were being taken back."""
-        # The newest first: what still has its place is of that one.
+        """Finish deletions, and restores of deleted topics, that a crash has stopped."""
+        # The newest first: an inbox that is still in its place belongs to that one.
         for deletion in reversed(self._deletions.every()):
             place = self._deletions.place(deletion)
             present = self._partitions.of_topic(deletion.topic)
@@ -746,17 +749,18 @@ class Store:
                 self._deletions.settle(deletion.id)
 
     def truncate(self, topic: str, number: int, offset: int) -> bool:
-        """`Partition.truncate_to`, with the checkpoints following."""
+        """Run `Partition.truncate_to`, and update the checkpoints."""
         with self._cutting(topic, number, offset) as partition:
             return partition.truncate_to(offset)
 
     def restart_at(self, topic: str, number: int, offset: int) -> None:
-        """`Partition.restart_at`, with the checkpoints following."""
+        """Run `Partition.restart_at`, and update the checkpoints."""
         with self._cutting(topic, number, 0) as partition:
             partition.restart_at(offset)
 
     def delete_records(self, topic: str, number: int, before: int) -> int:
-        """`Partition.delete_records`, written down before it is done: an error means that nothing was deleted."""
+        """Run `Partition.delete_records`. The new start offset is on disk before that: after an error nothing was
+        deleted."""
         self._check_writable()
         partition = self.partition(topic, number)
         with self._guard:
@@ -782,22 +786,22 @@ class Store:
         return self._configuration.daemon
 
     def topic_settings(self, topic: str) -> TopicSettings:
-        """The settings that hold for a topic."""
+        """Return the settings of a topic."""
         self._slots_of(topic)
         return self._configuration.topic(topic)
 
     def explain(self, topic: str) -> list[Explained]:
-        """Every setting of a topic, with its value and where it comes from."""
+        """Return every setting of a topic, with its value and its source."""
         self._slots_of(topic)
         return self._configuration.explain(topic)
 
     def why_kept(self, topic: str) -> str | None:
-        """Why a topic's records are neither deleted nor compacted, in words; None where somebody has decided what
-        holds for it."""
+        """Return in words why a topic's records are neither deleted nor compacted; None where its settings decide
+        that."""
         return self._configuration.why_kept(topic)
 
     def cluster_topic(self, topic: str) -> ClusterTopic | None:
-        """What a cluster's metadata says of the topic; None where it does not know it."""
+        """Return what a cluster's metadata says of the topic; None where it does not have this topic."""
         return self._configuration.cluster_topic(topic)
 
     def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
@@ -817,8 +821,8 @@ class Store:
 
     @contextlib.contextmanager
     def _following(self, slots: Collection[Slot]) -> Iterator[None]:
-        """Have partitions take up settings that change in between. Where cleanup.policy changes, what a cleaner does
-        by the old one is broken off."""
+        """Apply the settings that change inside this context to the partitions. Where cleanup.policy changes, a
+        compaction by the old policy is aborted."""
         before = {slot.key: self._configuration.topic(slot.topic).cleanup_policy for slot in slots}
         yield
         self._partitions.reconfigure(slots)

@@ -1,8 +1,8 @@
-"""Appending: bytes of several writers → whole lines → the partition's queue → the log.
+"""Appending: bytes of several writers → complete lines → the partition's queue → the log.
 
-Each open file has a handle of its own, which keeps the beginning of a line whose newline has not come: it waits for
-the rest, or for the last close. Whole lines go into the queue of their partition (`line_queue.py` beside this), which
-all its writers share, and are appended there in the order in which they came.
+Each open file has its own handle, which keeps the beginning of an unfinished line until the rest comes, or until the
+last close. Complete lines go into the queue of their partition (`line_queue.py`), which all its writers share, and are
+appended in the order in which they came.
 """
 
 from __future__ import annotations
@@ -27,55 +27,56 @@ log = logging.getLogger(__name__)
 NOTHING: Final = np.empty(0, np.uint8)
 
 PIECE: Final = 4096
-"""A write of so many bytes, a whole buffer of stdio, may be a piece of a long text. A shorter one is all of it."""
+"""A write of this many bytes, a full buffer of stdio, may be one piece of a long text. A shorter write is complete."""
 
 
 _LARGE_PIECE: Final = 64 * 1024
-"""Behind a request of so many bytes may come another one of the same write(2): pieces have up to 128 KiB."""
+"""A request of at least this many bytes may be followed by another of the same write(2), up to 128 KiB each."""
 
 
 class Target(Protocol):
-    """Where whole lines go.
+    """The place that complete lines go to.
 
-    refusal  why the last `add` did not take everything; None where it did
+    refusal  why the last `add` did not take everything; None if it did
     """
 
     refusal: EngineError | None
 
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
-        """Take whole lines, of which `head` is the first, and give how many bytes were taken: up to the first line that
-        is refused, or that the disk has no room for. After an error nothing was taken."""
+        """Take complete lines; `head` is the first of them. Return how many bytes were taken: all up to the first line
+        that is refused, or that does not fit on the disk. After an error nothing was taken."""
 
     def hold_room(self, size: int) -> None:
-        """Make sure that there is room for an unfinished line of so many bytes, as far as can be. OSError where there
-        is none."""
+        """Make sure that there is room for an unfinished line of this many bytes, as far as that is possible. OSError
+        if there is no room."""
 
     def hold_line(self, line: Bytes) -> None:
-        """The same, where nothing of the line is to come any more, as far as can be known: a descriptor is closed."""
+        """Make sure that there is room for a line that is probably at its end, as a descriptor is closed."""
 
     def flush(self) -> None:
-        """Append what waits. After an error it does not wait any more: who hears of it knows that it is lost."""
+        """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""
 
     def persist(self) -> None:
-        """Append what waits, and bring it onto the disk."""
+        """Append the waiting lines, and bring them onto the disk."""
 
     def line_limit(self) -> int:
-        """A longer line is refused before its end has come."""
+        """Return the longest line in bytes. A longer line is refused before its end has come."""
 
     def leave(self) -> None:
-        """The writer is gone."""
+        """Note that the writer is closed."""
 
     def writers(self) -> tuple[PartitionWriters, ...]:
-        """The partitions that it may append to."""
+        """Return the writing sides of all partitions that it may append to."""
 
 
 class AppendHandle:
-    """One writer: what it wrote since its last whole line, and where whole lines go.
+    """One writer: the unfinished line that it wrote, and the target of its complete lines.
 
-    target      where
+    target      where complete lines go
     _tail       the beginning of a line whose newline has not come
-    _tail_lost  why it is gone: a close(2) or an fsync was told of a failure, so it is not to be appended; or the line
-                was refused, and the kernel may have kept that to itself
+    _tail_lost  why the tail was dropped, if its writer is still to be told. Either a close(2) or an fsync reported a
+                failure, so the tail must not be appended. Or the line was refused, and the kernel may not have passed
+                that on
     _size       bytes of the last write
     """
 
@@ -88,13 +89,13 @@ class AppendHandle:
         self._lock = threading.Lock()
 
     def write(self, data: Bytes) -> int:
-        """Take bytes. Fewer than all are taken where a line is refused behind others that are kept: the writer
-        then writes the rest again, which begins with that line, and is told why."""
+        """Take bytes. Return fewer than all of them if a line is refused behind lines that were taken. The writer then
+        writes the rest again, which begins with the refused line, and gets the error."""
         with self._lock:
             return self._write(data, last_newline(data, 0, data.size) + 1)
 
     def write_through(self, data: Bytes) -> int:
-        """As `write`, and the whole lines are on disk afterwards. An error is that of all of the bytes."""
+        """Take bytes as `write` does, and bring the complete lines onto the disk. An error applies to all bytes."""
         with self._lock:
             end = last_newline(data, 0, data.size) + 1
             done = self._write(data, end)
@@ -102,18 +103,18 @@ class AppendHandle:
                 try:
                     self.target.persist()
                 except (EngineError, OSError):
-                    # It began in these bytes, which come again.
+                    # The unfinished line began in these bytes, which will be written again.
                     self._forget_tail()
                     raise
             return done
 
     def _write(self, data: Bytes, end: int) -> int:
-        """As `write`; `end` is where the whole lines end."""
+        """Take bytes as `write` does; `end` is where the complete lines end."""
         for writers in self.target.writers():
             writers.end_close(self)
         self._tell_of_lost_tail()
-        # Where a piece of a write(2) fails behind others, its writer is told of a short write, and begins the next one
-        # in the middle of the line that is refused.
+        # If a later piece of a write(2) fails, its writer is told of a short write, and begins the next write in the
+        # middle of the refused line.
         is_piece = bool(self._tail) and self._size >= _LARGE_PIECE
         self._size = int(data.size)
         done = self._take(data[:end]) if end else 0
@@ -122,7 +123,7 @@ class AppendHandle:
                 if self._keep_tail(data[end:], is_sure=not end or data.size < PIECE):
                     return int(data.size)
             except (EngineError, OSError):
-                # What was taken must not come again: the error is met by who writes the rest.
+                # What was taken must not be written again: the next write, of the rest, meets the error.
                 if not end:
                     raise
         if not done:
@@ -132,8 +133,8 @@ class AppendHandle:
         return done
 
     def _take(self, lines: Bytes) -> int:
-        """Take whole lines, of which the first ends the unfinished one. Gives how many of their bytes were taken. After
-        an error nothing was taken, and the unfinished line is still there."""
+        """Take complete lines; the first one ends the unfinished line. Return how many of their bytes were taken. After
+        an error nothing was taken, and the unfinished line is kept."""
         if not self._tail:
             return self.target.add(lines)
         first = first_newline(lines, 0, lines.size) + 1
@@ -141,12 +142,12 @@ class AppendHandle:
         taken = self.target.add(lines[first:], head)
         begun = len(self._tail)
         self._forget_tail()
-        # A first line that is refused is refused with its beginning.
+        # If the first line is refused, its beginning is refused with it.
         return max(taken - begun, 0)
 
     def _keep_tail(self, rest: Bytes, is_sure: bool) -> bool:
-        """Keep the beginning of a line. False where it is too long already: it is refused with what came before.
-        `is_sure`: there is to be room for it, or an error."""
+        """Keep the beginning of a line. Return False if it is too long already: it is refused with what came before.
+        With `is_sure`, room for it is promised, or there is an error."""
         limit = self.target.line_limit()
         size = len(self._tail) + rest.size
         if size > limit:
@@ -154,17 +155,16 @@ class AppendHandle:
             self.target.refusal = RecordTooLargeError(f"a line goes beyond {limit} bytes")
             return False
         if rest.size:
-            # The last close appends it, and can tell nobody that there is no room. This write can, and is the one that
-            # `printf 'x\\ny' >>` looks at. Where a long text comes in pieces the next one ends the line in a moment: it
-            # would be made 1.7 times as slow, and its writer looks at what close(2) gives.
+            # The last close appends the tail, and cannot report that there is no room. This write can, and
+            # `printf 'x\\ny' >>` checks its result. Where a long text comes in pieces, the next one ends the line at
+            # once. Room for each piece would make it 1.7 times as slow, and its writer checks the result of close(2).
             if is_sure:
                 self.target.hold_room(size)
             self._tail += rest.tobytes()
         return True
 
     def _tell_of_lost_tail(self) -> None:
-        """Tell of an error in the middle of a line once more: the close(2) that was told may have been that of a forked
-        child."""
+        """Report the error of a lost tail again: the close(2) that was told of it may be a forked child's."""
         if self._tail_lost is not None:
             error, self._tail_lost = self._tail_lost, None
             raise error
@@ -182,13 +182,13 @@ class AppendHandle:
         return error
 
     def flush(self) -> None:
-        """A descriptor is closed: append the whole lines, keep an unfinished one."""
+        """Append the complete lines and keep an unfinished one, as a descriptor is closed."""
         with self._lock:
             try:
                 with self._tail_lost_on_error():
                     self.target.flush()
                     if self._tail:
-                        # The last close appends it, and can tell nobody.
+                        # The last close appends the tail, and cannot report an error.
                         self.target.hold_line(np.frombuffer(bytes(self._tail), np.uint8))
             finally:
                 if self._tail:
@@ -197,8 +197,7 @@ class AppendHandle:
 
     @contextlib.contextmanager
     def _tail_lost_on_error(self) -> Iterator[None]:
-        """Forget the unfinished line where its writer is told of a failure: what was reported as failed is not
-        applied."""
+        """Drop the unfinished line if its writer is told of a failure: what has failed must not be applied."""
         try:
             yield
         except (EngineError, OSError) as error:
@@ -208,17 +207,17 @@ class AppendHandle:
             raise
 
     def persist(self) -> None:
-        """fsync: the whole lines are on disk afterwards."""
+        """Bring the complete lines onto the disk, for fsync."""
         with self._lock, self._tail_lost_on_error():
             self.target.persist()
 
     @property
     def holds_tail(self) -> bool:
-        """Whether it keeps the beginning of a line."""
+        """Tell whether the handle keeps the beginning of a line."""
         return bool(self._tail)
 
     def release(self) -> None:
-        """The last descriptor is closed: an unfinished line is a line now. Nobody can be told of an error."""
+        """Append an unfinished line as a complete one, at the last close. Errors reach no caller any more."""
         if self._tail:
             for writers in self.target.writers():
                 writers.note_last_close(self)
@@ -245,8 +244,8 @@ class AppendHandle:
 class Writers:
     """All open writers.
 
-    linger  how long their lines wait, and the flusher
-    _open   the writers
+    linger  the flusher, which knows how long lines wait
+    _open   the open writers
     """
 
     linger: Linger
@@ -254,14 +253,14 @@ class Writers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self, target: Target) -> AppendHandle:
-        """A new writer."""
+        """Open a new writer."""
         handle = AppendHandle(target, self)
         with self._lock:
             self._open[handle] = None
         return handle
 
     def hold_lines_for(self, writers: PartitionWriters) -> bool:
-        """Whether lines wait for a partition, or a writer holds the beginning of one that it may append there."""
+        """Tell whether lines wait for a partition, or a writer that may append to it holds the beginning of one."""
         with self._lock:
             handles = list(self._open)
         return writers.queue.holds_lines or any(
@@ -269,12 +268,12 @@ class Writers:
         )
 
     def forget(self, handle: AppendHandle) -> None:
-        """A writer is gone."""
+        """Remove a writer that is closed."""
         with self._lock:
             self._open.pop(handle, None)
 
     def flush_all(self) -> None:
-        """Append everything that waits: the mount goes away."""
+        """Append all waiting lines, as the mount goes away."""
         with self._lock:
             handles = list(self._open)
         for handle in handles:

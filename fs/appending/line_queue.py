@@ -1,18 +1,18 @@
-"""The queue of one partition: whole lines of all its writers, in the order in which their writes were accepted.
+"""The queue of one partition: complete lines of all its writers, in the order in which their writes were accepted.
 
-It is to lines what Nagle's algorithm is to segments of TCP:
+It does for lines what Nagle's algorithm does for TCP segments:
 
-    nothing waits, and nothing was appended lately     a write is appended at once, and its error is the write's
+    nothing waits, and nothing was appended lately     a write is appended at once, and reports its own error
     lines come faster than `linger.ms`                 they gather, up to `batch.size`, and are appended together
     an append has failed                               each write is appended at once, until one succeeds
 
-Lines gather only where their room is made sure of before (`Log.promise`): a full disk is met by the write itself.
-The first write of an open file does not gather either: most files are opened for one line and closed, as by
-`echo >>`, and the close would append it anyway.
+Lines gather only after room for them was promised (`Log.promise`), so the write itself meets a full disk. The first
+write of an open file does not gather either: most files are opened for one line and closed, as by `echo >>`, and the
+close would append it anyway.
 
-What can still fail when lines that gathered are appended is the disk itself. They then stay where they are, in front
-of everything that comes later, and are tried again; until they are appended no other line is taken. As soon as fsync
-or close has told their writer of the failure, they are dropped: what was reported as failed is never applied.
+When gathered lines are appended, only the disk itself can still fail. The lines then stay in front of everything that
+comes later, and are tried again; no other line is taken before they are appended. As soon as fsync or close has told
+their writer of the failure, they are dropped: what was reported as failed is never applied.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGE: Final = 32 * 1024
-"""A write of this many bytes gains nothing by waiting for others: to keep a copy of it costs as much as an append."""
+"""A write of this many bytes gains nothing by waiting for others: to copy it costs as much as to append it."""
 
 RETRY_MS: Final = 1000
-"""How often lines that could not be appended are tried again, while nobody asks."""
+"""Milliseconds between attempts to append lines that failed, while no writer asks."""
 
 _UNFINISHED_STEP: Final = 4096
-"""Room for an unfinished line is made sure of in steps of this many bytes: it may come a byte at a time."""
+"""Room for an unfinished line is promised in steps of this many bytes, as it may come one byte at a time."""
 
 
 class Sender:
     """One writer, as a queue knows it.
 
-    has_written  a write of it was taken
-    lost         why lines of it were dropped, until it is told
-    held         bytes that are promised to its unfinished line
+    has_written  whether a write of it was taken
+    lost         why lines of it were dropped; None once the writer was told
+    held         bytes that the log has promised for its unfinished line
     """
 
     __slots__ = ("has_written", "held", "lost")
@@ -72,10 +72,10 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A batch that is finished.
+    """A finished batch.
 
-    batch      its bytes
-    text_size  bytes of its records as `txt`
+    batch      the bytes of the batch
+    text_size  the bytes of its records as `txt`
     """
 
     batch: Bytes
@@ -86,10 +86,10 @@ class Built:
 class _Waiting:
     """What one write brought.
 
-    sender  whose it is
-    piece   whole lines, of which each is a value; or records; or a batch of them
-    now     when it came: the timestamp of lines
-    size    bytes in the log, at most
+    sender  the writer
+    piece   complete lines, each of which is a value; or records; or a batch of records
+    now     when it came: the timestamp of its lines
+    size    bytes that it takes in the log, at most
     """
 
     sender: Sender
@@ -99,23 +99,24 @@ class _Waiting:
 
 
 class LineQueue:
-    """Lines on their way into one partition.
+    """The lines that wait to be appended to one partition.
 
-    _partition where the lines go
-    _appended  called with each batch that was appended, and the bytes of its values with their newlines
-    _refused   called with each error that no writer is told
-    _linger    how long lines wait, and the clock of that
-    _lock      held by who adds or appends lines. It is this partition's: nobody waits for another one's disk
-    _waiting   what waits, in the order in which it came
-    _size      bytes of it in the log, at most
-    _promised  bytes that the log has promised for it
-    _limit     the largest batch, as the settings had it when the first of it came
-    _since     when that was, by the steady clock; None while nothing waits
-    _last      when something was last appended
-    _failed    the last append failed, and when it may be tried again by the flusher
-    _senders   how many writers are open
-    _builder   makes batches, while there are writers
-    _has_room  room was asked for since it was last given back
+    _partition  the partition that the lines go to
+    _appended   called with each batch that was appended, and the bytes of its values with their newlines
+    _refused    called with each error that is not reported to any writer
+    _linger     knows how long lines wait, and has the steady clock
+    _lock       held while lines are added or appended. Each partition has its own: no writer waits for another one's
+                disk
+    _waiting    the writes that wait, in the order in which they came
+    _size       bytes that the waiting writes take in the log, at most
+    _promised   bytes that the log has promised for the waiting writes
+    _limit      the largest batch, by the settings when the first waiting write came
+    _since      when the first waiting write came, by the steady clock; None if nothing waits
+    _last       when the last append began; None before the first
+    _failed     when the flusher may try again, if the last append failed; else None
+    _senders    how many writers are open
+    _builder    makes batches; None if no writer is open
+    _has_room   whether room was asked for since it was last given back
     """
 
     def __init__(
@@ -145,13 +146,13 @@ class LineQueue:
     # -- writers --------------------------------------------------------------------------------------
 
     def join(self) -> Sender:
-        """A writer is opened."""
+        """Add a writer that was opened."""
         with self._lock:
             self._senders += 1
         return Sender()
 
     def leave(self, sender: Sender) -> None:
-        """A writer is gone. The room that is left over is given back with the last one."""
+        """Remove a writer that was closed. After the last one, the room that is left over is given back."""
         with self._lock:
             self._drop(sender)
             self._hold(sender, 0)
@@ -164,13 +165,13 @@ class LineQueue:
                         self._partition.log.release_room()
 
     def waits_for(self, sender: Sender) -> bool:
-        """Whether lines of a writer wait."""
+        """Tell whether lines of a writer wait."""
         with self._lock:
             return self._has(sender)
 
     @property
     def holds_lines(self) -> bool:
-        """Whether lines wait."""
+        """Tell whether any lines wait."""
         return bool(self._waiting)
 
     def _has(self, sender: Sender) -> bool:
@@ -186,22 +187,22 @@ class LineQueue:
     def put_lines(
         self, sender: Sender, head: Bytes, lines: Bytes, now: int, batch_size: int
     ) -> tuple[int, EngineError | None]:
-        """Take whole lines, each a value, of which `head` is the first if it is not empty. Gives how many bytes were
-        taken, and why the line behind them is refused. After an error nothing was taken."""
+        """Take complete lines, each of which is a value; `head` is the first if it is not empty. Return how many bytes
+        were taken, and why the next line is refused. After an error nothing was taken."""
         whole = size = int(head.size + lines.size)
         if sender.has_written and size < LARGE:
             size += RECORD_OVERHEAD * (1 + int(np.count_nonzero(lines == NEWLINE)))
         with self._lock:
             self._tell_of_loss(sender)
             if self._gathers(sender, size, batch_size):
-                # Copied: what was given is libfuse's memory.
+                # They are copied, as the bytes are in libfuse's memory.
                 kept = np.concatenate((head, lines))
                 if self._gather(sender, kept, now, size, batch_size):
                     return whole, None
             return self._append_behind(sender, head, lines, now)
 
     def put_columns(self, sender: Sender, columns: Columns, now: int, batch_size: int) -> int:
-        """Take records that were checked. Gives how many were taken; after an error none was."""
+        """Take records that were checked. Return how many were taken. After an error none was taken."""
         size = columns_size(columns)
         with self._lock:
             self._tell_of_loss(sender)
@@ -213,8 +214,8 @@ class LineQueue:
             return self._append_columns(sender, columns)
 
     def keep_columns(self, sender: Sender, columns: Columns, now: int, batch_size: int) -> None:
-        """Take records that cannot be refused any more, as others of their write are appended elsewhere: what cannot
-        be appended waits."""
+        """Take records that can no longer be refused, because other records of their write are appended elsewhere.
+        Those that cannot be appended wait."""
         size = columns_size(columns)
         with self._lock:
             try:
@@ -223,12 +224,12 @@ class LineQueue:
                 ):
                     return
             except (EngineError, OSError) as error:
-                # What came before them could not be appended: they wait behind it.
+                # Earlier lines could not be appended. These records wait behind them.
                 self._refused(error)
             self._keep_or_append(sender, columns, now)
 
     def _gathers(self, sender: Sender, size: int, batch_size: int) -> bool:
-        """Whether lines of this size may wait for others."""
+        """Tell whether lines of this size may wait for others."""
         if self._failed is not None or not sender.has_written or not self._partition.is_open:
             return False
         if HEADER_SIZE + size > min(batch_size, batch_limit(self._partition.settings), LARGE):
@@ -238,7 +239,7 @@ class LineQueue:
         return self._last is not None and self._linger.clock() - self._last < self._linger.linger_ms
 
     def _gather(self, sender: Sender, piece: Bytes | Columns, now: int, size: int, batch_size: int) -> bool:
-        """Let lines wait. False where their room cannot be made sure of."""
+        """Add lines to those that wait. Return False if the log cannot promise room for them."""
         if self._waiting and self._size + HEADER_SIZE + size > self._promised:
             self._flush()
         if not self._waiting:
@@ -250,7 +251,7 @@ class LineQueue:
             size += HEADER_SIZE
         self._add(_Waiting(sender, piece, now, size))
         if self.due_ms is not None and self.due_ms <= self._linger.clock():
-            # The flusher does not wait for writers that are at work: they do its.
+            # The flusher does not wait for a lock that a writer holds. So the writer does the flusher's work.
             with contextlib.suppress(EngineError, OSError):
                 self._flush()
         return True
@@ -258,12 +259,12 @@ class LineQueue:
     def _promise(self, least: int, most: int) -> bool:
         self._has_room = True
         codec = self._partition.settings.codec
-        # What cannot be compressed grows by a little.
+        # Data that cannot be compressed grows a little.
         more = 0 if codec in (None, Codec.NONE) else 1024 + most // 256
         try:
             promised = self._partition.log.promise(least + more, max(least, most) + more)
         except OSError:
-            # The write itself meets the lack of room, or finds some.
+            # The write itself then meets the lack of room, or finds some.
             promised = 0
         self._promised = promised
         return promised > 0
@@ -281,8 +282,8 @@ class LineQueue:
     def _append_behind(
         self, sender: Sender, head: Bytes, lines: Bytes, now: int
     ) -> tuple[int, EngineError | None]:
-        """Append lines, and what waits in front of them: in one batch where that are lines too. Where a long text comes
-        through requests that are large and small by turns, there would otherwise be twice as many."""
+        """Append lines, after those that wait: in one batch if only lines wait. A long text may come in requests that
+        are large and small by turns, and would otherwise be in twice as many batches."""
         front = [waiting.piece for waiting in self._waiting if isinstance(waiting.piece, np.ndarray)]
         limit = batch_limit(self._partition.settings)
         if not front or len(front) < len(self._waiting) or limit != self._limit:
@@ -292,13 +293,13 @@ class LineQueue:
         try:
             taken, refusal = self._append_lines(sender, (before, head, lines), self._waiting[0].now)
         except (EngineError, OSError):
-            # Those that wait have room, if these have none.
+            # There is room for the lines that wait, even if there is none for the new ones.
             self._flush()
             raise
         self._waiting.clear()
         self._end_waiting()
         if taken == before.size and refusal is None:
-            # An error came behind them: it is met anew, by these lines alone.
+            # The error came after the waiting lines. The new lines meet it again on their own.
             return self._append_lines(sender, (head, lines), now)
         return taken - before.size, refusal
 
@@ -325,7 +326,7 @@ class LineQueue:
                 self._append(self._finished(builder), sender.held + self._promised)
                 taken = built
         except (EngineError, OSError):
-            # What was taken must not come again: the error is met by who writes the rest.
+            # What was taken must not be written again: the next write, of the rest, meets the error.
             if not taken:
                 raise
             refusal = None
@@ -349,7 +350,7 @@ class LineQueue:
         return at
 
     def _keep_or_append(self, sender: Sender, columns: Columns, now: int) -> None:
-        """Append records, in batches, as far as that does well, and let the others wait."""
+        """Append records in batches until one fails, and let the remaining batches wait."""
         builder = self._empty_builder()
         at = 0
         while at < len(columns):
@@ -360,7 +361,7 @@ class LineQueue:
             self._flush()
 
     def _empty_builder(self) -> batches.BatchBuilder:
-        """A builder, the one that was used last if it can be: memory that is new for each write costs a third of it."""
+        """Return an empty builder, the last one if possible: new memory for each write would be a third of its cost."""
         limit = batch_limit(self._partition.settings)
         builder = self._builder
         if builder is None or builder.count or builder.limit != limit:
@@ -385,7 +386,7 @@ class LineQueue:
         self._appended(appended, built.text_size)
 
     def _flush(self) -> None:
-        """Append what waits. What could not be appended goes on waiting, in its place, unless it never can be."""
+        """Append what waits. After an OSError, the rest keeps waiting in its place; after an EngineError it is lost."""
         try:
             while self._waiting:
                 built, count = self._first_batch()
@@ -393,13 +394,13 @@ class LineQueue:
                 for _ in range(count):
                     self._size -= self._waiting.popleft().size
         except EngineError as error:
-            # The partition is deleted, or offline until the next mount.
+            # The partition is deleted, or it is offline until the next mount.
             self._lose(error)
             raise
         self._end_waiting()
 
     def _first_batch(self) -> tuple[Built, int]:
-        """The first of what waits as one batch, and how many writes are in it."""
+        """Return the first of the waiting writes as one batch, and how many writes are in it."""
         first = self._waiting[0].piece
         if isinstance(first, Built):
             return first, 1
@@ -426,11 +427,11 @@ class LineQueue:
         self._size = self._promised = 0
         self._since = None
 
-    # -- who asks -------------------------------------------------------------------------------------
+    # -- appending what waits -------------------------------------------------------------------------
 
     def flush(self, sender: Sender) -> None:
-        """Append what waits of a writer, and what came before it. An error is the last that is heard of its lines:
-        they are dropped."""
+        """Append the waiting lines of a writer, and what came before them. After an error the lines are dropped, and it
+        is not reported again."""
         with self._lock:
             self._tell_of_loss(sender)
             if not self._has(sender):
@@ -443,24 +444,24 @@ class LineQueue:
                 raise
 
     def flush_all(self) -> None:
-        """Append everything that waits: something else is about to be appended."""
+        """Append all waiting lines, as something else is about to be appended."""
         if self._waiting:
             with self._lock:
                 self._flush()
 
     @property
     def due_ms(self) -> int | None:
-        """When lines have waited long enough; None while none wait."""
+        """Return when the waiting lines are due, or None if none wait."""
         since, failed = self._since, self._failed
         if since is None:
             return None
         return since + self._linger.linger_ms if failed is None else failed
 
     def flush_due(self) -> None:
-        """Append what has waited long enough. After an error it goes on waiting: it is tried again, and its writers
-        are told by their next fsync or close if it still fails."""
+        """Append lines that have waited long enough. After an error they keep waiting and are tried again. If that
+        still fails, the next fsync or close of their writers reports it."""
         if not self._lock.acquire(blocking=False):
-            return  # a writer is at work, and looks at the time itself
+            return  # a writer has the lock, and checks the time itself
         try:
             due = self.due_ms
             if due is not None and due <= self._linger.clock():
@@ -473,7 +474,7 @@ class LineQueue:
     # -- dropping -------------------------------------------------------------------------------------
 
     def _drop(self, sender: Sender) -> None:
-        """Forget the lines of a writer."""
+        """Drop the waiting lines of a writer."""
         if self._has(sender):
             self._waiting = deque(waiting for waiting in self._waiting if waiting.sender is not sender)
             self._size = sum(waiting.size for waiting in self._waiting)
@@ -481,7 +482,7 @@ class LineQueue:
                 self._end_waiting()
 
     def _lose(self, error: EngineError) -> None:
-        """Forget all lines; their writers are told by what they do next."""
+        """Drop all waiting lines. The next call of each of their writers reports the error."""
         for waiting in self._waiting:
             waiting.sender.lost = error
         self._waiting.clear()
@@ -490,8 +491,8 @@ class LineQueue:
     # -- unfinished lines -----------------------------------------------------------------------------
 
     def hold(self, sender: Sender, size: int) -> None:
-        """Make sure that there is room for an unfinished line of this size, as far as can be. OSError where there is
-        none."""
+        """Make sure that there is room for an unfinished line of this size, as far as that is possible. OSError if
+        there is no room."""
         with self._lock:
             self._hold(sender, size)
 
@@ -517,7 +518,7 @@ class LineQueue:
         sender.held = wanted
 
     def find_room(self, sender: Sender, columns: Columns, batch_size: int) -> None:
-        """OSError where there is no room for records; nothing where that cannot be known."""
+        """Raise OSError if there is no room for records. Do nothing if that cannot be known."""
         size = HEADER_SIZE + columns_size(columns)
         with self._lock:
             self._tell_of_loss(sender)
@@ -533,7 +534,7 @@ class LineQueue:
             self._partition.log.take_back(promised, lines=False)
 
     def give_room_back(self, sender: Sender) -> None:
-        """An unfinished line has ended, and goes elsewhere."""
+        """Give back the room of an unfinished line, which has ended and goes to another partition."""
         with self._lock:
             self._hold(sender, 0)
             with contextlib.suppress(OSError):
@@ -541,6 +542,6 @@ class LineQueue:
 
 
 def columns_size(columns: Columns) -> int:
-    """Bytes that records take in the log, at most."""
+    """Return the bytes that records take in the log, at most."""
     spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
     return int(spans.sum(dtype=np.int64)) + RECORD_OVERHEAD * len(columns)

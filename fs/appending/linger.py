@@ -1,4 +1,4 @@
-"""The flusher: lines that wait in the partitions' queues wait for `linger.ms`, and no longer."""
+"""The flusher: it appends the lines in the partitions' queues after they have waited for `linger.ms`."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Final, Protocol
 from topicfs.engine.record import Clock, steady_ms
 
 _LEAST_PAUSE_S: Final = 0.0005
-"""A queue that its writer holds just now is looked at again after this time."""
+"""Seconds after which a queue is tried again, if a writer holds its lock."""
 
 
 class Lingering(Protocol):
-    """Lines of one partition that wait.
+    """A queue of one partition in which lines may wait.
 
-    due_ms  when they have waited long enough, by the steady clock; None while none wait
+    due_ms  when the lines have waited long enough, by the steady clock; None if none wait
     """
 
     @property
     def due_ms(self) -> int | None: ...
 
     def flush_due(self) -> None:
-        """Append them where they have waited long enough. What fails is told to their writers."""
+        """Append the lines if they have waited long enough. Their writers are told of a failure."""
 
 
 @dataclass(slots=True)
 class Linger:
-    """How long lines wait, and who appends them then.
+    """The flusher and its queues.
 
-    linger_ms  how long
-    clock      gives milliseconds that never go back: nobody can set it
+    linger_ms  how many milliseconds lines wait
+    clock      gives milliseconds of a steady clock, which never goes back and cannot be set
     _waiting   the queues in which lines wait
-    _idle      the flusher waits for such a queue. Otherwise nobody wakes it: it would stand in the way of the very
-               writer that woke it
+    _idle      whether the flusher waits for such a queue. It is woken only then: otherwise it would compete with the
+               very writer that woke it
     """
 
     linger_ms: int
@@ -44,7 +44,7 @@ class Linger:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def note(self, queue: Lingering) -> None:
-        """Lines wait in a queue from now on."""
+        """Note that lines wait in a queue from now on."""
         with self._noted:
             if queue not in self._waiting:
                 self._waiting[queue] = None
@@ -59,19 +59,19 @@ class Linger:
             queue.flush_due()
             if queue.due_ms is None:
                 with self._noted:
-                    # Lines that came meanwhile are seen here, or are noted again.
+                    # Lines that came in the meantime are seen here, or their queue is noted again.
                     if queue.due_ms is None:
                         self._waiting.pop(queue, None)
 
     def run(self) -> None:
-        """The flusher's loop, until `stop`."""
+        """Run the flusher's loop, until `stop`."""
         while not self._stopped.is_set():
             with self._noted:
                 self._idle = True
                 self._noted.wait_for(lambda: self._waiting or self._stopped.is_set())
                 self._idle = False
                 due = [at for queue in self._waiting if (at := queue.due_ms) is not None]
-            # Not longer, though what failed is due later: lines of other queues may come meanwhile.
+            # It never waits longer, even if a failed queue is due later: lines may come into other queues.
             left_ms = min(min(due, default=0) - self.clock(), self.linger_ms)
             self._stopped.wait(max(left_ms / 1000, _LEAST_PAUSE_S))
             self.flush_due()

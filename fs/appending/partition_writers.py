@@ -1,4 +1,4 @@
-"""What the writers of one partition share: the queue of lines, the closes that are under way, the last refusal."""
+"""What the writers of one partition share: the queue of lines, the closes in progress, and the last refusal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from topicfs.fs.appending.line_queue import LineQueue
 from topicfs.fs.appending.linger import Linger
 
 CLOSE_GRACE: Final = 0.1
-"""Seconds that a reader waits for a close to finish: the kernel sends the last one after close(2) returned."""
+"""Seconds that a reader waits for a close to finish: the kernel reports the last close after close(2) has returned."""
 
 
 class PartitionWriters:
-    """The writing side of one partition that is shown.
+    """The writing side of one partition.
 
-    partition  where the lines go
-    refusal    what was last refused: the time in milliseconds, why, in words, and the path where it is known; None if
-               nothing was
-    queue      lines that wait to be appended
-    _closing   writers with an unfinished line whose descriptor was closed: its last close is under way
+    partition  the partition that lines are appended to
+    refusal    the last refusal: its time in milliseconds, the reason in words, and the path if it is known; None before
+               the first
+    queue      the lines that wait to be appended
+    _closing   the writers with an unfinished line that are being closed, and until when a reader waits for each
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class PartitionWriters:
         self._closing: dict[object, float] = {}
 
     def note_refusal(self, error: Exception, path: str | None = None) -> None:
-        """Remember why something was refused: an errno is all that its caller was told."""
+        """Remember why something was refused, as the caller was told only an errno."""
         self.refusal = (self.partition.log.clock(), str(error), path)
 
     def begin_close(self, writer: object) -> None:
-        """A descriptor of a writer was closed in the middle of a line: perhaps its last."""
+        """Note that a writer's descriptor was closed in the middle of a line. It may be the last one."""
         self._closing[writer] = time.monotonic() + CLOSE_GRACE
 
     def note_last_close(self, writer: object) -> None:
-        """The last close has come: its line is there soon, however long the disk takes."""
+        """Note that a writer's last close has come: its line will be appended soon, however long the disk takes."""
         self._closing[writer] = math.inf
 
     def end_close(self, writer: object) -> None:
-        """The writer is gone, or goes on writing."""
+        """Note that a writer is closed, or continues to write."""
         if self._closing.pop(writer, None) is not None:
             with self._closed:
                 self._closed.notify_all()
 
     def await_closing(self) -> None:
-        """Wait for closes that are under way, so that what a command wrote shows in the next one: briefly for those
-        that may not be the last, to the end for those that are."""
+        """Wait for closes in progress, so that the next command sees what a command wrote. The wait is short for a
+        close that may not be the last, and has no limit for a last close."""
         while self._closing:
             with self._closed:
                 latest = max(self._closing.values(), default=0.0)

@@ -1,4 +1,4 @@
-"""Where lines go: into one partition, or into a topic's partitions by their keys."""
+"""The targets of lines: one partition, or the partitions of a topic, chosen by the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topicfs.fs.appending.partition_writers import PartitionWriters
 from topicfs.fs.formats import Format
 
 LINE_GROWTH: Final = 6
-"""No line is longer than its record times this: `\\u0041` in jsonl is one byte of a value."""
+"""A line is at most this many times as long as its record: `\\u0041` in jsonl is one byte of a value."""
 
 LINE_FRAME: Final = 1024
 
@@ -26,10 +26,10 @@ _NEWLINE: Final = np.frombuffer(b"\n", np.uint8)
 
 
 class PartitionTarget:
-    """Lines on their way into one partition's queue.
+    """A writer's target in one partition: lines go into the partition's queue.
 
-    format     in which they are written
-    refusal    why the last `add` did not take everything
+    format     the format of the lines
+    refusal    why the last `add` did not take everything; None if it did
     """
 
     def __init__(self, writers: PartitionWriters, fmt: Format, batch_size: int) -> None:
@@ -52,7 +52,7 @@ class PartitionTarget:
         return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
 
     def waits(self) -> bool:
-        """Whether lines that were taken are not appended yet."""
+        """Tell whether lines that were taken are still to be appended."""
         return self._queue.waits_for(self._sender)
 
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
@@ -76,18 +76,18 @@ class PartitionTarget:
         return taken
 
     def add_columns(self, columns: Columns, now: int) -> int:
-        """Take records. Gives how many were taken: up to the first that is refused."""
+        """Take records. Return how many were taken: all up to the first that is refused."""
         wanted, self.refusal = first_refused(columns, self._partition.settings, now)
         if not wanted:
             return 0
         return self._queue.put_columns(self._sender, columns.rows(0, wanted), now, self._batch_size)
 
     def find_room(self, columns: Columns) -> None:
-        """OSError where there is no room for records, as far as can be known."""
+        """Raise OSError if there is no room for records, as far as that can be known."""
         self._queue.find_room(self._sender, columns, self._batch_size)
 
     def keep_columns(self, columns: Columns, now: int) -> None:
-        """Take records that were checked, and of whose write others are appended: they wait where they must."""
+        """Take records that were checked, while others of their write are appended elsewhere. They may wait."""
         self._queue.keep_columns(self._sender, columns, now, self._batch_size)
 
     def hold_room(self, size: int) -> None:
@@ -97,7 +97,7 @@ class PartitionTarget:
         self.hold_room(line.size)
 
     def give_room_back(self) -> None:
-        """An unfinished line has ended, and goes to another partition."""
+        """Give back the room of an unfinished line, which has ended and goes to another partition."""
         self._queue.give_room_back(self._sender)
 
     def flush(self) -> None:
@@ -112,15 +112,15 @@ class PartitionTarget:
 
 
 class TopicTarget:
-    """Lines on their way into a topic: by the key's hash, as Kafka's producers do, else to one partition after
-    the other, or to the one that a jsonl line names.
+    """A writer's target in a topic. A record goes to the partition that its jsonl line names, or that the hash of its
+    key gives, as with Kafka's producers. Records without a key go to the partitions in turn.
 
-    refusal  why the last `add` did not take everything
-    _parts   a target for each partition, by its number
-    _turns   counts for all who append to the topic: whose turn it is to get records without a key
-    _held    has room for an unfinished line: where it goes, as far as that is known yet; else the first partition, as
-             all of them are on one disk
-    _chosen  the partition of that line, if it has no key and is about to be the last: its turn is taken
+    refusal  why the last `add` did not take everything; None if it did
+    _parts   the target in each partition, by its number
+    _turns   a counter that all writers of the topic share: it says which partition is next for records without a key
+    _held    the partition that holds room for an unfinished line: the one that the line goes to, as far as that is
+             known; else the first, as all partitions are on one disk
+    _chosen  the partition of that line, if it has no key and is probably complete: its turn is taken
     """
 
     def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
@@ -139,7 +139,7 @@ class TopicTarget:
         return max(part.line_limit() for part in self._parts.values())
 
     def waits(self) -> bool:
-        """Whether lines that were taken are not appended yet."""
+        """Tell whether lines that were taken are still to be appended."""
         return any(part.waits() for part in self._parts.values())
 
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
@@ -152,8 +152,8 @@ class TopicTarget:
         lines = joined(head, lines)
         now = self.writers()[0].partition.log.clock()
         parsed = self.format.parse(lines, now)
-        # What is refused is found before anything is taken: what went to one partition cannot be called back
-        # for a line before it that another refuses.
+        # Refused records are found before anything is taken: what went to one partition cannot be taken back when
+        # another partition refuses an earlier line.
         taken, refusal = first_refused(parsed.columns, self.writers()[0].partition.settings, now)
         chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
         if known < taken:
@@ -176,7 +176,7 @@ class TopicTarget:
         return parsed.used
 
     def _spread(self, columns: Columns, chosen: Ints, numbers: list[int], now: int) -> None:
-        """Take records for several partitions: all, or, with an error, none. Each has room before any is appended."""
+        """Take records for several partitions: all or, with an error, none. Room is found for all before any append."""
         shares = {number: columns.take(np.flatnonzero(chosen == number)) for number in numbers}
         for number, share in shares.items():
             self._parts[number].find_room(share)
@@ -187,8 +187,8 @@ class TopicTarget:
         return self._parts[self._numbers[next(self._turns) % len(self._numbers)]]
 
     def _choose(self, columns: Columns, named: Ints) -> tuple[Ints, int, EngineError | None]:
-        """The partition of each record; how many there are before the first that names one that is not there,
-        and why that is refused."""
+        """Return the partition of each record, how many records come before the first that names an unknown partition,
+        and why that one is refused."""
         keyless = (columns.key_length < 0) & (named == NO_PARTITION)
         turn = self._numbers[0]
         if keyless.any():
@@ -221,8 +221,8 @@ class TopicTarget:
         self._held = part
 
     def _part_of(self, line: Bytes) -> PartitionTarget | None:
-        """Where an unfinished line goes if nothing of it is to come any more; None where nobody can know, as it is
-        refused then."""
+        """Return where an unfinished line goes if it is complete as it is. None if that is not known, as the line will
+        be refused."""
         if self.format == Format.TXT:
             return self._held
         parsed = self.format.parse(joined(line, _NEWLINE), self.writers()[0].partition.log.clock())
@@ -246,7 +246,7 @@ class TopicTarget:
         self._each(PartitionTarget.leave)
 
     def _each(self, call: Callable[[PartitionTarget], None]) -> None:
-        """Do it for every partition, then raise the first error: one that fails does not hold up the others."""
+        """Do it for every partition, then raise the first error: a failure does not keep the others from being done."""
         failures: list[EngineError | OSError] = []
         for part in self._parts.values():
             try:
@@ -258,10 +258,10 @@ class TopicTarget:
 
 
 def joined(head: Bytes, lines: Bytes) -> Bytes:
-    """A first line and those behind it."""
+    """Join a first line and the lines behind it."""
     return np.concatenate((head, lines)) if head.size else lines
 
 
 def line_start(lines: Bytes, line: int) -> int:
-    """Where the line with a number, counted from 0, begins."""
+    """Return where the line with this number, counted from 0, begins."""
     return 0 if line == 0 else int(np.flatnonzero(lines == ord("\n"))[line - 1]) + 1

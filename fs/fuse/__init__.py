@@ -1,1 +1,1 @@
-"""The edge to libfuse 2: C callbacks become calls of the file system, and errors become errnos."""
+"""The adapter to libfuse 2: C callbacks become calls of the file system, and errors become errnos."""

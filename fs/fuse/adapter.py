@@ -1,11 +1,11 @@
-"""The edge to libfuse 2: C callbacks on one side, the operations object on the other. It only translates.
+"""The adapter to libfuse 2: it translates C callbacks into calls of the operations object, and does nothing else.
 
-fusepy knows libfuse's structures and prototypes; its own callbacks are not used, since they copy what is read and
-written and make Python objects for each pointer. Here pointers come as plain addresses, and what a callback needs
-is read from them: read and write hand on arrays over libfuse's own buffers.
+fusepy knows libfuse's structures and prototypes. Its own callbacks are not used, since they copy what is read and
+written and make Python objects for each pointer. Here pointers come as plain addresses, and a callback reads from them
+what it needs: read and write pass on arrays over libfuse's own buffers.
 
 libfuse runs a pool of threads that grows while calls wait for each other, so operations may block. Paths are given
-only where there is no handle (`nopath`): libfuse otherwise locks the whole path while a call runs, and a read that
+only if there is no handle (`nopath`). Otherwise libfuse would lock the whole path while a call runs, and a read that
 waits for records would hold up every rename and rmdir above it.
 """
 
@@ -55,30 +55,30 @@ log = logging.getLogger(__name__)
 OPTIONS: Final[Mapping[str, str | bool]] = {
     "fsname": "topicfs",
     "subtype": "topicfs",
-    # st_ino of getattr is what programs see, else libfuse's own numbers.
+    # Programs see the st_ino that getattr gives; else they see libfuse's own numbers.
     "use_ino": True,
-    # Requests of 128 KiB instead of 4 KiB: writes are 15 times as fast. It is also the most that libfuse 2 can take;
-    # reads have 128 KiB by themselves.
+    # Write requests have up to 128 KiB instead of 4 KiB, which makes writes 15 times as fast. libfuse 2 cannot take
+    # more; reads have 128 KiB by themselves.
     "big_writes": True,
-    # What is removed is gone at once; libfuse would rename it to .fuse_hidden… while it is open. Who has it open
-    # goes on reading; only fstat finds it no more, since libfuse 2 asks for attributes by path.
+    # A removed file disappears at once; libfuse would rename it to .fuse_hidden… while it is open. Open files can still
+    # be read. Only fstat no longer finds them, since libfuse 2 asks for attributes by path.
     "hard_remove": True,
-    # Files grow without the kernel's knowledge, and no size may be stale, not for a moment. It costs a question for
-    # each stat and for each directory on the way to it: 12 us each, where a remembered answer costs 1 us.
+    # Files grow without the kernel's knowledge, and a size must never be stale. So each stat asks, also for each
+    # directory on the way: 12 us each, where a remembered answer costs 1 us.
     "attr_timeout": "0",
-    # That a name was there a second ago may be remembered: open and stat ask for the file itself again. With 0, a
+    # The kernel may remember for a second that a name exists: open and stat ask for the file itself again. With 0, a
     # stat costs 1.5 times as much.
     "entry_timeout": "1",
-    # That a name was not there may not: it can appear at any moment, by an append or a rename.
+    # It may not remember that a name does not exist: the name can appear at any moment, by an append or a rename.
     "negative_timeout": "0",
-    # A read that waits for records learns of its reader's signals.
+    # A read that waits for records learns of its caller's signals.
     **interrupts.OPTIONS,
 }
-"""What every mount is mounted with."""
+"""The options of every mount."""
 
 
 _LIFE: Final = frozenset({"init", "destroy"})
-"""Callbacks that are no calls of a program."""
+"""Callbacks that do not come from a call of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Opened:
     """An open file.
 
     handle      the number by which the operations know it
-    direct_io   reads and writes go past the kernel's page cache, in the sizes that the program asks for
-    keep_cache  pages of earlier opens are still right
+    direct_io   whether reads and writes bypass the kernel's page cache, in the sizes that the program asks for
+    keep_cache  whether pages of earlier opens are still valid
     """
 
     handle: int
@@ -100,55 +100,55 @@ VERSION_SHIFT: Final = 32
 
 
 class FileOperations(Protocol):
-    """What is served. Each method is looked for once, at the mount: where one is not there, or None, the callback stays
-    null in libfuse's table, and the kernel is told so (ENOSYS) and asks no more. Only `getattr` must be there.
+    """The operations that are served. Each method is looked for once, at the mount. If it is missing or None, the
+    callback stays null in libfuse's table: the kernel then gets ENOSYS and asks no more. Only `getattr` is required.
 
-    Five more are called where they are there: `wait_until(given_up)` before all others, with a function that tells a
-    call which waits whether to go on; `forget_pages_by(drop)` then, with a function that takes the kernel's number of
-    an inode, and has it drop the pages of that; `opendir(path) -> int`, which gives the handle for `readdir` (else 0),
-    and `releasedir(handle)`; `refused(error, paths, handle)` after a call that failed, with its paths, or with the
-    handle of one that has none.
+    Five more methods are called if they exist. `wait_until(given_up)` is called before all others, with a function that
+    tells a waiting call whether to give up. `forget_pages_by(drop)` is next, with a function that makes the kernel drop
+    the pages of an inode, given by the kernel's number. `opendir(path) -> int` gives the handle for `readdir` (else 0),
+    and `releasedir(handle)` ends it. `refused(error, paths, handle)` is called after a call that failed, with its
+    paths, or with its handle if it has no path.
 
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
 
     def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
-        """What stat tells. With a handle, the path is empty. `node` is the kernel's number of the inode for which it
-        asks, with its version; 0 where it asks by name. `StaleError` where the path has come to stand for another.
-        `caller` is the thread for which it asks."""
+        """Return what stat reports. With a handle, the path is empty. `node` is the kernel's number of the inode that
+        it asks for, with its version, or 0 if it asks by name. `StaleError` if the path stands for another version now.
+        `caller` is the thread that the kernel asks for."""
 
     def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
-        """Names in a directory, without `.` and `..`; of the attributes, the inode and the kind are used."""
+        """Return the names in a directory, without `.` and `..`. Of the attributes, the inode and the kind are used."""
 
     def access(self, path: str, mask: int) -> None:
-        """access(2) and chdir(2), where the kernel does not check permissions itself."""
+        """Check access(2) and chdir(2), if the kernel does not check permissions itself."""
 
     def readlink(self, path: str) -> str: ...
 
     def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
-        """`node` as in `getattr`: that version is opened, or it is a `StaleError`, and the kernel looks again."""
+        """Open the version that `node` gives, as in `getattr`; else raise `StaleError`, and the kernel looks again."""
 
     def create(self, path: str, mode: int, flags: int) -> Opened: ...
 
     def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
-        """Fill `into` from a position on; gives the bytes filled, fewer only at the end. `into` is libfuse's memory:
-        gone when the call returns. `for_pages`: the kernel keeps the bytes, and shows them to all who have this version
-        of the file open: for a mapping, for sendfile(2), or as it reads through its cache."""
+        """Fill `into` from a position on; return the bytes filled, fewer only at the end. `into` is libfuse's memory,
+        which is gone when the call returns. `for_pages`: the kernel keeps the bytes, and shows them to all who have
+        this version of the file open: for a mapping, for sendfile(2), or as it reads through its cache."""
 
     def write(self, handle: int, data: Bytes, position: int) -> int:
-        """Gives the bytes taken. `data` is libfuse's memory: gone when the call returns. The position is the kernel's:
-        of a file that grows without its knowledge it is out of date."""
+        """Write, and return the bytes taken. `data` is libfuse's memory, which is gone when the call returns. The
+        position is the kernel's: it is out of date for a file that grows without the kernel's knowledge."""
 
     def flush(self, handle: int) -> None:
-        """At each close of a descriptor, duplicates and forked ones too. Its error is what close(2) gives."""
+        """Called at each close of a descriptor, also of duplicates and forked ones. close(2) returns its error."""
 
     def release(self, handle: int) -> None:
-        """After the last close. Nobody sees an error."""
+        """Called after the last close. Errors reach no caller."""
 
     def fsync(self, handle: int, datasync: bool) -> None: ...
 
     def truncate(self, path: str, length: int, handle: int | None) -> None:
-        """With a handle, the path is empty."""
+        """Cut the file to a length. With a handle, the path is empty."""
 
     def mkdir(self, path: str, mode: int) -> None: ...
 
@@ -168,13 +168,13 @@ class FileOperations(Protocol):
     def chmod(self, path: str, mode: int) -> None: ...
 
     def chown(self, path: str, uid: int, gid: int) -> None:
-        """-1 for what stays."""
+        """Change the owner; -1 keeps a part as it is."""
 
     def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
-        """None for what stays."""
+        """Set the times; None keeps a time as it is."""
 
     def getxattr(self, path: str, name: str) -> bytes:
-        """Asked for names in `user.` only."""
+        """Return an extended attribute. It is called only for names in `user.`."""
 
     def listxattr(self, path: str) -> list[str]: ...
 
@@ -186,13 +186,13 @@ class FileOperations(Protocol):
 
 
 class Session(Protocol):
-    """Who is told of a mount's life, in libfuse's threads."""
+    """The object that is told of the start and the end of a mount, in libfuse's threads."""
 
     def initialised(self) -> None:
-        """Called before the first call: threads may start, and an error ends the mount."""
+        """Called before the first call. Threads may be started, and an error ends the mount."""
 
     def destroyed(self) -> None:
-        """Called after the last."""
+        """Called after the last call."""
 
 
 def serve(
@@ -201,14 +201,14 @@ def serve(
     options: Mapping[str, str | bool],
     session: Session | None = None,
 ) -> None:
-    """Mount, answer until the mount is gone, and give back control. Options are added to `OPTIONS`, or outrank them.
+    """Mount, answer calls until the mount is gone, then return. `options` extend and override `OPTIONS`.
 
-    With `allow_other` the kernel checks permissions by what getattr says. Without it nobody but the daemon's own user
-    comes in, who may do here what the daemon may do; then the kernel does not ask for the attributes of a file and
-    of each directory above it at every open, which is a third of what an `echo >>` costs.
+    With `allow_other` the kernel checks permissions by what getattr says. Without it only the daemon's own user has
+    access, who may do here what the daemon may do. The kernel then does not ask for the attributes of a file and of
+    each directory above it at every open, which is a third of what an `echo >>` costs.
 
-    Signals are the caller's. libfuse sets handlers of its own, which unmount, for those of SIGINT, SIGTERM and SIGHUP
-    that nobody has set.
+    The caller handles signals. For SIGINT, SIGTERM and SIGHUP without a handler, libfuse sets handlers of its own,
+    which unmount.
     """
     states = _thread_states()
     states.leave_alone()
@@ -226,7 +226,7 @@ def serve(
     if not went_well and not adapter.answered:
         raise MountRefusedError(said or "libfuse ended with an error, and did not say why")
     if not went_well:
-        # After a lazy unmount with a file open the kernel may break the connection off, instead of ending it.
+        # After a lazy unmount with a file open, the kernel may break the connection off instead of ending it.
         log.info("the mount was broken off: libfuse ended with an error")
 
 
@@ -244,16 +244,16 @@ def _words(options: Mapping[str, str | bool]) -> Iterable[str]:
 
 
 class Adapter:
-    """libfuse's callbacks. A method named as a member of struct fuse_operations is called for it, with the
-    arguments that fuse.h states.
+    """libfuse's callbacks. A method with the name of a member of struct fuse_operations is called for that member, with
+    the arguments that fuse.h states.
 
-    operations    what answers
-    failure       why `init` failed; None if it did not
-    _session      told of `init` and `destroy`
-    _states       keeps libfuse's threads known to Python
-    answered      the mount was there
-    _libfuse_stderr  what libfuse prints, until the mount answers
-    _directories  open directories by number: the path, and the operations' handle
+    operations       the operations that answer
+    failure          why `init` failed; None if it did not
+    _session         the object that is told of `init` and `destroy`
+    _states          keeps the Python states of libfuse's threads
+    answered         whether the mount was there: `init` was called
+    _libfuse_stderr  catches what libfuse prints, until the mount answers
+    _directories     open directories by number: the path, and the operations' handle
     """
 
     __slots__ = (
@@ -284,7 +284,7 @@ class Adapter:
         self._numbers = itertools.count(1)
 
     def table(self) -> OperationsTable:
-        """struct fuse_operations; it must live as long as libfuse runs."""
+        """Make the struct fuse_operations. It must live as long as libfuse runs."""
         table = OperationsTable(flag_nullpath_ok=1, flag_nopath=1, flag_utime_omit_ok=1)
         for name, kind in [(field[0], field[1]) for field in OperationsTable._fields_]:
             if is_callback(kind) and self._is_offered(name):
@@ -305,7 +305,7 @@ class Adapter:
         return getattr(self.operations, needed.get(name, name), None) is not None
 
     def _guarded(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
-        """A callback that keeps its thread's state, and turns every error into an errno."""
+        """Make a callback that keeps its thread's state, and turns every error into an errno."""
         keep = self._states.keep
 
         def callback(*arguments: Any) -> int:
@@ -320,7 +320,7 @@ class Adapter:
         return callback
 
     def _tell(self, error: BaseException, name: str, arguments: tuple[Any, ...]) -> None:
-        """Tell the operations what they have refused, where they want to know."""
+        """Tell the operations about an error, if they have `refused`."""
         if not hasattr(self.operations, "refused") or not isinstance(error, Exception) or name in _LIFE:
             return
         paths = [path_of(argument) for argument in arguments if isinstance(argument, bytes)]
@@ -391,7 +391,7 @@ class Adapter:
 
     def getxattr(self, path: bytes, name: bytes, buffer: int, size: int) -> int:
         # The kernel asks for security.capability before each write that goes through the page cache, and `ls -l` asks
-        # for ACLs: answered here, without a look at the path.
+        # for ACLs. Both are answered here, without a look at the path.
         if not name.startswith(b"user."):
             return -errno.ENOTSUP
         return copy_out(self.operations.getxattr(path_of(path), path_of(name)), buffer, size)
@@ -403,7 +403,7 @@ class Adapter:
     def setxattr(self, path: bytes, name: bytes, value: int | None, size: int, flags: int) -> int:
         given = b"" if value is None else ctypes.string_at(value, size)
         if name.startswith(b"user.topicfs."):
-            # What is asked for in this way deletes records: who asked can be found out later.
+            # Setting an attribute can delete records, so the log shows who asked for it.
             user, _, process = fuse.fuse_get_context()
             log.info(
                 f"{path_of(path)}: {path_of(name)} is set to {given[:256]!r} by process {process} of user {user}"
@@ -533,7 +533,7 @@ def _answer_open(info: Any, opened: Opened) -> None:
 
 
 def _place(name: str, arguments: tuple[Any, ...]) -> str:
-    """Where an operation went wrong, in words: the path, or the handle where there is none."""
+    """Describe where an operation failed: the path, or the handle if there is no path."""
     if isinstance(arguments[0], bytes):
         return path_of(arguments[0])
     if name in {"init", "destroy"}:

@@ -1,9 +1,9 @@
-"""Whether anybody still waits for the answer to the call that is being worked on.
+"""Interrupts: they tell whether the caller still waits for the answer to the present call.
 
-The kernel tells libfuse when a signal has come for a program whose call is not answered yet (FUSE_INTERRUPT); with the
-option `intr` libfuse passes that on to who asks. So a read that waits for records goes on waiting until there
-is a reason to end. To say EINTR every now and then, and trust that programs ask again, does not do: cat, tail and
-grep ask again, but sed, awk and xargs give up with an error, and jq and perl take it for the end of the file.
+If a signal comes for a program whose call is not answered yet, the kernel tells libfuse (FUSE_INTERRUPT). With the
+option `intr`, libfuse answers whether that has happened. So a read that waits for records waits until there is a reason
+to end. It would not do to return EINTR now and then, and to trust that programs read again: cat, tail and grep do, but
+sed, awk and xargs give up with an error, and jq and perl take it for the end of the file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _libfuse.fuse_interrupted.argtypes = []
 
 OPTIONS: Final[dict[str, str | bool]] = {
     "intr": True,
-    # libfuse sends it to the thread that is at work, to wake it from system calls; ours look by themselves. Nobody
-    # else has a use for this one, and it does nothing where it is not caught.
+    # libfuse sends this signal to the thread at work, to wake it from system calls; our threads check by themselves.
+    # Nothing else uses this signal, and it has no effect if it is not caught.
     "intr_signal": str(signal.SIGURG.value),
 }
 
 
 def given_up() -> bool:
-    """Inside a callback: whether the caller has a signal to attend to, or the mount is going away. Outside of one
-    nobody can know, and True is the safe answer."""
+    """Tell, in a callback, whether the caller has a signal to handle, or the mount is going away. Outside of a callback
+    that is not known, and True is the safe answer."""
     context = _libfuse.fuse_get_context().contents
     if context.fuse is None:
         return True

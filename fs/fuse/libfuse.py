@@ -1,5 +1,5 @@
-"""libfuse's structures: fusepy's, with addresses for pointers, and what is read from and written to them. And libfuse's
-life: mounting, answering, unmounting.
+"""libfuse's structures and its life. The structures are fusepy's, with addresses for pointers; here they are read and
+written. Its life is: mount, answer, unmount.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from topicfs.fs.entry import Attributes
 from topicfs.fs.kernels import requests
 
 BLOCK_SIZE: Final = 128 << 10
-"""st_blksize: programs with buffers of that size (stdio, Python) then ask for as much as a request can carry."""
+"""st_blksize: programs that use it as their buffer size (stdio, Python) then ask for as much as a request can carry."""
 
 ENCODING: Final = ("utf-8", "surrogateescape")
-"""Of names: any bytes come and go unchanged."""
+"""The encoding of names: any bytes survive decoding and encoding."""
 
 _NOW, _OMIT = (1 << 30) - 1, (1 << 30) - 2
-"""UTIME_NOW and UTIME_OMIT, in the place of nanoseconds."""
+"""UTIME_NOW and UTIME_OMIT, given in place of nanoseconds."""
 
 
 def is_callback(kind: Any) -> bool:
-    """Whether a C type is a function."""
+    """Tell whether a C type is a function."""
     return issubclass(kind, CFuncPtr)
 
 
 def _plain(kind: Any) -> Any:
-    """A C type, but an address for a pointer: no object is made for it at each call."""
+    """Return the C type with an address in place of each pointer, so that no object is made for it at each call."""
     if is_callback(kind):
         return ctypes.CFUNCTYPE(kind._restype_, *(_plain(argument) for argument in kind._argtypes_))
     return ctypes.c_void_p if issubclass(kind, _Pointer) else kind
@@ -58,7 +58,7 @@ class _Channel(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("receive", "send", "destroy")]
 
 
-# A handle of our own: types are set on its functions, and fusepy's is everybody's.
+# A library handle of our own: types are set on its functions, while fusepy's handle is shared with other code.
 _libfuse: Final = ctypes.CDLL(fuse._libfuse._name)
 
 
@@ -70,7 +70,7 @@ _system.dlvsym.restype = ctypes.c_void_p
 
 
 def _declare(result: Any, name: str, *arguments: Any) -> None:
-    # libfuse still has a function of 2001 under the name `fuse_new`, which is found where no version is named.
+    # libfuse still has a function of 2001 under the name `fuse_new`, which is found if no version is named.
     address = _system.dlvsym(_libfuse._handle, name.encode(), b"FUSE_2.6")
     kind = ctypes.CFUNCTYPE(result, *arguments)
     setattr(_libfuse, name, kind((name, _libfuse) if address is None else address))
@@ -101,18 +101,18 @@ StatVfs: Final = fuse.c_statvfs
 Times: Final = fuse.c_utimbuf
 
 
-# Larger than any request, so that one type does for all of them: ctypes makes a class for each size.
+# This is larger than any request. One type is enough for all sizes: ctypes would make a class for each size.
 _Memory: Final = ctypes.c_uint8 * (1 << 30)
 
 
 def bytes_at(address: int, size: int) -> Bytes:
-    """Memory as an array, without a copy."""
+    """Return memory as an array, without a copy."""
     return np.frombuffer(_Memory.from_address(address), np.uint8, size)
 
 
 def asked() -> tuple[int, int]:
-    """In a callback: the kernel's number of the inode for which it calls getattr or open, with the version in its upper
-    half, 0 where it asks by name; and the thread for which it asks."""
+    """Return what the kernel asks for in a callback of getattr or open: its number of the inode, with the version in
+    the upper half, or 0 if it asks by name; and the thread that it asks for."""
     context = _libfuse.fuse_get_context().contents
     return context.uid << 32 | context.gid, context.pid
 
@@ -131,7 +131,7 @@ def fill(address: int, attributes: Attributes) -> None:
     stat.st_size = attributes.size
     stat.st_blocks = attributes.blocks
     stat.st_blksize = BLOCK_SIZE
-    # What `topicfs.fs.kernels.requests` looks for.
+    # `topicfs.fs.kernels.requests` looks for these bits.
     stat.st_rdev = attributes.version | (requests.FLEETING if attributes.fleeting else 0)
     stat.st_uid = attributes.uid
     stat.st_gid = attributes.gid
@@ -142,7 +142,7 @@ def fill(address: int, attributes: Attributes) -> None:
 
 
 def copy_out(value: bytes, address: int, size: int) -> int:
-    """Answer getxattr and listxattr: a size of 0 asks how long the value is."""
+    """Answer getxattr and listxattr: with a size of 0, the kernel asks how long the value is."""
     if size == 0:
         return len(value)
     if len(value) > size:
@@ -158,7 +158,7 @@ def time_of(spec: Any) -> int | None:
 
 
 def run(words: list[str], table: OperationsTable) -> bool:
-    """Mount as the words of a command line say, answer until the mount is gone, and tidy up. False after an error.
+    """Mount as the words of a command line say, answer until the mount is gone, and clean up. Return False on an error.
 
     It is what `fuse_main` does, but requests and answers pass through `topicfs.fs.kernels.requests`.
     """
@@ -184,7 +184,7 @@ def run(words: list[str], table: OperationsTable) -> bool:
         _libfuse.fuse_set_signal_handlers(session)
         failed = _libfuse.fuse_loop_mt(handle)
         _libfuse.fuse_remove_signal_handlers(session)
-        # It closes the descriptor that both channels share; ours goes with the session.
+        # This closes the descriptor that both channels share; our channel goes with the session.
         _libfuse.fuse_unmount(place, kernel)
         _libfuse.fuse_destroy(handle)
         return not failed
@@ -194,15 +194,15 @@ def run(words: list[str], table: OperationsTable) -> bool:
 
 
 def drop_pages(handle: int, node: int) -> bool:
-    """Have the kernel drop the pages of an inode: whoever reads or maps it asks anew. `handle` is libfuse's. False
-    where the kernel knows no such inode any more."""
+    """Make the kernel drop the pages of an inode, so that the next read or page fault asks again. `handle` is
+    libfuse's. Return False if the kernel no longer knows the inode."""
     channel = _libfuse.fuse_session_next_chan(_libfuse.fuse_get_session(handle), None)
     error: int = _libfuse.fuse_lowlevel_notify_inval_inode(channel, node, 0, 0)
     return error == 0
 
 
 def this_handle() -> int:
-    """In a callback: libfuse's handle."""
+    """Return libfuse's handle, in a callback."""
     found = _libfuse.fuse_get_context().contents.fuse
     assert isinstance(found, int)
     return found

@@ -1,6 +1,6 @@
-"""What libfuse prints when it cannot mount: standard error is its only way to say why.
+"""What libfuse prints when it cannot mount: standard error is the only place where it says why.
 
-A daemon's standard error goes nowhere, so the words are caught from before the mount until it answers.
+Nobody sees a daemon's standard error, so it is caught from before the mount until the mount answers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _STANDARD_ERROR: Final = 2
 class LibfuseStderr:
     """Standard error, caught in memory for a while.
 
-    _file   where it goes meanwhile: a file in memory
-    _saved  where it went before, None once it goes there again
+    _file   the file in memory where it goes meanwhile
+    _saved  a copy of the descriptor where it went before; None once it goes there again
     """
 
     __slots__ = ("_file", "_guard", "_saved", "_words")
@@ -29,14 +29,14 @@ class LibfuseStderr:
 
     @classmethod
     def begin(cls) -> LibfuseStderr:
-        """Catch from now on."""
+        """Begin to catch standard error."""
         file = os.memfd_create("libfuse")
         saved = os.dup(_STANDARD_ERROR)
         os.dup2(file, _STANDARD_ERROR)
         return cls(file, saved)
 
     def end(self) -> str:
-        """Catch no more; gives what was caught. Only the first call does something."""
+        """Stop catching, and return what was caught. Only the first call has an effect; later ones return the same."""
         with self._guard:
             if self._saved is not None:
                 os.dup2(self._saved, _STANDARD_ERROR)

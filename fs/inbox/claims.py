@@ -1,11 +1,11 @@
-"""Who changes what in an inbox: so that a commit takes files as they are, and nothing comes to them meanwhile.
+"""Claims on the files of an inbox: a commit takes files as they are, and nothing is added to them meanwhile.
 
-    changing(places)    around each change by name: it is refused where a commit has taken the place, or something
-                        above or below it
-    taken(place)        around a commit: it waits until changes that have begun are done
+    changing(places)    around each change by name: it is refused if a commit has taken the place, or one above or
+                        below it
+    taken(place)        around a commit: it waits until the changes that have begun are done
     writing             the files that are open for writing
 
-Bytes that a program still holds back, in a buffer or in a shared mapping, are not in the file yet: so a file that is
+Bytes that a program still holds back, in a buffer or in a shared mapping, are not in the file yet. So a file that is
 open for writing is not appended.
 """
 
@@ -22,17 +22,17 @@ from topicfs.engine.inbox.staging import Parts
 from topicfs.fs.errors import BusyError
 
 Identity = tuple[int, int]
-"""Device and inode of a file: they stay when it is renamed."""
+"""Device and inode of a file: they stay the same when the file is renamed."""
 
 GRACE_S: Final = 2.0
-"""What was closed counts as open for so long at most: the kernel tells of the last close only after close(2) has
-returned. Who has a duplicate, a forked child's copy or a mapping of it keeps it open for longer."""
+"""Seconds that a closed file still counts as open, at most: the kernel reports the last close only after close(2) has
+returned. A duplicate, a forked child's copy or a mapping keeps the file open for longer."""
 
 
 class Writing:
     """A file that is open for writing, by one open(2).
 
-    is_closed  a descriptor was closed, and nothing was written since
+    is_closed  whether a descriptor was closed, and nothing was written since
     """
 
     __slots__ = ("identity", "is_closed")
@@ -43,12 +43,12 @@ class Writing:
 
 
 class Claims:
-    """Of one topic's inbox.
+    """The claims in one topic's inbox.
 
-    _taken     what commits have taken
-    _changing  what is being changed, and how often
-    _writing   what is open for writing
-    _changed   guards all of it; told when something is let go
+    _taken     the places that commits have taken
+    _changing  the places that are being changed, and by how many calls
+    _writing   the files that are open for writing
+    _changed   the condition that guards all of it; it is notified when a claim ends
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Claims:
 
     @contextlib.contextmanager
     def changing(self, *places: Parts) -> Iterator[None]:
-        """Something with these names is made, renamed, cut or removed, or opened for writing."""
+        """Claim places while something there is made, renamed, cut or removed, or opened for writing."""
         with self._changed:
             for place in places:
                 if _meet(place, self._taken):
@@ -75,7 +75,7 @@ class Claims:
 
     @contextlib.contextmanager
     def taken(self, *places: Parts) -> Iterator[None]:
-        """A commit of what has these names."""
+        """Claim places for a commit of what they hold."""
         with self._changed:
             self._changed.wait_for(lambda: not any(_meet(place, self._taken) for place in places))
             self._taken.update(places)
@@ -90,14 +90,14 @@ class Claims:
     # -- files that are open for writing --------------------------------------------------------------
 
     def begin_writing(self, identity: Identity) -> Writing:
-        """A file was opened for writing."""
+        """Note that a file was opened for writing."""
         writing = Writing(identity)
         with self._changed:
             self._writing.setdefault(identity, []).append(writing)
         return writing
 
     def end_writing(self, writing: Writing) -> None:
-        """Its last descriptor and its last mapping are gone."""
+        """Note that its last descriptor and its last mapping are gone."""
         with self._changed:
             others = self._writing[writing.identity]
             others.remove(writing)
@@ -106,7 +106,7 @@ class Claims:
             self._changed.notify_all()
 
     def await_closed(self, identity: Identity, own: Writing | None, name: str) -> None:
-        """BusyError where a file is open for writing, by others than `own`; what was closed just now is waited for."""
+        """Raise BusyError if others than `own` have a file open for writing; wait for a close that is in progress."""
         end = time.monotonic() + GRACE_S
         with self._changed:
             while others := [each for each in self._writing.get(identity, ()) if each is not own]:
@@ -119,5 +119,5 @@ class Claims:
 
 
 def _meet(place: Parts, others: Iterable[Parts]) -> bool:
-    """Whether a place is one of the others, or lies below or above one."""
+    """Tell whether a place is one of the others, or lies below or above one."""
     return any(place[: len(other)] == other[: len(place)] for other in others)

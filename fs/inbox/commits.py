@@ -1,8 +1,8 @@
-"""Commits of inboxes that are under way, so that who asked for one hears what became of it though the mount goes away.
+"""The commits of inboxes in progress. They are tracked so that their callers get an answer while the mount goes away.
 
-A commit is a part of one call, and a command such as touch(1) makes more calls on the file that it has made by then.
-Were the mount gone before they are answered, the command would fail for a batch that is committed. So before a daemon
-that stops takes its mount away, it begins no more commits, ends those that have begun, and answers on for a moment.
+A commit is part of one call, and a command such as touch(1) then makes more calls on the file that it has made. If the
+mount were gone before these are answered, the command would fail for a batch that is committed. So a daemon that stops
+begins no more commits, finishes those that have begun, and answers calls for a moment longer. Only then it unmounts.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Final
 from topicfs.fs.errors import GoingAwayError
 
 CLOSING_S: Final = 2.0
-"""So long after the last commit, at most, the files by which something was committed may take to be closed."""
+"""Seconds after the last commit in which the files that caused a commit may be closed, at most."""
 
 QUIET_S: Final = 0.1
-"""So long after the last commit calls are still answered: those that its command makes beside that file."""
+"""Seconds after the last commit in which calls are still answered: the other calls of its command."""
 
 
 class Commits:
-    """Of all topics.
+    """The commits of all topics.
 
-    _active   how many are under way
-    _open     files that are open by which something was committed
-    _last     when the last one ended, or such a file was closed; None before the first
-    _ending   no more begin
+    _active   how many commits are in progress
+    _open     the open files that have caused a commit
+    _last     when the last commit ended, or such a file was closed; None before the first
+    _ending   whether no more commits may begin
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Commits:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Around a commit; GoingAwayError, and nothing is begun, when the mount is going away."""
+        """Count a commit while it runs. Raise GoingAwayError, before anything is begun, if the mount is going away."""
         with self._changed:
             if self._ending:
                 raise GoingAwayError("the mount is going away: nothing is appended, and the files stay")
@@ -53,12 +53,12 @@ class Commits:
                 self._note()
 
     def opened(self, file: object) -> None:
-        """A file is open by which something was committed."""
+        """Note that a file which has caused a commit is open."""
         with self._changed:
             self._open.add(file)
 
     def closed(self, file: object) -> None:
-        """It is open no more; any other file may be told of too."""
+        """Note that a file is closed. It may be called for any file."""
         with self._changed:
             if file in self._open:
                 self._open.remove(file)
@@ -69,7 +69,7 @@ class Commits:
         self._changed.notify_all()
 
     def end(self) -> None:
-        """Begin no more, and return when those that have begun are done, and whoever asked for them knows it."""
+        """Begin no more commits; return when those that have begun are done, and their callers were answered."""
         with self._changed:
             self._ending = True
             self._changed.wait_for(lambda: not self._active)

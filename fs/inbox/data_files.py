@@ -31,11 +31,11 @@ _SUFFIXES: Final = {**FORMATS, "json": Format.JSONL}
 class DataFile:
     """A file of records.
 
-    parts      where it is
-    name       what it is called in messages
-    format     of its lines
-    zipped     it is compressed by gzip
-    partition  to which all records go that name none; NO_PARTITION where they are routed
+    parts      the path in the inbox
+    name       the name in messages
+    format     the format of the lines
+    zipped     whether it is compressed by gzip
+    partition  the partition of all records that name none; NO_PARTITION if they are routed
     """
 
     parts: Parts
@@ -46,7 +46,7 @@ class DataFile:
 
     @classmethod
     def of(cls, parts: Parts, named: Parts | None = None) -> DataFile:
-        """By its path, or by the one that it is to have; BadInputError where that is not a name of records."""
+        """Make it from a path, or from the path that it is to have. BadInputError if that is no name of records."""
         named = parts if named is None else named
         name = named[-1]
         stem, dot, suffix = name.rpartition(".")
@@ -64,12 +64,12 @@ class DataFile:
 
     @property
     def kind(self) -> str:
-        """What equal lines of two files have in common, where they mean the same."""
+        """Return a key that is the same for files in which equal lines mean the same."""
         return f"{self.format.suffix}:{self.partition}"
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Spark's files by the number of their part, then that of the file in it; others behind them, by name."""
+        """Return the sort key: Spark's files by the numbers of their part and file, then all others by name."""
         found = PART.fullmatch(self.parts[-1])
         if found is None:
             return 1, 0, 0, self.parts
@@ -77,8 +77,8 @@ class DataFile:
 
 
 def data_files(staging: Staging, batch: Parts) -> list[DataFile]:
-    """The files of a batch's directory, or those that jobs have put into the inbox itself; in the order in which they
-    are appended."""
+    """Return the files of a batch's directory, or those that jobs have put into the inbox itself, in the order in which
+    they are appended."""
     if batch:
         found = [parts for parts in staging.files(batch) if kind_of(parts) is PathKind.DATA]
     else:
@@ -95,11 +95,11 @@ def _is_of_a_job(staging: Staging, parts: Parts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What records are looked at by.
+    """What the records of a file are checked and routed by.
 
-    settings  of the topic
-    numbers   its partitions, in order
-    turns     whose turn it is to get records without a key
+    settings  the topic's settings
+    numbers   the numbers of its partitions, in order
+    turns     a counter that says which partition is next for records without a key
     clock     gives the time
     """
 
@@ -112,7 +112,7 @@ class Topic:
 def chunks(
     staging: Staging, files: Iterable[DataFile], topic: Topic, content: Content | None = None
 ) -> Iterator[Chunk]:
-    """All records, in order, with the partition of each. An error names the file and the line. The lines are added
+    """Read all records, in order, with the partition of each. An error names the file and the line. The lines are added
     to `content`."""
     for file in files:
         passed = 0
@@ -127,7 +127,7 @@ def chunks(
 
 
 def content_of(staging: Staging, files: Iterable[DataFile], topic: Topic) -> Content:
-    """What the files hold, whether it could be appended or not."""
+    """Read what the files hold, whether it could be appended or not."""
     content = Content()
     for file in files:
         for lines in _whole_lines(staging, file, topic):
@@ -136,7 +136,7 @@ def content_of(staging: Staging, files: Iterable[DataFile], topic: Topic) -> Con
 
 
 class _LineError(Exception):
-    """A record is refused: its line, from 0 on, and why."""
+    """A record is refused: the number of its line, from 0 on, and the reason."""
 
     def __init__(self, line: int, reason: Exception) -> None:
         super().__init__(line, reason)
@@ -144,13 +144,13 @@ class _LineError(Exception):
         self.reason = reason
 
     def at(self, file: str, passed: int) -> Exception:
-        """The error that its reader needs; of the same kind."""
+        """Return an error of the same kind that names the file and the line."""
         kind = RecordTooLargeError if isinstance(self.reason, RecordTooLargeError) else BadInputError
         return kind(f"{file}: line {passed + self.line + 1}: {self.reason}")
 
 
 def _whole_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[Bytes]:
-    """A file's lines, some at a time; the last one has a newline also where the file has none."""
+    """Read a file's lines, some at a time. The last line gets a newline if it has none in the file."""
     limit = LINE_GROWTH * batch_limit(topic.settings)
     rest: list[Bytes] = []
     last: Bytes | None = None
@@ -170,7 +170,7 @@ def _whole_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[Byt
 
 
 def _behind_last(block: Bytes) -> int:
-    """Behind the last newline; 0 where there is none."""
+    """Return the position behind the last newline, or 0 if there is none."""
     found = np.flatnonzero(block == _NEWLINE)
     return int(found[-1]) + 1 if found.size else 0
 

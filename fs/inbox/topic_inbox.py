@@ -1,4 +1,4 @@
-"""What the entries of one topic's inbox share: who writes into it, and how what lies there is committed."""
+"""What the entries of one topic's inbox share: the claims of its writers, and the commits of its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topicfs.fs.views.partition_views import PartitionViews
 
 
 class Arrival(Protocol):
-    """A file that is copied to a name that is not hidden; `is_whole` when its writer has said that all is there."""
+    """A file that is copied to a name that is not hidden; `is_whole` when its writer has said that it is complete."""
 
     is_whole: bool
 
@@ -31,15 +31,15 @@ class Arrival(Protocol):
 class TopicInbox:
     """One topic's inbox.
 
-    inbox     where it is committed
-    claims    who changes what
-    commits   those that are under way, of all topics
-    arriving  open files that are copied to a name that is not hidden, by it
-    _views    gives a partition of the topic
-    _turns    whose turn it is to get records without a key
-    _jobs     which job writes into a batch's directory, or into the inbox itself, by that directory
-    _mixed    jobs that met another one in their directory: one may have removed what the other had made, so
-              neither can be committed
+    inbox     the engine's inbox, which commits
+    claims    the places that are being changed or committed, and the files that are open for writing
+    commits   the commits in progress, of all topics
+    arriving  open files that are copied to a name that is not hidden, by that name
+    _views    gives the views of a partition of the topic
+    _turns    a counter that says which partition is next for records without a key
+    _jobs     the job that writes into a batch's directory, or into the inbox itself, by that directory
+    _mixed    jobs that met another one in their directory. None of them can be committed, as one may have removed what
+              the other had made
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TopicInbox:
         return self.inbox.staging
 
     def mtime_ns(self) -> int:
-        """When something last came into the inbox or went; before that, when the topic did."""
+        """Return when something last came into the inbox or left it; else when partitions last came or went."""
         try:
             return self.staging.status(()).st_mtime_ns
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class TopicInbox:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def admit(self, parts: Parts) -> None:
-        """A Spark job makes a file: BusyError where another job has made some in the same directory."""
+        """Allow a Spark job to make a file. BusyError if another job has made files in the same directory."""
         job = job_of(parts[-1])
         batch = batch_of(parts)
         with self._lock:
@@ -117,12 +117,12 @@ class TopicInbox:
 
     @contextlib.contextmanager
     def _taking(self, batch: Parts) -> Iterator[None]:
-        """Nobody changes what is committed: a file that came meanwhile would be removed with those that were."""
+        """Keep others from changing what is committed: a file that came meanwhile would be removed with the others."""
         if batch:
             with self.claims.taken(batch):
                 yield
             return
-        # Of the inbox itself only jobs' files are taken; those that come meanwhile stay for the next `_SUCCESS`.
+        # In the inbox itself only the files of jobs are taken. Those that come meanwhile stay for the next `_SUCCESS`.
         with self.claims.taken(*(file.parts for file in data_files(self.staging, batch))):
             yield
 
@@ -140,7 +140,7 @@ class TopicInbox:
         return (f"job:{jobs.pop()}" if jobs else None), sources, files
 
     def commit_file(self, source: Parts, name: Parts, own: Writing | None = None) -> None:
-        """Append a file that is to be called so, and remove it. `own` is who has it open for writing, and is done."""
+        """Append a file under a name, and remove it. `own` is the finished writer that still has it open, if any."""
         with self.commits.one(), self.claims.taken(source, name):
             with self._noting_refusals():
                 file = DataFile.of(source, name)
@@ -157,14 +157,14 @@ class TopicInbox:
             if self.inbox.knows(name):
                 content = content_of(self.staging, files, topic)
             else:
-                # What is bad is found before anything is appended: for it no transaction holds readers up.
+                # Bad input is found before anything is appended, so no transaction holds up readers for it.
                 content = Content()
                 for _ in chunks(self.staging, files, topic, content):
                     pass
             self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
 
     def _check_files(self, files: Iterable[DataFile], own: Writing | None) -> None:
-        """Refuse what is no file, and what is still being written."""
+        """Refuse what is no regular file, and what is still being written."""
         for file in files:
             status = self.staging.status(file.parts)
             if not stat.S_ISREG(status.st_mode):
@@ -181,12 +181,12 @@ class TopicInbox:
 
     @contextlib.contextmanager
     def _noting_refusals(self) -> Iterator[None]:
-        """Have every partition's status tell why files were refused: an errno is all that their writer is told."""
+        """Have the status of every partition show why files were refused, as their writer was told only an errno."""
         try:
             yield
         except (EngineError, OSError) as error:
             for number in self._numbers:
-                # One that is offline, or deleted just now, has nobody to tell.
+                # A partition that is offline, or was deleted just now, has no status to show it.
                 with contextlib.suppress(EngineError):
                     self._views(number).writers.note_refusal(error)
             raise

@@ -1,11 +1,11 @@
-"""`topics/<topic>/config`: a topic's settings, and where they are changed.
+"""`topics/<topic>/config`: the file in which a topic's settings are read and changed.
 
-    name=value                    # source      as it is read: a setting that holds, and where it comes from
-    name=value                                  as it is written: the topic's own value from now on
-    name=default                                takes that away; so does `name=` where no text is no value
-    # comment                                   and blank lines: nothing
+    name=value                    # source      when read: a setting in force, and where it comes from
+    name=value                                  when written: the topic's own value from now on
+    name=default                                removes that value; so does `name=`, unless an empty value is valid
+    # comment                                   has no effect, like a blank line
 
-A comment begins at a `#` that is the first on its line or comes after a blank.
+A comment begins at a `#` that is the first on its line or follows a blank.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ELSEWHERE: Final = re.compile(r"default|kept|cluster|(?:cluster|daemon):\S+")
 class Line(NamedTuple):
     """A line that sets something.
 
-    name       of the setting
-    value      as text; None takes the topic's own away
-    elsewhere  the comment says, as reading does, that the value comes from elsewhere than the topic
+    name       the name of the setting
+    value      the value as text; None removes the topic's own value
+    elsewhere  whether the comment says, as in the file that is read, that the value does not come from the topic
     """
 
     name: str
@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class ConfigFile(TopicEntry, ControlFile):
-    """Every setting of a topic, its value, and where that comes from. Lines that are written change them."""
+    """Every setting of a topic, with its value and where that comes from. Lines that are written change settings."""
 
     def content(self) -> bytes:
         lines = [
@@ -73,7 +73,7 @@ class ConfigFile(TopicEntry, ControlFile):
         return lambda: self._take_back(before, changes)
 
     def _take_back(self, before: Mapping[str, str | None], changes: Mapping[str, str | None]) -> None:
-        """Give settings the values that they had, where nobody has changed them since."""
+        """Give settings their earlier values back, unless they were changed again since."""
         holding = {each.name: each for each in self.context.store.explain(self.topic)}
         undone = {name: value for name, value in before.items() if _own(holding, name) == changes[name]}
         if undone:
@@ -85,7 +85,7 @@ class ConfigFile(TopicEntry, ControlFile):
 
 
 def read_line(text: str) -> Line | None:
-    """What a line sets; None where it sets nothing. BadInputError or InvalidSettingError where it is bad by itself."""
+    """Return what a line sets; None if nothing. BadInputError or InvalidSettingError if the line itself is bad."""
     comment = _COMMENT.search(text)
     statement = (text if comment is None else text[: comment.start()]).strip()
     if not statement:
@@ -104,7 +104,7 @@ def read_line(text: str) -> Line | None:
 
 
 def changes_of(lines: Iterable[Line], holding: Mapping[str, Explained]) -> dict[str, str | None]:
-    """What the lines change of what holds; of several lines for one name the last counts."""
+    """Return what the lines change of the settings in force. Of several lines for one name the last one counts."""
     changes: dict[str, str | None] = {}
     for line in lines:
         present = holding.get(line.name)
@@ -120,12 +120,12 @@ def _changes_nothing(line: Line, present: Explained | None) -> bool:
         return line.value is None
     if line.value is None:
         return present.source != TOPIC
-    # A default in a copy that is written back stays one; on a line without its source it becomes the topic's own.
+    # A default in a copy that is written back stays a default. On a line without its source it becomes the topic's own.
     return line.value == present.value and (present.source == TOPIC or line.elsewhere)
 
 
 def _own(holding: Mapping[str, Explained], name: str) -> str | None:
-    """The topic's own value; None where it has none."""
+    """Return the topic's own value; None if it has none."""
     found = holding.get(name)
     return None if found is None or found.source != TOPIC else found.value
 

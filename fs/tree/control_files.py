@@ -1,12 +1,12 @@
-"""Command files: what is written to them is done, line by line, and reading tells what holds.
+"""Control files: written lines are carried out, and reading shows the present state.
 
     echo 'cleanup.policy=compact' > topics/orders/config
     echo 500 >> orders-0/start
 
-They have no content of their own to keep, so `>`, `>>` and writing anywhere in them are one: lines that are done in
-their order. What is written through one open file is done whole or not at all, and each write at once, since shells
-look at the error of write(2) alone: bash's `printf` and `echo` make a write of each line. So where one is refused, what
-was done before is taken back, where it can be, and nothing more is taken. fsync(2) says that what came so far stays.
+They have no content of their own, so `>`, `>>` and writing at any position mean the same: lines that are carried out in
+order. Lines that come through one open file are carried out all or not at all, and at once at each write, since shells
+check only the error of write(2): `printf` and `echo` of bash write each line on its own. If a write is refused, what
+was done before is taken back, if possible, and nothing more is taken. fsync(2) makes what came so far final.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from topicfs.fs.entry import BytesHandle, GeneratedFile, Handle, wants_writing
 log = logging.getLogger(__name__)
 
 LINE_LIMIT: Final = 16 * 1024
-"""Bytes of a line; the longest that means anything has some hundred."""
+"""Bytes of a line, at most; the longest useful line has some hundred."""
 
 LINES_LIMIT: Final = 1024 * 1024
-"""Bytes of the lines that are done together: what `config` gives has some thousand."""
+"""Bytes of the lines that are carried out together, at most; the content of `config` has some thousand."""
 
 TakeBack = Callable[[], None]
-"""Undoes what lines have done."""
+"""A function that undoes what lines have done."""
 
 
 class ControlFile(GeneratedFile):
-    """A small file whose lines are done as they are written."""
+    """A small file whose lines are carried out as they are written."""
 
     permissions = 0o666
 
     def apply(self, lines: Sequence[str]) -> TakeBack | None:
-        """Do what the lines of one write say, all of it or, with an error, nothing. Gives what undoes it; None where
-        there is nothing to undo, or nothing can."""
+        """Carry out the lines of one write: all or, with an error, none. Return a function that undoes them; None if
+        there is nothing to undo, or no way to do so."""
         raise NotImplementedError
 
     def note_refusal(self, error: Exception) -> None:
-        """Remember why lines were refused: an errno is all that the writer was told."""
+        """Remember why lines were refused, as the writer was told only an errno."""
         raise NotImplementedError
 
     def open(self, flags: int) -> Handle:
         return ControlHandle(self, flags) if wants_writing(flags) else BytesHandle(self.content())
 
     def truncate(self, length: int) -> None:
-        # What `>` does before it writes. What holds is only changed by lines.
+        # `>` does this before it writes. Only lines change the state.
         if length:
             raise errors.AppendOnlyError(f"{self.path} cannot be cut to {length} bytes, only to 0")
 
 
 class ControlHandle(Handle):
-    """A writer of a command file, which may read what held when it was opened.
+    """A writer of a control file, which may also read the content at the open.
 
-    _file        where lines go
-    _reader      None where the file was opened for writing only
+    _file        the control file that lines are applied to
+    _reader      the content at the open; None if the file was opened for writing only
     _tail        the beginning of a line whose newline has not come
-    _is_done     the tail, as it is, was done at a close
-    _lines       whole lines that came, since the last fsync
-    _take_back   what undoes them, the oldest first
-    _waiting     of these lines, those that were taken back as the close of a duplicate met half a line: they are done
-                 with what comes next
-    _is_refused  a write was refused: no more are taken
+    _is_done     whether the tail, as it is, was carried out at a close
+    _lines       the complete lines since the last fsync
+    _take_back   the functions that undo them, the oldest first
+    _waiting     the lines that were taken back when the close of a duplicate met half a line: they are carried out
+                 together with what comes next
+    _is_refused  whether a write was refused: no more are taken
     """
 
     def __init__(self, file: ControlFile, flags: int) -> None:
@@ -86,8 +86,8 @@ class ControlHandle(Handle):
         return super().read(position, into) if self._reader is None else self._reader.read(position, into)
 
     def write(self, data: Bytes) -> int:
-        """Do the whole lines, and keep the beginning of one. After an error nothing is done that came through this
-        open file, and nothing is kept."""
+        """Carry out the complete lines, and keep the beginning of the next one. After an error nothing stays in force
+        that came through this open file, and nothing is kept."""
         with self._lock:
             if self._is_refused:
                 raise errors.BadInputError(
@@ -105,8 +105,9 @@ class ControlHandle(Handle):
             return int(data.size)
 
     def flush(self) -> None:
-        """A descriptor is closed: a line without its newline is done, so that close(2) can tell. It is kept as well:
-        where the close was a forked child's, in the middle of a line, the rest comes, and the whole line is done."""
+        """Carry out a line without its newline when a descriptor is closed, so that close(2) reports its error. The
+        line is kept too: if a forked child has closed in the middle of a line, the rest comes, and the full line is
+        carried out."""
         with self._lock:
             if self._tail and not self._is_done and not self._is_refused:
                 self._apply([self._tail])
@@ -128,7 +129,7 @@ class ControlHandle(Handle):
             take_back = self._file.apply([_text(line) for line in self._waiting + lines])
         except (EngineError, OSError) as error:
             self._take_all_back()
-            # The line that tells the errno knows the handle's number only.
+            # The log line with the errno shows only the number of the handle.
             log.info(f"{self._file.path}: lines are refused: {error}")
             self._file.note_refusal(error)
             raise

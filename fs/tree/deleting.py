@@ -1,14 +1,14 @@
-"""How records are deleted through the mount, by name: extended attributes that no tool sets by itself.
+"""Deletion of records by name through the mount, with extended attributes that no tool sets by itself.
 
     setfattr -n user.topicfs.delete -v orders mnt/topics        a topic, with all that it holds
     setfattr -n user.topicfs.delete -v orders-0 mnt             a partition
-    setfattr -n user.topicfs.undelete -v orders mnt/topics      take the newest deletion of a topic back; or of an id
-    setfattr -n user.topicfs.undelete -v orders-0 mnt           of a partition
+    setfattr -n user.topicfs.undelete -v orders mnt/topics      take back a topic's newest deletion, or one by id
+    setfattr -n user.topicfs.undelete -v orders-0 mnt           take back a partition's
     getfattr --only-values -n user.topicfs.deleted mnt/topics   what can be taken back, as JSON
 
-The attribute is one of the directory in which the name is, so that the kernel asks for the permission to write there,
-as for rmdir. `topicfs delete` and `topicfs undelete` set it. None of them is listed: what copies attributes does not
-see them.
+The attribute belongs to the directory that contains the name, so that the kernel checks the permission to write there,
+as for rmdir. `topicfs delete` and `topicfs undelete` set it. None of the attributes is listed, so tools that copy
+attributes do not see them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELETED: Final = "user.topicfs.deleted"
 class Deleting(Directory):
     """A directory whose names can be deleted with all that they hold, and taken back.
 
-    context  what the tree shares
+    context  the context that the tree shares
     """
 
     context: Context

@@ -1,12 +1,12 @@
-"""`topics/<topic>/inbox/`: files that are appended as a whole, exactly once.
+"""`topics/<topic>/inbox/`: files that are appended completely, and exactly once.
 
     mkdir inbox/b; write inbox/b/…; touch inbox/b/_SUCCESS      a batch, as Spark's committers write it
     cp x.jsonl inbox/.x; mv inbox/.x inbox/x.jsonl              a file that is renamed here
-    mv /elsewhere/x.jsonl inbox/                                a file that mv copies here: it sets the file's times
-                                                                when all is there, and close(2) tells what became of it
+    mv /elsewhere/x.jsonl inbox/                                a file that mv copies here: mv sets the file's times
+                                                                when it is complete, and close(2) reports the result
 
-A plain copy to a name that is not hidden is refused: whether its writer has come to its end, or was killed, nobody
-could tell. What the names mean: `topicfs.fs.inbox.paths`. Everything else is as on any disk.
+A plain copy to a name that is not hidden is refused: nothing tells whether its writer has come to its end, or was
+killed. The meaning of the names is in `topicfs.fs.inbox.paths`. Everything else works as on any disk.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ _STREAMS: Final = (
 
 
 class Scratch(Entry):
-    """What all entries of an inbox have: chmod, chown and utimens do well, as Spark and cp want them to.
+    """What all entries of an inbox have in common. chmod and chown succeed without effect, as Spark and cp need;
+    utimens sets the times.
 
-    topic_inbox  what they share
-    parts     the path in the inbox
+    topic_inbox  the inbox that they share
+    parts        the path in the inbox
     """
 
     def __init__(self, path: str, topic_inbox: TopicInbox, parts: Parts) -> None:
@@ -66,7 +67,7 @@ class Scratch(Entry):
         found = self.status()
         return Attributes(
             self.kind | (self.permissions & owner.mode),
-            # Of the file, not of its name: a rename keeps it.
+            # The inode is that of the file, not of its name: a rename keeps it.
             inode(f"staging:{found.st_dev}", found.st_ino),
             found.st_nlink,
             found.st_size,
@@ -94,7 +95,7 @@ class Scratch(Entry):
             self.topic_inbox.commit_file(self.parts, new)
             return
         if is_directory and len(self.parts) == 1 and len(new) == 2 and name == self.parts[0]:
-            # mv(1) found the emptied directory of a batch that was committed, and would put this one into it.
+            # mv(1) found the emptied directory of a committed batch, and would move this directory into it.
             new = new[:1] if self.topic_inbox.inbox.is_spent(new[0]) else new
         with self.topic_inbox.claims.changing(self.parts, new), as_told(self.path):
             if is_directory and len(new) == 1 and self.topic_inbox.inbox.is_spent(new[0]):
@@ -121,12 +122,12 @@ class Scratch(Entry):
 
 
 class InboxDirectory(Scratch, Directory):
-    """The inbox itself, and every directory in it."""
+    """The inbox itself, or a directory in it."""
 
     permissions = 0o777
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
-        # The inbox itself is there before anything is in it.
+        # The inbox itself is shown before anything is in it.
         return super().attributes(owner) if self.parts else Entry.attributes(self, owner)
 
     def mtime_ns(self) -> int:
@@ -174,7 +175,7 @@ class InboxDirectory(Scratch, Directory):
         file = InboxFile(self.child(name), self.topic_inbox, new)
         place = kind_of(new)
         if place is PathKind.TOP:
-            # mv and cp ask for a file that nobody else has made, `>` does not: its writer would not look at close(2).
+            # mv and cp ask for a file that did not exist before, `>` does not: its writer would not check close(2).
             if not flags & os.O_EXCL or job_of(name) is not None:
                 raise errors.NotSupportedError(
                     f"{file.path}: whether all of it has come cannot be known; write to a name that begins with a dot, "
@@ -190,9 +191,9 @@ class InboxDirectory(Scratch, Directory):
 
 
 class InboxFile(Scratch):
-    """A file on its way in.
+    """A file in an inbox.
 
-    file  open, where this entry is of an open file: it is asked then, whatever became of its name
+    file  the file itself, if this entry is of an open file: its attributes are read there, even if its name is gone
     """
 
     permissions = 0o666
@@ -208,14 +209,14 @@ class InboxFile(Scratch):
         return self.status().st_mtime_ns
 
     def opened(self, flags: int) -> tuple[StagedFile, Writing | None]:
-        """Open the file itself; for writing, that is noted."""
+        """Open the file itself. An open for writing is noted in the claims."""
         claims = self.topic_inbox.claims
         writes = wants_writing(flags)
         changes = kind_of(self.parts) is not PathKind.SUCCESS and (
             writes or flags & (os.O_CREAT | os.O_TRUNC)
         )
         with claims.changing(*([self.parts] if changes else ())), as_told(self.path):
-            # The kernel gives each write its place.
+            # The kernel gives each write its position.
             self.file = self.topic_inbox.staging.open(self.parts, flags & ~os.O_APPEND)
             if not writes:
                 return self.file, None
@@ -224,7 +225,7 @@ class InboxFile(Scratch):
 
     def open(self, flags: int) -> Handle:
         if wants_writing(flags) and kind_of(self.parts) is PathKind.SUCCESS:
-            # Spark does not make the file anew where an earlier job has left one.
+            # Spark does not make the file anew if an earlier job has left one.
             self._commit_again()
             return SuccessHandle(self, flags)
         return ScratchHandle(self, flags)
@@ -249,7 +250,7 @@ class InboxFile(Scratch):
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
         if kind_of(self.parts) is PathKind.SUCCESS:
-            # Python touches what is there without opening it.
+            # Python's touch sets the times of an existing file without opening it.
             self._commit_again()
         super().set_times(accessed_ns, modified_ns)
         arrival = self.topic_inbox.arriving.get(self.parts[-1])
@@ -258,9 +259,9 @@ class InboxFile(Scratch):
 
 
 class ScratchHandle(Handle):
-    """An open file on its way in: as on any disk, through the page cache.
+    """An open file in an inbox. It works as on any disk, through the page cache.
 
-    writing  that it is open for writing; None where it is not
+    writing  the note that it is open for writing; None if it is not
     """
 
     direct_io = False
@@ -291,7 +292,7 @@ class ScratchHandle(Handle):
 
 
 class SuccessHandle(ScratchHandle):
-    """`_SUCCESS`, open after its batch was committed: the mount stays until it is closed."""
+    """`_SUCCESS`, open after its batch was committed: a daemon that stops waits for its close, for a while."""
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
         super().__init__(entry, flags)
@@ -303,11 +304,11 @@ class SuccessHandle(ScratchHandle):
 
 
 class ArrivingHandle(ScratchHandle):
-    """A file that is copied to a name that is not hidden: appended at close(2), if its times were set after the last
-    write. Else close(2) says that it is not, and the file goes.
+    """A file that is copied to a name that is not hidden. It is appended at close(2), if its times were set after the
+    last write. Otherwise close(2) returns an error, and the file is removed.
 
-    is_whole   its times were set, and nothing was written after that
-    _is_taken  it was appended
+    is_whole   whether its times were set, and nothing was written after that
+    _is_taken  whether it was appended
     """
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
@@ -348,7 +349,7 @@ class ArrivingHandle(ScratchHandle):
 
 
 def check_name(parts: Parts, is_directory: bool) -> None:
-    """Refuse early what could not be appended, in words."""
+    """Refuse a name early, with a reason, if what it stands for could not be appended."""
     place = kind_of(parts)
     name, shown = parts[-1], "/".join(parts)
     if place is PathKind.MANIFEST:
@@ -372,7 +373,7 @@ def check_name(parts: Parts, is_directory: bool) -> None:
 
 @contextlib.contextmanager
 def as_told(path: str) -> Iterator[None]:
-    """What the disk says of a file is true of the file that is shown."""
+    """Turn errors of the disk about a file in the inbox into errors about the entry that shows it."""
     try:
         yield
     except NotRegularError as error:

@@ -20,14 +20,15 @@ from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.view import View
 
 FOLLOW_WAIT: Final = 0.2
-"""Seconds after which a blocked read looks whether its reader still waits: Ctrl-C works within that time."""
+"""Seconds after which a waiting read checks whether its caller still waits: Ctrl-C works within that time."""
 
 
 class LogHandle(Handle):
-    """A reader of the view that all who hold the log share.
+    """A reader of the shared log view, which all who have the log open share.
 
-    _shift  from positions of this handle to those of the view: see `views/shared_log_view`. None before the first read
-    _base   of the segment that was read last
+    _shift  what is added to positions of this handle to get positions of the view: see `views/shared_log_view.py`; None
+            before the first read
+    _base   the base offset of the segment that was read last
     """
 
     def __init__(self, views: PartitionViews, fmt: Format) -> None:
@@ -39,7 +40,7 @@ class LogHandle(Handle):
         self._base = -1
 
     def content(self) -> Hashable:
-        # Size and positions count from the origin. Pages are of one file, so they cannot begin elsewhere.
+        # Size and positions count from the origin. The file has one set of pages, so they cannot begin elsewhere.
         if self._shift:
             raise errors.SharedPagesError("the log was opened behind its origin, which somebody holds")
         return id(self._view)
@@ -65,9 +66,10 @@ class LogHandle(Handle):
 
 
 class WriterHandle(Handle):
-    """A writer, with a reader beside it where the file was opened for both.
+    """A writer, with a reader if the file was opened for both.
 
-    _synced  each write is brought onto the disk: with direct_io the kernel leaves O_SYNC and O_DSYNC to us
+    _synced  whether each write is brought onto the disk: with direct_io the kernel leaves O_SYNC and O_DSYNC to the
+             daemon
     """
 
     def __init__(self, writer: AppendHandle, flags: int, reader: LogHandle | None = None) -> None:
@@ -113,8 +115,8 @@ class LogFile(PartitionEntry):
         found = super().attributes(owner, size)
         if self.format != Format.TXT or not found.size:
             return found
-        # `du` of a partition's directory meets no other file of records: so it tells what is stored. It is never 0
-        # where there are bytes to read, since tar takes that for a file without data.
+        # `du` of a partition's directory meets no other file of records, so this file reports the bytes that are
+        # stored. They are never 0 if there are bytes to read, since tar takes 0 for a file without data.
         return found._replace(stored=max(self.views.stored(), 1))
 
     def xattrs(self) -> dict[str, bytes]:
@@ -129,7 +131,7 @@ class LogFile(PartitionEntry):
             self.views.writers.await_closing()
             return LogHandle(self.views, self.format)
         require_append(self, flags)
-        # A line that ends by a close under way was written before what will be written here.
+        # A line that ends with a close in progress was written before what will be written here.
         self.views.writers.await_closing()
         target = PartitionTarget(self.views.writers, self.format, batch_size_for(flags, self.context))
         reader = LogHandle(self.views, self.format) if flags & os.O_ACCMODE == os.O_RDWR else None
@@ -137,19 +139,19 @@ class LogFile(PartitionEntry):
 
 
 def batch_size_for(flags: int, context: Context) -> int:
-    """How many bytes of lines may gather: none where each write is brought onto the disk, so that its error is its own
-    lines'."""
+    """Return how many bytes of lines may gather: none if each write is brought onto the disk, so that its error is
+    about its own lines."""
     return 0 if flags & os.O_DSYNC else context.batch_size
 
 
 def require_append(entry: Entry, flags: int) -> None:
-    """EPERM at open for what would overwrite or cut."""
+    """Refuse an open that would overwrite or cut, with EPERM."""
     if flags & os.O_TRUNC or not flags & os.O_APPEND:
         raise errors.AppendOnlyError(f"{entry.path} can only be appended to: use >>")
 
 
 class CurrentLink(PartitionEntry, Link):
-    """Leads to the active segment, and moves on when a new one begins."""
+    """A link to the active segment. It leads to the next one as soon as that begins."""
 
     def __init__(self, path: str, views: PartitionViews, fmt: Format) -> None:
         super().__init__(path, views)
@@ -160,7 +162,7 @@ class CurrentLink(PartitionEntry, Link):
 
 
 class FollowHandle(Handle):
-    """Records that come after it was opened; a read blocks while there are none."""
+    """A reader of the records that come after the open. A read waits while there are none."""
 
     def __init__(self, context: Context, views: PartitionViews, fmt: Format) -> None:
         self._context = context
@@ -168,8 +170,8 @@ class FollowHandle(Handle):
         self._view = View.open(views.rendered, fmt, views.partition.stable_offset)
 
     def read(self, position: int, into: Bytes) -> int:
-        # The kernel's position is its own count of what was read: the same as ours, since nothing is skipped. It also
-        # lets one at a time read from a descriptor.
+        # The kernel's position is its own count of what was read. It equals ours, since nothing is skipped. The kernel
+        # also lets only one thread at a time read from a descriptor.
         log = self._views.partition.log
         while True:
             seen = log.offsets.stable

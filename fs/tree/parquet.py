@@ -1,6 +1,6 @@
 """`sealed/parquet/` and `topics/<topic>/table/`: sealed segments as Parquet files, which the daemon makes.
 
-Only those of a topic with `parquet.enable` are there: without it the names are not.
+The names exist only for topics with `parquet.enable`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTITION: Final = "partition="
 
 
 class ParquetHandle(Handle):
-    """An open file: it stays readable when another one has replaced it."""
+    """An open Parquet file. It stays readable after another one has replaced it."""
 
     direct_io = False
     keep_cache = True
@@ -46,7 +46,7 @@ class ParquetHandle(Handle):
 
 
 class ParquetFile(PartitionEntry):
-    """A sealed segment as a Parquet file. It is as old as the segment's `.log`."""
+    """A sealed segment as a Parquet file. Its modification time is that of the segment's `.log`."""
 
     can_go = True
 
@@ -74,7 +74,7 @@ class ParquetFile(PartitionEntry):
 
     @property
     def fleeting(self) -> bool:  # type: ignore[override]
-        # As of segments: compaction may have another one made.
+        # As with segments, compaction may cause another file to be made.
         return self.views.partition.settings.compact
 
     def size(self) -> int:
@@ -100,7 +100,7 @@ class ParquetFile(PartitionEntry):
 
 
 class ParquetDirectory(PartitionEntry, Directory):
-    """A partition's Parquet files. A name is there only when its bytes are final, and hold a record."""
+    """A partition's Parquet files. A name exists only when its bytes are final, and contain a record."""
 
     def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
         super().__init__(path, views)
@@ -124,7 +124,7 @@ class ParquetDirectory(PartitionEntry, Directory):
 
 
 class TableDirectory(TopicEntry, Directory):
-    """A topic as a table: a directory for each partition, as Spark and others name those of a column."""
+    """A topic as a table: a directory for each partition, named as Spark and others name those of a column."""
 
     def names(self) -> Iterable[str]:
         for number in self.context.store.topics().get(self.topic, ()):
@@ -142,7 +142,7 @@ class TableDirectory(TopicEntry, Directory):
 
 
 def table_of(path: str, context: Context, topic: str) -> TableDirectory | None:
-    """A topic's table; None where it wants none."""
+    """Return a topic's table; None if its settings ask for none."""
     try:
         wanted = context.store.topic_settings(topic).parquet_enable
     except UnknownPartitionError:

@@ -26,14 +26,14 @@ LINKED: Final = (
     "segments",
     "sealed",
 )
-"""Views of records that `log.txt` has as well."""
+"""The views of records that `log.txt` contains as well."""
 
 
 class PartitionDirectory(Directory):
-    """Everything that can be seen of a partition. `log.txt` has each record once; every other view is listed as a link,
-    which tools that go through whole trees do not follow.
+    """The directory of a partition. `log.txt` has each record once. Every other view of the same records is listed as a
+    link, which tools that go through whole trees do not follow.
 
-    _found  the partition as it was last found; it may have been deleted since
+    _found  the partition's views as they were last found; the partition may have been deleted since
     """
 
     def __init__(self, path: str, context: Context, topic: str, number: int) -> None:
@@ -57,7 +57,7 @@ class PartitionDirectory(Directory):
         return partition_mtime(self._views())
 
     def names(self) -> Iterable[str]:
-        # Not `follow`: `grep -r`, `cp -a` and `wc *` open all that is listed, and would wait there for ever.
+        # `follow` is not listed: `grep -r`, `cp -a` and `wc *` open all listed names, and would wait there for ever.
         for kind in ("log", "current"):
             for suffix in FORMATS:
                 yield f"{kind}.{suffix}"
@@ -92,7 +92,7 @@ class PartitionDirectory(Directory):
 
 
 def view_of(path: str, name: str, context: Context, views: PartitionViews) -> Entry:
-    """What a link leads to; its name is one of LINKED."""
+    """Return the entry that a link leads to. Its name is one of LINKED."""
     match name:
         case "offset":
             return OffsetDirectory(path, views)
@@ -106,7 +106,7 @@ def view_of(path: str, name: str, context: Context, views: PartitionViews) -> En
 
 
 class ViewLink(PartitionEntry, Link):
-    """Leads to what has the same name in `views`."""
+    """A link to the entry of the same name in `views`."""
 
     def __init__(self, path: str, views: PartitionViews, name: str) -> None:
         super().__init__(path, views)
@@ -117,7 +117,7 @@ class ViewLink(PartitionEntry, Link):
 
 
 class ViewsDirectory(PartitionEntry, Directory):
-    """What a partition's links lead to; not listed itself."""
+    """The targets of a partition's links. This directory is not listed itself."""
 
     def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
         super().__init__(path, views)
@@ -133,7 +133,7 @@ class ViewsDirectory(PartitionEntry, Directory):
 
 
 class StatusFile(PartitionEntry, FleetingFile):
-    """A partition's offsets, sizes, what upkeep does next with it, and its last refusal, as JSON."""
+    """A partition's offsets and sizes, what upkeep does next with it, and its last refusal, as JSON."""
 
     def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
         super().__init__(path, views)

@@ -1,4 +1,4 @@
-"""What all entries of a partition have in common: they are as old as its data, and stand as long as it does."""
+"""What all entries of a partition have in common: its modification time, and that they end when it is deleted."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class PartitionEntry(Entry):
 
 
 def partition_mtime(views: PartitionViews) -> int:
-    """When a partition last changed: when its active segment was written. Each command asks for several entries'
-    times: what the file system said is right until the segment has grown."""
+    """Return when a partition last changed, which is when its active segment was written. The time is kept until the
+    segment grows, as each command asks for the times of several entries."""
     active = views.partition.log.chain.active
     size = active.size
     known = views.written
@@ -49,7 +49,7 @@ def partition_mtime(views: PartitionViews) -> int:
 
 
 def status_of(segment: Segment) -> os.stat_result:
-    """What stat tells of a segment's `.log`; NotFoundError where it was removed."""
+    """Return what stat reports of a segment's `.log`. NotFoundError if it was removed."""
     try:
         return os.stat(segment.log.path)
     except FileNotFoundError:

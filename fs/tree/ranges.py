@@ -1,4 +1,4 @@
-"""`offset/` and `time/`: records by offset and by time. Names need not be listed to be opened."""
+"""`offset/` and `time/`: records by offset and by time. A name can be opened even if it is not listed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from topicfs.fs.views.view import View
 
 
 def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | None]:
-    """The offsets that a selection means now: the first, and the one behind the last (None: it grows)."""
+    """Return the offsets that a selection means now: the first, and the one behind the last (None: it grows)."""
     partition = views.partition
     now = partition.offsets
     match selection:
@@ -56,11 +56,11 @@ def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | Non
 
 
 class ResolvedRange(PartitionEntry):
-    """Some records in a format: from `start` to before `end`, or on and on.
+    """Some records in a format: from `start` to before `end`, or without an end.
 
-    fleeting   the name stands for other records when it is looked at again
-    version    as in `Attributes`; of its own at each look at a fleeting one
-    _measured  how often what it shows was changed, and the size then, once that grows no more
+    fleeting   whether the name may stand for other records at the next look-up
+    version    as in `Attributes`; a fleeting range gets a new one at each look-up
+    _measured  the `_changes` and the size at the last measurement; it is only used if the range can no longer grow
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ResolvedRange(PartitionEntry):
 
     @property
     def _changes(self) -> tuple[int, int]:
-        """How often segments were rewritten, and how many records of the range were removed at its beginning."""
+        """Return how often segments were rewritten, and how many records were removed at the beginning of the range."""
         return self.views.rewrites, max(0, self.views.partition.start_offset - self.start)
 
     def _view(self) -> View:
@@ -104,14 +104,14 @@ class ResolvedRange(PartitionEntry):
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
-        # Asked for before: what changes meanwhile makes it another one than it is.
+        # This is asked before the open: if something changes meanwhile, the content counts as another one.
         changes = self._changes
         return ViewHandle(self._view(), content=changes)
 
 
 class RangeFile(PartitionEntry):
-    """Some records in a format, as a name selects them. What it selects may be other records each time: then each look
-    at the name leads to a file of its own, so that two that are open and mapped do not share pages."""
+    """Some records in a format, as a name selects them. If it may select other records each time, each look-up of the
+    name gives a new file, so that two that are open and mapped do not share pages."""
 
     def __init__(self, path: str, views: PartitionViews, selection: Selection, fmt: Format) -> None:
         super().__init__(path, views)
@@ -149,7 +149,7 @@ class RangeFile(PartitionEntry):
 
 
 class ValueFile(PartitionEntry):
-    """The value of one record, exactly; a null value is an empty file."""
+    """The value of one record, exactly. A null value is an empty file."""
 
     def __init__(self, path: str, views: PartitionViews, record: Record) -> None:
         super().__init__(path, views)
@@ -157,7 +157,7 @@ class ValueFile(PartitionEntry):
 
     @property
     def is_current(self) -> bool:
-        return False  # it may have been deleted
+        return False  # the record may have been deleted
 
     @property
     def version(self) -> int:
@@ -186,12 +186,12 @@ class ValueFile(PartitionEntry):
 
 
 class OffsetDirectory(PartitionEntry, Directory):
-    """Records by offset. Listed are the bounds of what there is: single records only where one is to be seen."""
+    """Records by offset. It lists the range of all records, and the first and the last record if they are visible."""
 
     def names(self) -> Iterable[str]:
         now = self.views.partition.offsets
         if now.start < now.stable:
-            # A bound may be a marker, or of an aborted transaction: a name that leads nowhere stops find and tar.
+            # A bound may be a marker, or of an aborted transaction. A listed name that is not there stops find and tar.
             for bound in sorted({now.start, now.stable - 1}):
                 if self.views.partition.record(bound) is not None:
                     yield str(bound)
@@ -220,7 +220,7 @@ class OffsetDirectory(PartitionEntry, Directory):
 
 
 class TimeDirectory(PartitionEntry, Directory):
-    """Records by time. Listed are the days that hold some."""
+    """Records by time. It lists the days that have records."""
 
     def names(self) -> Iterable[str]:
         for day in periods(self.views, 0, None, DAY_MS):
@@ -239,7 +239,7 @@ class TimeDirectory(PartitionEntry, Directory):
 
 
 class DayDirectory(PartitionEntry, Directory):
-    """The hours of a day, UTC. Listed are those that hold records."""
+    """The hours of a day, in UTC. It lists those that have records."""
 
     def __init__(self, path: str, views: PartitionViews, day: int) -> None:
         super().__init__(path, views)
@@ -260,7 +260,7 @@ class DayDirectory(PartitionEntry, Directory):
 
 
 def periods(views: PartitionViews, start: int, end: int | None, length: int) -> Iterator[int]:
-    """The periods of some length, from `start` on, that begin with a record: a look-up for each, not a scan."""
+    """Find the periods of a length, from `start` on, that contain records: with a look-up for each, not a scan."""
     latest = views.partition.offset_for_timestamp(MAX)
     if latest is None:
         return

@@ -42,7 +42,7 @@ A slash behind a link, as in `find orders-0/segments/`, has such tools follow it
 
 
 class RootDirectory(Deleting):
-    """Partitions, topics, and two files about the whole. mkdir creates a partition, rmdir removes an empty one."""
+    """Partitions, topics, and two files about the store. mkdir creates a partition, rmdir removes an empty one."""
 
     permissions = 0o777
 
@@ -114,7 +114,7 @@ class RootDirectory(Deleting):
 
 
 class TextFile(FleetingFile):
-    """A text about the whole."""
+    """A text about the whole store."""
 
     def __init__(self, path: str, make: Callable[[], bytes], context: Context) -> None:
         super().__init__(path)

@@ -22,10 +22,10 @@ RAW = "log"
 
 
 class ViewHandle(Handle):
-    """An open view: it belongs to this handle alone. Of one that can change no more the kernel keeps the pages.
+    """An open view that belongs to this handle alone. The kernel keeps the pages of a view that can no longer change.
 
-    _content  what it shows depends on this, beside the version
-    _base     of the segment that was read last
+    _content  what the shown bytes depend on, beside the version
+    _base     the base offset of the segment that was read last
     """
 
     def __init__(self, view: View, final: bool = False, content: Hashable = None) -> None:
@@ -47,7 +47,7 @@ class ViewHandle(Handle):
         if base != self._base and not self.is_paged:
             self._base = base
             if self.view.end_offset is None:
-                # It may be followed for ever; what has an end keeps everything until it is closed.
+                # It may be followed for ever, so it releases what was read. A view with an end keeps all of it.
                 self.view.release_below(position)
         return done
 
@@ -56,8 +56,8 @@ class ViewHandle(Handle):
 
 
 class OfSegment(PartitionEntry):
-    """An entry that shows a segment. To the kernel each `.log` is a file of its own, whatever its name, and so is a
-    segment that may still grow and the same one when it is final: pages are kept of final bytes only."""
+    """An entry that shows a segment. To the kernel each `.log` is a file of its own, whatever its name. A segment that
+    may still grow and the same segment when it is final are two files as well: only pages of final bytes are kept."""
 
     can_go = True
 
@@ -76,7 +76,7 @@ class OfSegment(PartitionEntry):
 
     @property
     def is_final(self) -> bool:
-        """Whether its bytes can grow no more."""
+        """Tell whether its bytes can no longer grow."""
         raise NotImplementedError
 
     @property
@@ -89,7 +89,7 @@ class OfSegment(PartitionEntry):
 
     @property
     def fleeting(self) -> bool:  # type: ignore[override]
-        # Compaction may put another segment in its place at any moment.
+        # Compaction may replace the segment by another one at any moment.
         return self.views.partition.settings.compact
 
     def _born(self) -> tuple[Birth, int]:
@@ -119,13 +119,13 @@ class SegmentFile(OfSegment):
 
     @property
     def is_current(self) -> bool:
-        # One that was found while it was active does not know its end, should it be removed.
+        # If the segment was active when it was found, the entry would not know its end after a removal.
         return self.segment is not self._found_in.last and super().is_current
 
     def size(self) -> int:
         self.views.writers.await_closing()
         log = self.views.partition.log
-        # Offsets first: a list of segments that is older than they are lacks the segment's end.
+        # The offsets are read first: a list of segments that is older than the offsets lacks the segment's end.
         offsets = log.offsets
         segments = log.chain.segments
         if self.segment not in segments:
@@ -169,7 +169,7 @@ class RawHandle(Handle):
 
 
 class RawFile(OfSegment):
-    """A segment's `.log`: batches as Kafka's own tools read them."""
+    """A segment's `.log`: batches that Kafka's own tools can read."""
 
     @property
     def is_final(self) -> bool:
@@ -189,7 +189,7 @@ class RawFile(OfSegment):
 
 
 class SegmentsDirectory(PartitionEntry, Directory):
-    """Every segment, in all formats and raw; the active one grows."""
+    """Every segment, in all formats and raw. The active one grows."""
 
     def names(self) -> Iterable[str]:
         for segment in self.views.partition.log.chain.segments:
@@ -211,7 +211,7 @@ class SegmentsDirectory(PartitionEntry, Directory):
 
 
 class SealedDirectory(PartitionEntry, Directory):
-    """One directory for each format, with the segments that can change no more: for Spark."""
+    """One directory for each format, with the segments that can no longer change. It is made for Spark."""
 
     def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
         super().__init__(path, views)
@@ -232,7 +232,7 @@ class SealedDirectory(PartitionEntry, Directory):
 
 
 class SealedFormatDirectory(PartitionEntry, Directory):
-    """The sealed segments in one format: a name is there only when its bytes are final, and they are not empty."""
+    """The sealed segments in one format. A name exists only when its bytes are final, and there are some."""
 
     def __init__(self, path: str, views: PartitionViews, fmt: Format) -> None:
         super().__init__(path, views)

@@ -1,4 +1,4 @@
-"""`start`: a partition's start offset, and where records are deleted by writing a larger one."""
+"""`start`: a partition's start offset. Writing a larger offset deletes the records below it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topicfs.fs.views.partition_views import PartitionViews
 
 
 class StartFile(PartitionEntry, ControlFile):
-    """The start offset. Records below a number that is written are deleted, with -1 all that are committed."""
+    """The start offset. A written number deletes the records below it; -1 deletes all that are committed."""
 
     def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
         super().__init__(path, views)
@@ -34,9 +34,9 @@ class StartFile(PartitionEntry, ControlFile):
         try:
             self.context.store.delete_records(partition.topic, partition.number, offset)
         except OffsetOutOfRangeError as error:
-            # Here the offset is no name that is asked for: it is what was written.
+            # Here the offset is not a name that was looked up, but what was written.
             raise errors.BadInputError(str(error)) from None
-        return None  # Records that are deleted do not come back.
+        return None  # Deleted records cannot be brought back.
 
     def note_refusal(self, error: Exception) -> None:
         self.views.writers.note_refusal(error)

@@ -1,4 +1,4 @@
-"""What all entries of a topic have in common: they are as old as the latest coming or going of a partition."""
+"""What all entries of a topic have in common: they change when a partition is made or removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topics/<topic>/`: a topic's settings, and where lines are appended to any of its partitions."""
+"""`topics/<topic>/`: a topic's settings, and files that append lines to its partitions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TopicsDirectory(Deleting):
 
 
 class TopicDirectory(TopicEntry, Directory):
-    """One topic. What shows records that partitions show too, or cannot be read, is listed as a link."""
+    """One topic. What only repeats the partitions' records, and what cannot be read, is listed as a link."""
 
     def names(self) -> Iterable[str]:
         yield "config"
@@ -90,7 +90,7 @@ class TopicDirectory(TopicEntry, Directory):
         return found if self.context.lists_all else TopicViewLink(path, self.context, self.topic, name)
 
     def view(self, path: str, name: str) -> Entry:
-        """What a link leads to."""
+        """Return the entry that a link leads to."""
         table = table_of(path, self.context, self.topic) if name == TABLE else None
         if table is not None:
             return table
@@ -100,7 +100,7 @@ class TopicDirectory(TopicEntry, Directory):
 
 
 class TopicViewLink(TopicEntry, Link):
-    """Leads to what has the same name in `views`."""
+    """A link to the entry of the same name in `views`."""
 
     def __init__(self, path: str, context: Context, topic: str, name: str) -> None:
         super().__init__(path, context, topic)
@@ -111,7 +111,7 @@ class TopicViewLink(TopicEntry, Link):
 
 
 class TopicViewsDirectory(TopicDirectory):
-    """What a topic's links lead to; not listed itself."""
+    """The targets of a topic's links. This directory is not listed itself."""
 
     def names(self) -> Iterable[str]:
         yield from WAYS_IN
@@ -123,7 +123,7 @@ class TopicViewsDirectory(TopicDirectory):
 
 
 class InFile(TopicEntry):
-    """Append here: lines go to the partition that their key says, or to one after the other."""
+    """A file for appending: a line goes to the partition that its key gives, or to the partitions in turn."""
 
     permissions = 0o222
 

@@ -1,4 +1,4 @@
-"""A partition as it is shown: what its views share."""
+"""The state that all views of one partition share."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from topicfs.fs.views.rendered_segments import RenderedSegments, ViewCache
 from topicfs.fs.views.shared_log_view import SharedLogViews
 
 RANGES: Final = 1024
-"""Ranges that are remembered from a look at their name to its opening."""
+"""How many resolved ranges are remembered between the look-up of a name and its opening."""
 
 SERIALS: Final = itertools.count(1)
-"""Of what the kernel is to tell apart, in the life of the daemon."""
+"""Numbers that tell things apart for the kernel, as long as the daemon runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SealedSum:
-    """What the segments of a list add up to in a format, but for the last one that shows.
+    """The size of a list of segments in one format, except for the last segment that is visible.
 
-    segments, start  the list, and the start offset
-    size             bytes of all before `last`
-    last             the segment that may grow
-    skipped          bytes of it that lie below the start offset
+    segments, start  the list of segments, and the start offset, for which the sum holds
+    size             bytes of all segments before `last`
+    last             the last visible segment, which may still grow
+    skipped          bytes of `last` that lie below the start offset
     """
 
     segments: Segments
@@ -48,21 +48,21 @@ class _SealedSum:
 
 
 class PartitionViews:
-    """What views of one partition share.
+    """What the views of one partition share.
 
-    partition  theirs
-    rendered   its segments in all formats
-    writers    what its writers share
-    written     the active segment and its size when its file's time was last asked for, and that time
-    _last_record the record that was last asked for, and the segments in which it was found
-    serial      tells it from others that had its name, and from each segment that was in it
-    rewrites    counts how often segments were, or are about to be, replaced by others
-    ranges      what names stood for lately that stand for other offsets each time
-    _incarnation the partition's directory
-    _born       by base offset: a segment, its file, and a serial
-    shared_log  the views of the whole log that somebody holds open
-    _sealed_sizes what sealed segments add up to, by format
-    _stored_sealed bytes of the sealed segments' `.log` files, and the segments
+    partition       the partition that is shown
+    rendered        its rendered segments, in all formats
+    writers         what the writers of the partition share
+    written         the active segment, its size and its file's modification time, when that time was last read
+    _last_record    the record that was last asked for, and the list of segments in which it was found
+    serial          a number that differs for earlier partitions of the same name, and for each segment of this one
+    rewrites        how often segments were replaced by others, or are about to be
+    ranges          resolved ranges whose names stand for other offsets at each look-up
+    _incarnation    the identity of the partition's directory; None until it was asked for
+    _born           by base offset: a segment, the identity of its file, and a serial
+    shared_log      the views of the whole log that some reader holds open
+    _sealed_sizes   the total size of the sealed segments, by format
+    _stored_sealed  a list of segments, and the bytes of the `.log` files of its sealed segments
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class PartitionViews:
         self._lock = threading.Lock()
 
     def before_removal(self, segments: Sequence[Segment]) -> None:
-        """Retention or compaction is about to take segments out of the log: who has them open keeps them."""
+        """Keep segments readable for open views, before retention or compaction removes them from the log."""
         start, chain = self.partition.start_offset, self.partition.log.chain.segments
         following = [chain.higher(segment.base_offset) for segment in segments]
         if any(each is None or each.base_offset > start for each in following):
-            # Not by retention, which removes what is below the start offset.
+            # This is not retention: retention only removes what is below the start offset.
             with self._lock:
                 self.rewrites += 1
         self.rendered.keep_for_readers()
 
     def forget_removed(self) -> None:
-        """Let go of what is known of segments that are gone."""
+        """Drop what is remembered about segments that were removed."""
         self.rendered.forget_removed()
         segments = self.partition.log.chain.segments
         with self._lock:
@@ -104,14 +104,14 @@ class PartitionViews:
 
     @property
     def incarnation(self) -> Birth:
-        """Tells the partition from another one that had its name before; the same after a restart."""
+        """Identify the partition among others that had its name before; the value is the same after a restart."""
         if self._incarnation is None:
             self._incarnation = birth(self.partition.directory)
         return self._incarnation
 
     def born(self, segment: Segment) -> tuple[Birth, int]:
-        """The file of a segment, which is the same after a restart, and a serial, which is not: some file systems do
-        not tell when a file was made. FileNotFoundError where it was removed."""
+        """Return the identity of a segment's file, which stays the same after a restart, and a serial, which does not.
+        Some file systems do not store when a file was made, so there is a serial. FileNotFoundError: it was removed."""
         known = self._born.get(segment.base_offset)
         if known is None or known[0] is not segment:
             known = segment, birth(segment.log.path), next(SERIALS)
@@ -124,7 +124,7 @@ class PartitionViews:
         return known[1:]
 
     def record(self, offset: int) -> Record | None:
-        """A record by its offset. stat, open and read of one file each ask for it: the last one is remembered."""
+        """Return a record by its offset. It is remembered, as stat, open and read of one file each ask for it."""
         segments = self.partition.log.chain.segments
         last = self._last_record
         if last is not None and last[0] is segments and last[1].offset == offset:
@@ -137,7 +137,7 @@ class PartitionViews:
     # -- the whole log --------------------------------------------------------------------------------
 
     def log_size(self, fmt: Format) -> int:
-        """Bytes of the whole log, counted from the origin of those who hold it."""
+        """Return the bytes of the whole log, counted from the origin that its open readers share."""
         return self.shared_log.size(fmt, lambda: self._size_from_start(fmt))
 
     def _size_from_start(self, fmt: Format) -> int:
@@ -147,7 +147,7 @@ class PartitionViews:
             try:
                 return self._size_of(fmt, segments, offsets)
             except ClosedError:
-                # A segment was removed while it was measured: the log has others now. Or it is closed itself.
+                # A segment was removed while it was measured, so the log has a new list now. Or the log is closed.
                 if log.chain.segments is segments:
                     raise
 
@@ -159,7 +159,7 @@ class PartitionViews:
         return sealed.size + text.size(segments, offsets) - sealed.skipped
 
     def _measure(self, fmt: Format, segments: Segments, offsets: LogOffsets) -> _SealedSum:
-        """Add up the segments that can grow no more: later questions then ask the last one only."""
+        """Add up the segments that can no longer grow. Later calls then only ask the last one."""
         size = skipped = 0
         first = segments.floor(offsets.start) or segments.first
         last = first
@@ -178,7 +178,7 @@ class PartitionViews:
         return sealed
 
     def stored(self) -> int:
-        """Bytes of all `.log` files. Of the sealed segments they are added up once: each command asks for it."""
+        """Return the bytes of all `.log` files. The sum of the sealed ones is kept, as each command asks for it."""
         segments = self.partition.log.chain.segments
         known = self._stored_sealed
         if known is None or known[0] is not segments:

@@ -1,7 +1,8 @@
-"""Rendering ahead: while the kernel takes one block to a reader, the next is made on another core.
+"""Read-ahead: while the kernel hands one block to a reader, the next block is rendered on another core.
 
-A read that finds its bytes rendered costs a copy. Who reads in order is one block ahead of his own questions; what he
-does not come to was rendered for nothing, so only the block behind the newest one is made, once he reads from that.
+A read that finds its bytes rendered costs only a copy. A sequential reader has one block more than it has asked for.
+A block that it never reaches was rendered in vain, so only the block after the newest one is rendered, and only once
+the reader reads from the newest one.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from topicfs.engine.segment.segments import Segments
 from topicfs.fs.views.rendered_segment import RenderedSegment
 
 _MOST_WAITING: Final = 4
-"""Blocks that wait to be rendered: more readers than that keep both cores busy by themselves."""
+"""How many blocks may wait to be rendered. More readers than that keep both cores busy by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The block of a text that begins at a position."""
+    """The block of a rendered segment that begins at a position."""
 
     text: RenderedSegment
     position: int
@@ -31,11 +32,11 @@ class _Wanted:
 
 
 class ReadAhead:
-    """What is to be rendered next, and the work of the thread that does it.
+    """The blocks that are to be rendered, and the loop of the thread that renders them.
 
-    _wanted   oldest first
-    _noted    guards _wanted
-    _running  there is such a thread: without one nothing is noted
+    _wanted   the blocks that wait, oldest first
+    _noted    the condition that guards _wanted
+    _running  whether the thread runs; without it no block is added
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class ReadAhead:
         self._stopped = False
 
     def ask(self, text: RenderedSegment, position: int, segments: Segments, offsets: LogOffsets) -> None:
-        """Have a block rendered, if there is time for it."""
+        """Ask for a block to be rendered, if the thread runs and few enough blocks wait."""
         if not self._running or len(self._wanted) >= _MOST_WAITING:
             return
         with self._noted:
@@ -54,7 +55,7 @@ class ReadAhead:
                 self._noted.notify()
 
     def run(self) -> None:
-        """The thread's loop, until `stop`."""
+        """Render the blocks that are asked for, until `stop`."""
         self._running = not self._stopped
         while True:
             with self._noted:
@@ -63,13 +64,13 @@ class ReadAhead:
                     return
                 wanted = self._wanted[0]
             try:
-                # Damage, and what was removed meanwhile, is told to whoever reads it.
+                # Damage, and the removal of a segment, are reported to the reader when it reads there.
                 with contextlib.suppress(EngineError, OSError):
                     wanted.text.render_at(wanted.position, wanted.segments, wanted.offsets)
             finally:
                 with self._noted:
-                    # Only now: who asks again meanwhile finds that it is being made. And after a mistake too: the loop
-                    # that begins anew must not meet it for ever.
+                    # The block is removed only now, so that a second request sees that it is being rendered. It is
+                    # removed after an unexpected error too, or the restarted loop would meet it for ever.
                     self._wanted.pop(0)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""One segment in one format: bytes whose positions are final once shown.
+"""A rendered segment: one segment in one format, as bytes whose positions never change once a reader has seen them.
 
-Every view of a partition is made of spans of such texts. Only records below the stable offset are in it, and
-none of an aborted transaction: what is below the stable offset has been decided for good.
+Every view of a partition consists of spans of rendered segments. They contain only records below the stable offset,
+and none of an aborted transaction: below the stable offset, the outcome of every transaction is final.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from topicfs.fs.formats import Format
 from topicfs.fs.views.size_map import SizeMap
 
 BLOCK: Final = 1 << 20
-"""Rendered at once for a reader that goes on where it stopped; marks are some 64 KiB apart."""
+"""Bytes that are rendered at once for a sequential reader. Marks are some 64 KiB apart."""
 
 _KEPT_BLOCKS: Final = 4
 
 DAMAGE: Final = 1
-"""Bytes that a batch which cannot be read takes in a text: enough that no reader comes past it unawares."""
+"""Bytes that an unreadable batch takes in a rendered segment: enough that no reader passes it without an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rendered bytes, from a mark to another.
+    """Rendered bytes, from one mark to another.
 
-    start    their position in the text
-    in_turn  whoever asked for it reads in order, and will want the next one
+    start    the position of the first byte in the rendered segment
+    in_turn  whether a sequential reader asked for it, which will need the next block too
     """
 
     start: int
@@ -53,10 +53,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Hole:
-    """Damage as it was mapped: some offsets, which take DAMAGE bytes all together.
+    """A damaged range, as it was mapped: all its offsets together take DAMAGE bytes.
 
-    start          where it is in the text
-    first, behind  the offsets: [first, behind)
+    start          its position in the rendered segment
+    first, behind  its offsets: [first, behind)
     """
 
     start: int
@@ -65,16 +65,15 @@ class _Hole:
 
 
 class RenderedSegment:
-    """A segment rendered in a format.
+    """One segment, rendered in one format. Methods take the list of segments, as transactions may end in later ones.
 
-    partition, segment  what is shown
-    segments            the list that the segment was found in: transactions that end in later ones matter too
-    format              how
-    map                 where batches begin, as far as looked at
-    damaged             the map has batches that could not be read: it is not to be kept
-    _holes              where they are, by rising offset; replaced as a whole
+    partition, segment  the segment that is rendered, and its partition
+    format              the format in which it is rendered
+    map                 where batches begin, up to the offset that was mapped so far
+    damaged             whether the map has batches that could not be read; such a map is not saved
+    _holes              the damaged ranges in the map, by rising offset; the tuple is replaced, never changed
     _lock               held while the map grows or a block is rendered
-    _blocks             the last blocks that were rendered, newest first; replaced as a whole
+    _blocks             the blocks that were rendered last, newest first; the tuple is replaced, never changed
     """
 
     __slots__ = ("_blocks", "_holes", "_lock", "damaged", "format", "map", "partition", "segment")
@@ -90,12 +89,12 @@ class RenderedSegment:
         self._holes: tuple[_Hole, ...] = ()
 
     def size(self, segments: Segments, offsets: LogOffsets) -> int:
-        """Bytes of the text, as of these offsets."""
+        """Return the size in bytes of the rendered segment, as of these offsets."""
         self._reach(segments, offsets)
         return self.map.rendered
 
     def is_complete(self, segments: Segments, offsets: LogOffsets) -> bool:
-        """Whether the text can grow no more: the segment is sealed, and nothing in it is undecided."""
+        """Tell whether it can no longer grow: the segment is sealed, and all its transactions are decided."""
         following = segments.higher(self.segment.base_offset)
         return following is not None and offsets.stable >= following.base_offset
 
@@ -104,12 +103,12 @@ class RenderedSegment:
         return offsets.stable if following is None else min(offsets.stable, following.base_offset)
 
     def _reach(self, segments: Segments, offsets: LogOffsets) -> None:
-        """Map what has become visible."""
+        """Map the records that have become visible."""
         limit = self._limit(segments, offsets)
         if self.map.next_offset >= limit:
             return
         if segments.at(self.segment.base_offset) is not self.segment:
-            # Another one has its place in a newer list: its records are none of this text.
+            # In a newer list another segment has this place. Its records do not belong to this rendered segment.
             return
         with self._lock:
             start = self.map.next_offset
@@ -127,8 +126,8 @@ class RenderedSegment:
                 start = self.map.next_offset
 
     def _map_next(self, segments: Segments, offsets: LogOffsets, limit: int) -> None:
-        """Map one batch, since it, or one read together with it, cannot be read. What cannot is mapped as one byte,
-        which cannot be read either: up to the batch's end, or to the next batch that can be told from damage."""
+        """Map one batch, because this batch, or one read together with it, cannot be read. An unreadable batch is
+        mapped as one unreadable byte: up to the end of the batch, or to the next batch that is recognised."""
         first = self.map.next_offset
         behind = None
         with contextlib.suppress(CorruptError):
@@ -145,7 +144,7 @@ class RenderedSegment:
         self.map.add_one(position, first, behind - 1, DAMAGE)
 
     def note(self, appended: Appended, size: int, offsets: LogOffsets) -> None:
-        """Map a batch that was just appended, without reading it: where it follows what is mapped, and shows."""
+        """Map a batch that was just appended, without reading it, if it follows what is mapped and is visible."""
         if self.map.next_offset != appended.first_offset or offsets.stable <= appended.last_offset:
             return
         with self._lock:
@@ -156,13 +155,13 @@ class RenderedSegment:
         return self.format.sizes(buffer, table, origin, self.partition.topic, self.partition.number)
 
     def position_of(self, offset: int, segments: Segments, offsets: LogOffsets, is_end: bool = False) -> int:
-        """Where in the text the first record at or above `offset` begins; the size where there is none. `is_end`: where
-        the last one below it ends. Both are the same but in damage, which is to be met from either side."""
+        """Return the position of the first record at or above `offset`, or the size if there is none. With `is_end`,
+        return where the last record below it ends. They differ only in damage, met by readers from both sides."""
         self._reach(segments, offsets)
         if offset <= self.segment.base_offset:
             return 0
         following = segments.higher(self.segment.base_offset)
-        # What lies behind the segment is not looked for in the next one.
+        # An offset behind the segment is not looked for in the next segment.
         if offset >= self.map.next_offset or (following is not None and offset >= following.base_offset):
             return self.map.rendered
         for hole in self._holes:
@@ -177,14 +176,14 @@ class RenderedSegment:
         try:
             return position + self._size_between(first, offset, segments, offsets)
         except CorruptError:
-            # It was damaged since it was mapped: measured from the other side, up to which all was sound then.
+            # The segment was damaged after it was mapped. Measure from the other end: up to there all was sound then.
             return stop - self._size_between(offset, behind, segments, offsets)
 
     def _sound_around(
         self, offset: int, low: tuple[int, int], high: tuple[int, int]
     ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The part between two places, positions with their offsets, that holds an offset and was mapped without a hole
-        in it: between what is in a hole and its one byte no measure holds."""
+        """Narrow the range between two places (position, offset) to the part around `offset` that has no mapped hole.
+        Sizes cannot be measured across a hole, as its records take just one byte."""
         for hole in self._holes:
             if low[1] < hole.behind <= offset:
                 low = hole.start + DAMAGE, hole.behind
@@ -193,7 +192,7 @@ class RenderedSegment:
         return low, high
 
     def _size_between(self, start: int, end: int, segments: Segments, offsets: LogOffsets) -> int:
-        """Bytes of the records in [start, end), which are read for it."""
+        """Return the bytes of the records in [start, end). The records are read for this."""
         size = 0
         topic, number = self.partition.topic, self.partition.number
         for buffer, table, origin in self._batches(segments, offsets, start, end):
@@ -201,14 +200,14 @@ class RenderedSegment:
         return size
 
     def _mark_at(self, number: int) -> tuple[int, int]:
-        """Position and offset at a mark, or at the end of what is mapped."""
+        """Return the position and the offset of a mark, or of the end of the map."""
         marks = self.map.marks
         if number < len(marks):
             return int(marks[number, 1]), int(marks[number, 2])
         return self.map.rendered, self.map.next_offset
 
     def read(self, position: int, into: Bytes, segments: Segments, offsets: LogOffsets) -> int:
-        """Fill `into` with the text from `position` on. Gives how many bytes there were."""
+        """Fill `into` with the rendered bytes from `position` on. Return how many bytes there were."""
         done = 0
         while done < into.size:
             block = self._block_at(position + done, segments, offsets)
@@ -217,26 +216,26 @@ class RenderedSegment:
             start = position + done - block.start
             length = min(block.data.size - start, into.size - done)
             if length <= 0:
-                # Others have mapped more meanwhile than these offsets show.
+                # Other threads have mapped more in the meantime than these offsets make visible.
                 break
             into[done : done + length] = block.data[start : start + length]
             done += length
         return done
 
     def next_wanted(self, position: int) -> int | None:
-        """Where the block begins that somebody who reads in order, and is at `position`, needs next; None where it
-        is rendered, or nobody reads so."""
+        """Return where the block begins that a sequential reader at `position` needs next. None at the end of the map,
+        or if the newest block does not hold the position or was not read in sequence."""
         blocks = self._blocks
         if not blocks or not blocks[0].in_turn or not blocks[0].start <= position < blocks[0].end:
             return None
         return blocks[0].end if blocks[0].end < self.map.rendered else None
 
     def render_at(self, position: int, segments: Segments, offsets: LogOffsets) -> None:
-        """Render the block with a position, if it is not there."""
+        """Render the block that contains a position, unless it is rendered already."""
         self._block_at(position, segments, offsets)
 
     def forget_blocks(self) -> None:
-        """Let go of rendered bytes: nobody has the text open."""
+        """Drop the rendered blocks: a view of the segment was closed, or other segments are read now."""
         self._blocks = ()
 
     def _block_at(self, position: int, segments: Segments, offsets: LogOffsets) -> _Block | None:
@@ -267,8 +266,8 @@ class RenderedSegment:
             return block
 
     def _place_around(self, position: int, first: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """From a mark to another, cut to what was mapped without a hole around a position; CorruptError where that lies
-        in one."""
+        """Return the places of two marks, narrowed to the part around a position that has no mapped hole. CorruptError
+        if the position lies in a hole."""
         low, high = self._mark_at(first), self._mark_at(end)
         for hole in self._holes:
             if hole.start <= position < hole.start + DAMAGE:
@@ -289,7 +288,7 @@ class RenderedSegment:
         offsets: LogOffsets,
         in_turn: bool = False,
     ) -> _Block:
-        """From a place to another."""
+        """Render the block from one place to another."""
         size = high[0] - low[0]
         data = self._render(segments, offsets, low[1], high[1], size)
         if data.size != size and self._limit(segments, offsets) >= high[1]:
@@ -307,7 +306,7 @@ class RenderedSegment:
         offsets: LogOffsets,
         error: CorruptError,
     ) -> _Block:
-        """What lies before damage that came since it was mapped, or behind it; the error where `position` is in it."""
+        """Render what lies before later damage, or behind it. Raise `error` if `position` is in the damage."""
         end, damage = low
         with contextlib.suppress(CorruptError):
             for buffer, table, origin in self._batches(segments, offsets, low[1], high[1]):
@@ -333,13 +332,13 @@ class RenderedSegment:
     def _batches(
         self, segments: Segments, offsets: LogOffsets, start: int, end: int
     ) -> Iterator[tuple[Bytes, Longs, int]]:
-        """The batches with records in [start, end) that show, of this segment: a map that was made when the next one
-        was gone from the list may reach beyond its end."""
+        """Read the visible batches with records in [start, end) of this segment. The limit is needed, as a map that was
+        made while the next segment was missing from the list may reach beyond the end of this one."""
         limit = min(end, self._limit(segments, offsets))
         return read_batches(segments, offsets, start, limit, Isolation.COMMITTED)
 
     def _render(self, segments: Segments, offsets: LogOffsets, start: int, end: int, size: int) -> Bytes:
-        """The records in [start, end), all of this segment, which are `size` bytes long."""
+        """Render the records in [start, end), which all belong to this segment and take `size` bytes."""
         out = np.empty(size, np.uint8)
         at = 0
         topic, number = self.partition.topic, self.partition.number

@@ -1,4 +1,4 @@
-"""The texts of one partition's segments, shared by all views of it, and their size maps on the shelf."""
+"""The rendered segments of one partition, which all its views share, and their size maps in the view cache."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _READ_AT_ONCE: Final = 8
-"""Texts of a partition that keep rendered bytes: up to 4 MiB each."""
+"""How many rendered segments of a partition keep rendered blocks, of up to 4 MiB each."""
 
 
 class ViewCache(Protocol):
-    """Where rebuildable things are kept from one run to the next; losing any of them costs time only."""
+    """A store for data that can be rebuilt, kept from one run to the next. To lose an entry costs only time."""
 
     def load(self, partition: str, name: str) -> bytes | None:
-        """What was saved under this name; None where there is nothing."""
+        """Return what was saved under this name, or None if there is nothing."""
 
     def save(self, partition: str, name: str, data: bytes) -> None:
-        """Keep it, in place of what was there."""
+        """Save data under a name, and replace what was there."""
 
     def remove(self, partition: str, name: str) -> None:
-        """Forget it."""
+        """Remove what was saved under this name."""
 
 
 class RenderedSegments:
-    """The texts of one partition.
+    """The rendered segments of one partition.
 
-    partition  whose
+    partition   the partition whose segments are rendered
     view_cache  where size maps of sealed segments are kept
-    read_ahead  renders what readers will want next
-    _rendered  by base offset and format; an entry counts only for the very segment that it was made for
-    _used      formats that were looked at
-    _saved     of which texts the map is on the shelf
-    views      the open views
-    _lately    the texts that were read last, the latest at the end: only they keep rendered bytes
-    _latest    the last one of them
+    read_ahead  renders the blocks that readers will need next
+    _rendered   rendered segments by base offset and format; an entry is valid only for the very segment it was made for
+    _used       the formats that were asked for
+    _saved      the keys of the rendered segments whose map is in the view cache
+    open_views  the open views
+    _lately     the rendered segments that were read last, the newest at the end; only these keep rendered blocks
+    _latest     the newest of them
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RenderedSegments:
         self._lock = threading.Lock()
 
     def of(self, segment: Segment, fmt: Format) -> RenderedSegment:
-        """The segment in a format. Another segment that took its place has another text."""
+        """Return the segment, rendered in a format. A segment that replaced another one is rendered anew."""
         key = (segment.base_offset, fmt.suffix)
         text = self._rendered.get(key)
         if text is not None and text.segment is segment:
@@ -87,15 +87,15 @@ class RenderedSegments:
         return text
 
     def note(self, appended: Appended, text_size: int) -> None:
-        """A batch was appended, whose values with their newlines are `text_size` bytes long."""
+        """Map a batch that was appended. Its values, with their newlines, take `text_size` bytes."""
         log = self.partition.log
         segment = log.chain.segments.at(appended.segment_base)
         if segment is not None and not appended.duplicate:
             self.of(segment, Format.TXT).note(appended, text_size, log.offsets)
 
     def used(self, text: RenderedSegment) -> None:
-        """Note that a text was read. Others then let go of their rendered bytes: a reader of a long log would leave
-        some in each segment."""
+        """Note that a rendered segment was read. The one that was read longest ago drops its blocks, or a reader of a
+        long log would leave some in each segment."""
         if text is self._latest:
             return
         with self._lock:
@@ -108,18 +108,18 @@ class RenderedSegments:
                 oldest.forget_blocks()
 
     def keep_for_readers(self) -> None:
-        """Have the open views pin what they promised to show. Who removes segments calls this before: a reader
-        that rests does not notice what comes and goes."""
+        """Have the open views pin the segments that they must still show. It is called before segments are removed,
+        because a reader that is idle does not notice what comes and goes."""
         for view in tuple(self.open_views):
             try:
                 view.keep_up()
             except (EngineError, OSError) as error:
-                # Damage that its reader meets by himself: it keeps neither the others' segments nor upkeep waiting.
+                # The reader meets the damage itself. It must not stop the removal, nor the pins of the other views.
                 log.warning(f"{self.partition.name}: an open view may lack what is removed now: {error}")
 
     def keep_complete(self, stop: Callable[[], bool]) -> int:
-        """Map the sealed segments in the formats that were looked at, and put the maps on the shelf, until told to
-        stop. Gives how many were put there."""
+        """Map the sealed segments in the formats that were asked for, and save the maps in the view cache, until `stop`
+        says True. Return how many maps were saved."""
         log = self.partition.log
         saved = 0
         for segment in log.chain.segments.non_active:
@@ -137,7 +137,7 @@ class RenderedSegments:
                 except (ClosedError, FileNotFoundError):
                     identity = None
                 if identity is None or text.damaged:
-                    # Removed meanwhile. Or whoever asks next looks anew: the damage may have been repaired.
+                    # It was removed. Or it is damaged: its map is not saved, as the damage may be repaired later.
                     continue
                 self.view_cache.save(self.partition.name, _name(segment, fmt), text.map.encode(identity))
                 self._saved.add(key)
@@ -145,7 +145,7 @@ class RenderedSegments:
         return saved
 
     def forget_removed(self) -> None:
-        """Let go of texts whose segments are gone from the partition, and of their maps on the shelf."""
+        """Drop rendered segments that are gone from the partition, and their maps in the view cache."""
         segments = self.partition.log.chain.segments
         with self._lock:
             gone = [(key, text) for key, text in self._rendered.items() if text.segment not in segments]
@@ -164,13 +164,13 @@ class RenderedSegments:
         return None if data is None or identity is None else SizeMap.decode(data, identity)
 
     def _identity(self, segment: Segment) -> tuple[int, int, int] | None:
-        """Of its `.log`; None where it is gone from the log: a segment that was rewritten more than once has its file's
-        name, also with `.deleted` behind it."""
+        """Return size, modification time and inode of a `.log`. None if the segment is gone from the log: after a
+        second rewrite, a newer segment has the name of its file, also the name with `.deleted` behind it."""
         try:
             status = os.stat(segment.path)
         except FileNotFoundError:
             return None
-        # Looked at after that: as long as it is in the list, its name is its own.
+        # The order matters: as long as the segment is in the list after the stat, the name is its own.
         if segment not in self.partition.log.chain.segments:
             return None
         return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,14 +1,14 @@
-"""The whole log as one file: views that its readers share, and how byte positions count while it changes.
+"""The shared log view: the whole log as one file, and how byte positions count while the log changes.
 
     origin                                                 size (what stat tells)
       |-- gone or rewritten --|-------- newest view ----------|
       0                    excess
 
-Who opens `log.<format>` joins the newest view, so that positions count from one origin as long as anybody holds it.
-Retention takes nothing from that: a view goes on counting what it has let go of. Compaction does: a reader that
-comes later has to see what there is now, in a view of its own, whose bytes are fewer. The size goes on from what it
-was, by `excess`, or `tail -f` would see a truncation. A handle that begins at byte 0 begins at the newest view's first
-record; one that begins elsewhere, as `tail` does, counts from the origin.
+A reader that opens `log.<format>` joins the newest view, so that positions count from one origin as long as any reader
+holds it. Retention does not change the positions: a view keeps counting the segments that it has released. Compaction
+does: a later reader must see the log as it is now, in a new view, which has fewer bytes. The size continues from the
+old one, by `excess`, or `tail -f` would see a truncation. A handle that begins at byte 0 begins at the first record of
+the newest view; one that begins elsewhere, as `tail` does, counts from the origin.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from topicfs.fs.views.view import View
 
 @dataclass(slots=True, eq=False)
 class SharedLogView:
-    """A view of the whole log, and who has it open.
+    """A view of the whole log, and the readers that have it open.
 
     excess  bytes from the origin to where the view begins
-    places  where each reader is, counted in the view
-    holds   what was promised to readers that came later: the view may have let go of it, as all others were past it
+    places  the position of each reader in the view
+    holds   by reader: segments pinned for a reader that joined later; the view may have released them, when all earlier
+            readers were past them
     """
 
     view: View
@@ -38,15 +39,15 @@ class SharedLogView:
     holds: dict[object, Hold] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Let go of what all readers are past."""
+        """Release the segments that all readers have passed."""
         self.view.release_below(min(self.places.values()))
 
 
 class SharedLogViews:
-    """The views of one partition's whole log that somebody holds open.
+    """The views of one partition's whole log that some reader holds open.
 
-    _views  by format, the newest last
-    _lock   held while readers come, move and go
+    _views  the views by format, the newest last
+    _lock   held while a reader joins, moves or leaves
     """
 
     def __init__(self, rendered: RenderedSegments) -> None:
@@ -55,14 +56,14 @@ class SharedLogViews:
         self._lock = threading.Lock()
 
     def join(self, fmt: Format, reader: object) -> SharedLogView:
-        """The view that shows what there is now; its positions go on from those of earlier ones."""
+        """Return the view that shows the log as it is now. Its positions continue those of earlier views."""
         log = self._rendered.partition.log
         with self._lock:
             views = self._views.setdefault(fmt, [])
             now = log.offsets
             shared = views[-1] if views else None
             hold = None if shared is None else Hold.take(log.chain, now.start, max(now.start + 1, now.end))
-            # Asked for after the hold: what is rewritten from here on is held.
+            # This is asked after the hold is taken, so what is rewritten from here on is held.
             if shared is None or not shared.view.shows_all_from(now.start):
                 if hold is not None:
                     hold.release()
@@ -76,14 +77,14 @@ class SharedLogViews:
     def _begin(self, fmt: Format, start: int, views: list[SharedLogView]) -> SharedLogView:
         shared = SharedLogView(View.open(self._rendered, fmt, start))
         if views:
-            # In this order: what comes in between makes the size grow, never shrink.
+            # The order matters: what is appended in between can only make the size grow, never shrink.
             size = shared.view.size()
             shared.excess = max(0, _size(views[-1]) - size)
         views.append(shared)
         return shared
 
     def leave(self, fmt: Format, reader: object, shared: SharedLogView) -> None:
-        """One reader less. After the last one of all the origin is the start offset again."""
+        """Remove a reader. After the last of all readers, the origin is the start offset again."""
         with self._lock:
             del shared.places[reader]
             if (hold := shared.holds.pop(reader, None)) is not None:
@@ -98,8 +99,8 @@ class SharedLogViews:
             shared.view.close()
 
     def move(self, reader: object, shared: SharedLogView, position: int) -> None:
-        """A reader came to another segment: what all of them have read past is let go, or a `tail -f` would keep
-        retention from freeing anything."""
+        """Note that a reader has come to another segment, and release what all readers have passed. Otherwise a `tail
+        -f` would keep retention from freeing anything."""
         with self._lock:
             shared.places[reader] = position
             if (hold := shared.holds.get(reader)) is not None:
@@ -107,7 +108,7 @@ class SharedLogViews:
             shared.release()
 
     def size(self, fmt: Format, otherwise: Callable[[], int]) -> int:
-        """Bytes from the origin to the end; `otherwise` is asked where nobody holds the log."""
+        """Return the bytes from the origin to the end, or `otherwise()` if no reader holds the log."""
         views = self._views.get(fmt)
         try:
             newest = views[-1] if views else None
@@ -116,12 +117,12 @@ class SharedLogViews:
         return otherwise() if newest is None else _size(newest)
 
     def is_held(self, fmt: Format) -> bool:
-        """Whether anybody holds the log open in a format."""
+        """Tell whether some reader holds the log open in a format."""
         return bool(self._views.get(fmt))
 
     @property
     def readers(self) -> int:
-        """How many hold the log open."""
+        """Return how many readers hold the log open."""
         return sum(len(shared.places) for views in list(self._views.values()) for shared in list(views))
 
 

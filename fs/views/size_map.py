@@ -1,19 +1,19 @@
-"""Where the batches of a segment begin in a rendering of it.
+"""Size maps: where the batches of a segment begin in its rendered bytes.
 
-A mark is kept for about every 64 KiB of the `.log`: position in the file, position in the rendering, offset.
-To find a place in the rendering is a bisection over the marks, then a look at the batches behind one of them.
+A mark is kept for about every 64 KiB of the `.log`: position in the file, rendered position, offset.
+To find a rendered position takes a bisection over the marks, then a look at the batches behind one of them.
 
-Stored, once the segment is sealed and wholly visible, as
+A map is stored once the segment is sealed and all of it is visible:
 
     0   8 bytes  "topicfs1"
     8   int64    size of the `.log`
     16  int64    its modification time, in nanoseconds
     24  int64    its inode
     32  int64    offset behind the last record
-    40  int64    bytes of the rendering
+    40  int64    rendered bytes
     48  int64    number of marks, then each: position, rendered position, offset (int64, little-endian)
 
-The last 8 bytes are the CRC-32C of all before. A map that does not fit its `.log` is made anew.
+The last 8 bytes are the CRC-32C of all bytes before them. A map that does not match its `.log` is made anew.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _HEADER: Final = struct.Struct("<8sqqqqqq")
 _CRC: Final = struct.Struct("<Q")
 
 GRAIN: Final = 64 * 1024
-"""Bytes of the `.log` between marks. A random read renders that much: some 30 us for txt."""
+"""Bytes of the `.log` between marks. A random read renders that many bytes, which takes some 30 us for txt."""
 
 
 class SizeMap:
     """The marks of one segment in one format.
 
-    next_offset  what lies below it is mapped
-    rendered     bytes that it renders to
-    _marks       int64[n, 3]: position in the `.log`, rendered position, offset of the batch there; the first
-                 `_count` rows count and never change
+    next_offset  everything below this offset is mapped
+    rendered     bytes of the rendered segment, as far as it is mapped
+    _marks       int64[n, 3]: position in the `.log`, rendered position, offset of the batch there; only the first
+                 `_count` rows are valid, and they never change
     """
 
     __slots__ = ("_count", "_last", "_marks", "next_offset", "rendered")
@@ -54,7 +54,7 @@ class SizeMap:
         self._last = -GRAIN
 
     def add(self, table: Longs, sizes: Longs) -> None:
-        """Map the batches of `table`, which follow what is mapped, and render to `sizes` bytes each."""
+        """Map the batches of `table`, which follow what is mapped and take `sizes` rendered bytes each."""
         ends = np.cumsum(sizes)
         positions = table[:, POSITION]
         at = 0
@@ -84,35 +84,35 @@ class SizeMap:
         self._last = position
 
     def skip_to(self, offset: int) -> None:
-        """Note that nothing below `offset` is left to map: markers and aborted records render to nothing."""
+        """Note that everything below `offset` is mapped: markers and aborted records take no rendered bytes."""
         self.next_offset = max(self.next_offset, offset)
 
     # -- look-ups -------------------------------------------------------------------------------------
 
     @property
     def marks(self) -> Longs:
-        """All marks."""
+        """Return all valid marks."""
         return self._marks[: self._count]
 
     def before_rendered(self, position: int) -> int:
-        """The last mark at or before a position in the rendering; -1 without one."""
+        """Return the last mark at or before a rendered position, or -1 if there is none."""
         return int(np.searchsorted(self.marks[:, 1], position, side="right")) - 1
 
     def before_offset(self, offset: int) -> int:
-        """The last mark whose batch begins at or before an offset; -1 without one."""
+        """Return the last mark whose batch begins at or before an offset, or -1 if there is none."""
         return int(np.searchsorted(self.marks[:, 2], offset, side="right")) - 1
 
     # -- storing --------------------------------------------------------------------------------------
 
     def encode(self, identity: tuple[int, int, int]) -> bytes:
-        """As it is stored; `identity` is size, modification time and inode of the `.log`."""
+        """Return the map as it is stored. `identity` is size, modification time and inode of the `.log`."""
         head = _HEADER.pack(MAGIC, *identity, self.next_offset, self.rendered, self._count)
         data = head + self.marks.astype("<i8").tobytes()
         return data + _CRC.pack(crc32c(np.frombuffer(data, np.uint8), 0, len(data)))
 
     @classmethod
     def decode(cls, data: bytes, identity: tuple[int, int, int]) -> SizeMap | None:
-        """From what was stored; None where it is damaged, or of another `.log`."""
+        """Read a stored map. Return None if it is damaged, or belongs to another `.log`."""
         if len(data) < _HEADER.size + _CRC.size:
             return None
         body = len(data) - _CRC.size

@@ -1,7 +1,7 @@
 """A view: the records of an offset range, in a format, as one run of bytes.
 
-A view is made of segments' texts, one behind the other. It pins the segments that it was opened on, and those
-that come while it is open, until they have been read past: what it promised to show stays readable.
+A view consists of consecutive rendered segments. It pins the segments that existed when it was opened, and those that
+come while it is open, until its reader has passed them. So what it has promised to show stays readable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from topicfs.fs.views.rendered_segments import RenderedSegments
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One segment's share: `start` is its position in the view, `skipped` the bytes of the text before it."""
+    """One segment's part of a view: `start` is its position in the view, `skipped` the rendered bytes before it."""
 
     text: RenderedSegment
     start: int
@@ -33,18 +33,18 @@ class _Part:
 
 
 class View:
-    """The records in [start_offset, end_offset), or from start_offset on where there is no end.
+    """The records in [start_offset, end_offset), or from start_offset on if there is no end.
 
-    texts, format  what is shown, and how
-    start_offset   the first record
-    end_offset     behind the last one; None where the view grows with the log
-    lone           the view is of one segment, and ends with it
-    segments       those that it is made of, with newer ones: transactions in it may end there
-    _seen          the published list of which everything was taken up
-    _parts         shares of the segments so far, by rising position; replaced as a whole
-    _hold          keeps them readable
-    _searched      for the last segment of the view: up to which later one all were looked at for that
-    _deciders      later segments, pinned as well: transactions that have records in the view were aborted there
+    rendered, format  the rendered segments of the partition, and the format of this view
+    start_offset      the first offset
+    end_offset        the offset behind the last one; None if the view grows with the log
+    lone              whether the view shows one segment, and ends with it
+    segments          the list to read by: the segments of the view, and newer ones, as transactions may end there
+    _seen             the published list of segments that was taken up completely; None if there is none
+    _parts            the parts so far, by rising position; the tuple is replaced, never changed
+    _hold             keeps the segments readable
+    _searched         the last segment of the view, and the later one up to which all were searched for deciders
+    _deciders         later segments in which transactions with records in the view were aborted; they are pinned too
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class View:
 
     @classmethod
     def open(cls, rendered: RenderedSegments, fmt: Format, start: int, end: int | None = None) -> Self:
-        """A view of what is there now, and of what comes."""
+        """Open a view of the records that there are now, and of those that will come."""
         log = rendered.partition.log
         now = log.offsets
         last = now.end if end is None else min(end, now.end)
@@ -82,7 +82,7 @@ class View:
 
     @classmethod
     def of_segment(cls, rendered: RenderedSegments, fmt: Format, segment: Segment) -> Self:
-        """A view of one segment, as far as it grows. ClosedError where it was removed."""
+        """Open a view of one segment, which grows with it. ClosedError if the segment was removed."""
         segments = rendered.partition.log.chain.segments
         segment.pin()
         view = cls(rendered, fmt, segment.base_offset, None, Hold(segments, [segment]), lone=True)
@@ -90,7 +90,7 @@ class View:
         return view
 
     def close(self) -> None:
-        """Let go of the segments."""
+        """Release all segments, and drop their rendered blocks."""
         self.rendered.open_views.discard(self)
         with self._lock:
             self._closed = True
@@ -109,13 +109,13 @@ class View:
     # -- what it shows --------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Bytes of the view now."""
+        """Return the present size of the view in bytes."""
         offsets = self._refresh()
         parts = self._parts
         return parts[-1].start + self._length(parts[-1], offsets) if parts else 0
 
     def read(self, position: int, into: Bytes) -> int:
-        """Fill `into` from a position on. Gives how many bytes there were."""
+        """Fill `into` from a position on. Return how many bytes there were."""
         offsets = self._refresh()
         done = 0
         while done < into.size:
@@ -133,7 +133,7 @@ class View:
                 self.rendered.read_ahead.ask(at.text, wanted, self.segments, offsets)
             done += taken
             if taken < length:
-                # The text has grown since these offsets, by another reader's look: newer ones show it all.
+                # Another reader has mapped more of the segment since these offsets. The newest offsets show all of it.
                 if offsets is self.rendered.partition.log.offsets:
                     raise CorruptError(
                         f"byte {position + done} of a view is missing from {at.text.segment.path}"
@@ -142,7 +142,7 @@ class View:
         return done
 
     def position_of(self, offset: int) -> int:
-        """Where the first record at or above `offset` begins."""
+        """Return where the first record at or above `offset` begins."""
         offsets = self._refresh()
         for part in reversed(self._parts):
             if part.text.segment.base_offset <= offset:
@@ -151,7 +151,7 @@ class View:
         return self._parts[0].start if self._parts else 0
 
     def shows_all_from(self, offset: int) -> bool:
-        """Whether it is made of the very segments that the log has from `offset` on: none was rewritten since."""
+        """Tell whether the view has the same segments as the log from `offset` on: none was rewritten since."""
         self._refresh()
         current = self.rendered.partition.log.chain.segments
         first = current.floor(offset) or current.first
@@ -160,12 +160,12 @@ class View:
         return not self._parts or (bool(mine) and mine[0] is first and all(s in current for s in mine))
 
     def base_at(self, position: int) -> int:
-        """The base offset of the segment in which a position lies; -1 while there is none."""
+        """Return the base offset of the segment that holds a position; -1 if there is none yet."""
         part = self._part_at(position)
         return -1 if part is None else part.text.segment.base_offset
 
     def release_below(self, position: int) -> None:
-        """Let go of the segments that end before a position. They can be read again as long as the log has them."""
+        """Release the segments that end before a position. They can be read again as long as the log has them."""
         parts = self._parts
         part = self._part_at(position) if parts and position >= parts[0].start else None
         if part is not None:
@@ -178,7 +178,7 @@ class View:
                 self._parts = parts[gone:]
 
     def keep_up(self) -> None:
-        """Pin what came since somebody last looked: it may be about to be removed from the log."""
+        """Pin the segments that came since the last call on the view, before the log may remove them."""
         log = self.rendered.partition.log
         with self._lock:
             if self._closed or not self._hold.held:
@@ -191,8 +191,8 @@ class View:
                     self._pin(segment)
             self._pin_deciders(current)
             if self._parts:
-                # What it is made of is known as long as it is all there. It may be gone from the log already: in the
-                # list that is published now another segment has its place, and other records.
+                # The size of a segment is mapped while all of it is there. The segment may be gone from the log
+                # already: in the published list another segment has its place, with other records.
                 self._parts[-1].text.size(self._with_held(list(self._parts), current), offsets)
 
     def _pin_deciders(self, current: Segments) -> None:
@@ -207,18 +207,18 @@ class View:
                 try:
                     segment.pin()
                 except ClosedError:
-                    return  # it went before, and was asked for then
+                    return  # it was removed before, and `keep_up` was called before that removal
                 self._deciders.append(segment)
             following = None if complete else current.higher(segment.base_offset)
             if following is not None:
-                # Sealed: nothing is added to its index. There may be thousands without a transaction.
+                # It is sealed, so its index does not grow. There may be thousands of segments without a transaction.
                 self._searched = last.base_offset, segment.base_offset
             segment = following
 
     def _part_at(self, position: int) -> _Part | None:
         parts = self._parts
         at = bisect_right(parts, position, key=lambda part: part.start) - 1
-        # Empty parts begin where their successor does: the last that begins there is meant.
+        # An empty part begins where the next one does. The last part that begins there is meant.
         if at >= 0:
             return parts[at]
         if parts:
@@ -237,7 +237,7 @@ class View:
         )
 
     def _refresh(self) -> LogOffsets:
-        """Take up segments that have become visible since."""
+        """Take up the segments that have become visible, and return the offsets."""
         log = self.rendered.partition.log
         offsets, current = log.offsets, log.chain.segments
         if current is not self._seen:
@@ -247,7 +247,7 @@ class View:
 
     def _take_up(self, current: Segments, offsets: LogOffsets) -> None:
         if offsets.stable < self.start_offset:
-            # The log does not reach to the first record: where that will begin is not known yet.
+            # The log does not reach the first record yet, so it is not known where that record will begin.
             return
         parts = list(self._parts)
         last = parts[-1].text.segment.base_offset if parts else -1
@@ -265,7 +265,7 @@ class View:
             if self.end_offset is not None and segment.base_offset >= self.end_offset:
                 break
             if parts and segment.base_offset > offsets.stable:
-                # What is before it may still grow, when a transaction is committed: its place is not known yet.
+                # The segment before it may still grow, when a transaction is committed: its size is not known yet.
                 complete = False
                 break
             if id(segment) not in pinned and not self._pin(segment):
@@ -275,8 +275,8 @@ class View:
         self._seen = current if complete else None
 
     def _with_held(self, parts: list[_Part], current: Segments) -> Segments:
-        """The list to read by: what is held and gone from the log is in it too, without a gap, since a segment ends
-        where the next one begins, and its transactions may end there."""
+        """Return the list of segments to read by. It includes held segments that are gone from the log. It has no gap,
+        as a segment ends where the next one begins, and its transactions may end in later ones."""
         mine = [part.text.segment for part in parts]
         mine += [s for s in self._hold.held if not mine or s.base_offset > mine[-1].base_offset]
         following = self._hold.segments.higher(mine[-1].base_offset) if self.lone else None
@@ -305,7 +305,7 @@ class View:
 
 
 def _joined(mine: list[Segment], current: Segments) -> Segments:
-    """The segments of a view, and the newer ones: some of the view's may be gone from the log."""
+    """Join the segments of a view and the newer ones. Some of the view's segments may be gone from the log."""
     if all(segment in current for segment in mine):
         return current
     newer = current.from_base(mine[-1].base_offset + 1)

@@ -1,7 +1,7 @@
-"""Work on logs that are too large for one machine: what `topicfs spark …` does.
+"""Jobs for logs that are too large for one machine. `topicfs spark …` runs them.
 
-verify    check every batch and every index; changes nothing, works beside a daemon
-exporting  records as Parquet files; beside a daemon
-importing  any rows as a new topic: segments with their indexes, one task each
-compact   the last record of each key, found by Spark; a task for each group of segments writes it anew
+verify    checks every batch and every index; changes nothing, works beside a daemon
+exporting  writes records as Parquet files; works beside a daemon
+importing  makes any rows a new topic: segments with their indexes, one task each
+compact   keeps the last record of each key, which Spark finds; a task rewrites each group of segments
 """

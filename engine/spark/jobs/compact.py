@@ -1,16 +1,17 @@
-"""Compaction of logs that are too large for one machine: Spark finds the last record of each key, and its tasks write
-the segments anew, by the cleaner's own code.
+"""Compaction of logs that are too large for one machine: Spark finds the last record of each key, and its tasks
+rewrite the segments with the cleaner's own code.
 
     1. the driver     holds the log, so that no daemon opens it, and forms groups of segments as the cleaner does
-    2. a task a group which transactions the group leaves pending; for several groups only (see engine.cleaner.portion)
-    3. tasks          the offset of each key's last record, committed ones only; an offset goes to the group it lies in
-    4. a task a group the group's new segments, in BACKING/staging, from its old ones and those offsets
+    2. a task a group finds which transactions the group leaves pending; with several groups only (see
+                      engine.cleaner.distributed)
+    3. tasks          find the offset of each key's last committed record; each offset is sent to its group
+    4. a task a group writes the group's new segments, in BACKING/staging, from its old ones and those offsets
     5. the driver     puts them in place, group by group, as the cleaner does
 
-Whatever a task does, the log stays as it is before the last step: an attempt writes into a directory of its own, and
-the driver takes what those attempts told that Spark says were good. One that failed, or was one of two, leaves what
-nobody looks at; so does a job that was killed. The result is what a clean of the whole log with a map of any size would
-have given. All new segments of a partition are there before the first one takes its place: so much space is needed.
+Whatever a task does, the log does not change before the last step: each attempt writes into its own directory, and the
+driver uses only attempts that Spark reports as successful. Files of failed or duplicate attempts, or of a killed job,
+are ignored. The result is the same as that of a clean of the complete log with a map of any size. All new segments of a
+partition exist before the first one is put in place: that much space is needed.
 
     staging/<topic>/compact/<job>/<attempt>/    removed at the job's end, by the next job, and at the next start
 """
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _GATHERED: Final = 1 << 18
-"""Offsets that a task gathers before it hands them on, sorted by groups."""
+"""Offsets that a task collects before it sends them on, sorted by groups."""
 
 _PASSAGES: Final[pa.Schema] = pa.schema(
     [("group", pa.int32()), ("pending", pa.list_(pa.int64())), ("ended", pa.list_(pa.int64()))]
@@ -64,7 +65,7 @@ _PASSAGES: Final[pa.Schema] = pa.schema(
 _OF_GROUPS: Final[pa.Schema] = pa.schema(
     [("group", pa.int32()), ("last", pa.binary()), ("portion", pa.binary())]
 )
-"""What goes to the task of a group: in one row its portion, in the others offsets, uint32 from the group's start."""
+"""The rows for the task of a group: one has its portion, the others have offsets, uint32 from the group's start."""
 
 _REWRITTEN: Final[pa.Schema] = pa.schema(
     [
@@ -83,8 +84,8 @@ def compact(
     everything: bool = False,
     clock: Clock = now_ms,
 ) -> dict[str, Cleaned]:
-    """Compact all partitions of these topics, up to their active segments; `everything` seals those before. Gives what
-    became of each partition. StoreLockedError where somebody has the log open."""
+    """Compact all partitions of these topics, up to their active segments. `everything` first seals the active ones.
+    Return the result for each partition. StoreLockedError if somebody has the log open."""
     register(spark)
     done = {}
     with Store.open(backing, clock=clock) as store:
@@ -111,19 +112,19 @@ def _refuse_unless_compacted(store: Store, topic: str) -> None:
 def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
     log = store.partition(*key).log
     start = log.chain.segments.first.base_offset
-    # As the cleaner: whole segments, and none in which it is not decided yet what counts.
+    # As in the cleaner: complete segments only, and none that reaches above the stable offset.
     last = log.chain.segments.floor(min(log.chain.active.base_offset, log.offsets.stable))
     end = start if last is None else last.base_offset
     if start >= end:
         return Cleaned(start)
     with store.cleaning.paused(key), _workplace(store.backing / STAGING / key[0] / COMPACTING) as place:
-        # A task could not: it changes nothing in the log.
+        # A task could not do this, because it changes nothing in the log.
         log.split_overflowing(log.chain.segments.non_active)
         work = Work.take(log, end, lambda: None)
         groups = work.groups(work.sources)
         lie = stretches(work, groups)
         shares = portions(work, lie, _passages(spark, lie[:-1]), store.clock())
-        # What lies below the start offset counts no more than what is not there.
+        # Records below the start offset count as removed.
         offsets = _last_offsets(spark, store.backing, key, min(max(start, log.offsets.start), end), end)
         made = _rewritten(spark, offsets, shares, place)
         after = sum(take(work, group, each) for group, each in zip(groups, made, strict=True))
@@ -133,8 +134,8 @@ def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
 
 @contextlib.contextmanager
 def _workplace(directory: Path) -> Iterator[Path]:
-    """A directory for the attempts of one job. What other jobs have left is removed: who has the log is alone. What an
-    attempt of theirs still writes is not taken for this job's."""
+    """Yield a directory for the attempts of one job. Files of other jobs are removed: only one job can hold the log.
+    A running attempt of another job cannot write into this job's directory."""
     shutil.rmtree(directory, ignore_errors=True)
     place = directory / uuid.uuid4().hex
     place.mkdir(parents=True)
@@ -148,7 +149,7 @@ def _workplace(directory: Path) -> Iterator[Path]:
 
 
 def _passages(spark: SparkSession, lie: Sequence[Stretch]) -> list[Passage]:
-    """Of groups, in their order."""
+    """Return the passages of groups, in their order."""
     if not lie:
         return []
 
@@ -168,7 +169,7 @@ def _passages(spark: SparkSession, lie: Sequence[Stretch]) -> list[Passage]:
 
 
 def _last_offsets(spark: SparkSession, backing: Path, key: PartitionKey, start: int, end: int) -> DataFrame:
-    """The last offset of each key."""
+    """Return the last offset of each key."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - only here
 
     topic, number = key
@@ -178,7 +179,7 @@ def _last_offsets(spark: SparkSession, backing: Path, key: PartitionKey, start: 
         .option("assign", f'{{"{topic}":[{number}]}}')
         .option("startingOffsets", f'{{"{topic}":{{"{number}":{start}}}}}')
         .option("endingOffsets", f'{{"{topic}":{{"{number}":{end}}}}}')
-        # It stays an error if data is lost: what a task does not see would count as outdated.
+        # Lost data must be an error here: records that a task does not see would count as outdated.
         .schema("offset bigint, key binary")
         .load()
     )
@@ -187,7 +188,7 @@ def _last_offsets(spark: SparkSession, backing: Path, key: PartitionKey, start: 
 
 @dataclass(frozen=True, slots=True)
 class _ToGroups:
-    """Offsets on their way to the groups that they lie in.
+    """Sends offsets to the groups that they lie in.
 
     starts  first offsets of the groups
     """
@@ -221,18 +222,18 @@ class _ToGroups:
 def _rewritten(
     spark: SparkSession, last: DataFrame, shares: Sequence[Portion], place: Path
 ) -> list[Rewritten]:
-    """What came of each group, in their order."""
+    """Return the result of each group, in their order."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     starts = np.array([share.stretch.start for share in shares], np.int64)
     offsets = map_in_arrow(last.select("offset"), _ToGroups(starts), _OF_GROUPS)
-    # Also a group of which nothing stays has its portion, and so its task.
+    # A group of which nothing stays also has a portion, and so a task.
     told = spark.createDataFrame(
         [(group, None, pickle.dumps(share)) for group, share in enumerate(shares)],
         from_arrow_schema(_OF_GROUPS),
     )
-    # By the group's number itself: hashed, several groups would meet in one task. And Spark joins no such tasks, small
-    # as what they are sent may be.
+    # Partition by the group's number itself: hashed numbers could bring several groups into one task. Spark also does
+    # not join such tasks, even if their input is small.
     parts = offsets.union(told).repartitionById(len(shares), "group")
     rows = map_in_arrow(parts, Rewriting(place), _REWRITTEN).collect()
     return [
@@ -243,9 +244,9 @@ def _rewritten(
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """The work of the tasks that write groups anew. Each call is an attempt, in a directory of its own.
+    """The work of the tasks that rewrite groups. Each call is an attempt, in its own directory.
 
-    place  where these are made. It is not made: an attempt of a job that is over finds it gone
+    place  parent of these directories. It is not created here: so an attempt of a finished job fails
     """
 
     place: Path

@@ -1,4 +1,4 @@
-"""Records as Parquet files, for what reads neither the log nor a mount of it."""
+"""Exporting records as Parquet files, for programs that read neither the log nor a mount of it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def export(
     options: Mapping[str, str],
     mode: str = "errorifexists",
 ) -> None:
-    """Write the records of topics, separated by commas, to `target`/topic=…/partition=…/, sorted by offset within each
-    file, with the columns of the data source. `options` are the data source's. Committed records only."""
+    """Write the committed records of topics, separated by commas, to `target`/topic=…/partition=…/. They are sorted
+    by offset within each file, and have the columns of the data source. `options` are the data source's."""
     register(spark)
     rows = spark.read.format("topicfs").option("path", str(place.backing)).option("topic", topics)
     frame = rows.option("includeHeaders", "true").options(**options).load()
-    # A task reads a range of one partition, by rising offsets: that is the order in its file.
+    # A task reads a range of one partition by rising offsets: that is the order in its file.
     frame.write.mode(mode).option("compression", "zstd").partitionBy(*BY).parquet(target)

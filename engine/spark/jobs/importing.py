@@ -1,17 +1,19 @@
-"""Any rows as a new topic: segments with their indexes, byte for byte what appends would have made, from many machines.
+"""Importing any rows as a new topic, with many machines. Its segments and indexes are byte for byte those of
+appends.
 
-Two rounds of tasks work in BACKING/staging, and the log is held meanwhile, so that no daemon opens it:
+Two rounds of tasks work in BACKING/staging. The log is locked during that time, so that no daemon opens it:
 
     1. tasks over the rows    each row goes to the partition that it names, else to that of its key; each task builds
-                              record batches, a file for each partition. How many records are in each is then known
+                              record batches, a file for each partition. Then the number of records in each is known
     2. tasks over segments    neighbouring files become one segment: the batches get their offsets, which no checksum
                               covers, and the indexes are written
 
-Within a partition records stand in the order of the frame: task by task, row by row. A frame that is sorted stays so.
+Within a partition records have the order of the frame: task by task, row by row. A sorted frame stays sorted.
 
     staging/<topic>/import/       work; removed at the next start, or by the next import
-    staging/<topic>/publishing/   all is there, and on disk: the rename to this name decides. Each directory in it is
-                                  renamed to logs/<topic>-<n>. Where that was broken off, the same command completes it
+    staging/<topic>/publishing/   everything is complete and on disk: the rename to this name is the commit. Then each
+                                  directory in it is renamed to logs/<topic>-<n>. If that was interrupted, the same
+                                  command completes it
 """
 
 from __future__ import annotations
@@ -81,10 +83,10 @@ _SEGMENTS: Final[pa.Schema] = pa.schema([("bytes", pa.int64()), ("records", pa.i
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of an import.
+    """The result of an import.
 
-    records, bytes, segments   of all partitions
-    partitions                 how many
+    records, bytes, segments   totals of all partitions
+    partitions                 number of partitions
     """
 
     records: int
@@ -95,7 +97,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportPiece:
-    """A file of record batches, made by one task; they have no offsets yet."""
+    """A file of record batches that one task made. The batches have no offsets yet."""
 
     partition: int
     task: int
@@ -107,10 +109,10 @@ class ImportPiece:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A segment that is to be made.
+    """A segment that has to be made.
 
     base    its base offset
-    pieces  what goes into it, in order
+    pieces  the files that become the segment, in order
     """
 
     directory: Path
@@ -127,8 +129,8 @@ def import_rows(
     partitions: int,
     overrides: Mapping[str, str] | None = None,
 ) -> Imported:
-    """Make a topic of the rows of a frame, whose columns are those of the data source's writer. PartitionExistsError
-    where there is such a topic, StoreLockedError where somebody has the log open."""
+    """Make a topic from the rows of a frame, whose columns are those of the data source's writer.
+    PartitionExistsError if the topic exists, StoreLockedError if somebody has the log open."""
     check_columns(rows.schema, topic)
     validate_topic(topic)
     if partitions < 1:
@@ -189,7 +191,7 @@ def _import(
 
 
 def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSettings) -> list[ImportPiece]:
-    """The first round: in order of tasks within each partition."""
+    """Run the first round. Return its pieces, in the order of tasks within each partition."""
     numbers = tuple(range(partitions))
 
     def each(arriving: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -203,7 +205,7 @@ def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSetting
         yield pa.RecordBatch.from_pylist(writers.finish(), _PIECES)
 
     frame = map_in_arrow(rows.drop("topic"), each, _PIECES)
-    # A task that is tried again writes files of its own: only those count that it told.
+    # A retried task writes new files: only the files that a successful attempt reports count.
     return sorted(
         (ImportPiece(*row) for row in frame.collect()),
         key=lambda piece: (piece.partition, piece.task, piece.number),
@@ -211,10 +213,10 @@ def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSetting
 
 
 class _Writers:
-    """What one task writes.
+    """The files that one task writes.
 
-    task      its number
-    pieces    what it has written
+    task      number of the task
+    pieces    finished files
     _turn     counts Arrow batches: records without a key go to the partitions in turn
     """
 
@@ -265,14 +267,14 @@ class _Writers:
         )
 
     def finish(self) -> list[dict[str, Any]]:
-        """Close what is open. Gives all pieces."""
+        """Close the open files. Return all pieces."""
         for number in sorted(self._open):
             self._end(number)
         return self.pieces
 
 
 class _PieceWriter:
-    """Records on their way into one file."""
+    """Writes records into one file."""
 
     def __init__(self, path: Path, settings: TopicSettings, now: int) -> None:
         self.path = path
@@ -307,7 +309,8 @@ class _PieceWriter:
 def _outputs(
     logs: Path, topic: str, partitions: int, pieces: Sequence[ImportPiece], settings: TopicSettings
 ) -> Iterator[Output]:
-    """The segments of each partition: neighbours together as far as they fit. One at least: a partition has one."""
+    """Yield the segments of each partition: neighbouring pieces together, as far as they fit. A partition has at
+    least one segment."""
     for number in range(partitions):
         base = size = records = 0
         group: list[ImportPiece] = []
@@ -325,7 +328,7 @@ def _outputs(
 
 @dataclass(frozen=True, slots=True)
 class _Segments:
-    """The second round's work."""
+    """The work of the second round."""
 
     settings: TopicSettings
 
@@ -351,13 +354,13 @@ class _Segments:
 
 
 def _remove_left(output: Output) -> None:
-    """Of a task that is tried again."""
+    """Remove the files of an earlier attempt of this task."""
     for path in output.directory.glob(file_of(output.base, ".*")):
         path.unlink(missing_ok=True)
 
 
 def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
-    """What a partition has beside its segments; times that rise with the offsets; and all of it on disk."""
+    """Write the other files of each partition, set file times that rise with the offsets, and fsync everything."""
     for number in range(partitions):
         directory = logs / partition_directory(topic, number)
         metadata = PartitionMetadata.load(directory)
@@ -368,7 +371,7 @@ def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
             epochs = LeaderEpochs.open(directory / LEADER_EPOCHS)
             epochs.assign_all([(_EPOCH, 0)])
             epochs.flush()
-        # Who reads segments in the order of their times then reads them in the order of their offsets.
+        # A reader that takes segments in the order of their times then reads them in the order of their offsets.
         latest = now_ms() - len(segments)
         for place, path in enumerate(segments):
             os.utime(path, ns=((latest + place) * 1_000_000,) * 2)
@@ -378,7 +381,7 @@ def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
 
 
 def _publish(backing: Path, topic: str) -> bool:
-    """Give partitions that are whole their names in the log. Gives whether there were any."""
+    """Move complete partitions to their names in the log. Return whether there were any."""
     ready = backing / STAGING / topic / PUBLISHING
     try:
         names = sorted(os.listdir(ready))

@@ -1,4 +1,4 @@
-"""Files of rows, as an import takes them: columns of other names are left out, times and bytes made what they mean."""
+"""Reading files of rows for an import. Columns with other names are left out; times and bytes get their types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEANT: Final = {
     "headers": "transform(headers, h -> struct(coalesce(h.key, cast(unbase64(h.key_base64) as string)) as key, "
     "coalesce(cast(h.value as binary), unbase64(h.value_base64)) as value)) as headers",
 }
-"""What members of jsonl mean, as the topic's own views write them."""
+"""The expression for each column from members of jsonl, as the topic's own views write them."""
 
 _TYPES: Final = {
     "key": "binary",
@@ -35,8 +35,8 @@ _TYPES: Final = {
 
 
 def rows_of(spark: SparkSession, kind: str, paths: Sequence[str], sort_by: Sequence[str] = ()) -> DataFrame:
-    """The rows of some files: lines of text are values, json is as jsonl views have it, parquet and csv have columns
-    of the data source's names."""
+    """Return the rows of some files. Lines of text are values, json is as in jsonl views, and parquet and csv have
+    the data source's column names."""
     if kind == "json":
         frame = spark.read.schema(_JSON).json(list(paths)).selectExpr(*_MEANT.values())
     elif kind == "text":

@@ -1,4 +1,4 @@
-"""One task for each piece of work, and what Spark wants of frames that tasks make."""
+"""Running one task for each piece of work, and the schema that Spark needs for frames made by tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 def spread(
     spark: SparkSession, pieces: Sequence[T], work: Callable[[T], Iterable[dict[str, Any]]], schema: pa.Schema
 ) -> DataFrame:
-    """The rows that `work` gives for each piece, with the columns of the schema. Lazy: worked anew at each action."""
+    """Return the rows that `work` gives for each piece, with the columns of the schema. The frame is lazy: each
+    action does the work again."""
 
     def each(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -30,7 +31,7 @@ def spread(
 def map_in_arrow(
     frame: DataFrame, work: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> DataFrame:
-    """`mapInArrow`. Spark asks for pandas there, and warns of its newer versions: Arrow alone is used here."""
+    """Call `mapInArrow`. Spark asks for pandas there, and warns of its newer versions: only Arrow is used here."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - tasks need no more than pyarrow
 
     with warnings.catch_warnings():

@@ -1,7 +1,8 @@
-"""Checking a log: every batch by its checksum, every record by the format, every index entry by what it names.
+"""Checking a log: every batch by its checksum, every record by the format, every index entry by the batch that it
+names.
 
-One task for each segment. Nothing is changed or locked, so it works beside a daemon; what a daemon appends behind the
-last batch meanwhile is not looked at.
+There is one task for each segment. Nothing is changed or locked, so it works beside a daemon. Batches that a daemon
+appends behind the last one in the meantime are not checked.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ REPORT: Final[pa.Schema] = pa.schema(
     ]
 )
 _MOST_TOLD: Final = 20
-"""Problems of a segment that are told; the report says how many more there are."""
+"""The most problems of a segment that are listed; the report says how many more there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyPiece:
     """One segment.
 
-    topic, number, directory  of its partition
+    topic, number, directory  topic, number and directory of its partition
     base                      its base offset
-    end                       the next segment's, None of the last one
+    end                       base offset of the next segment, None for the last one
     """
 
     topic: str
@@ -59,7 +60,7 @@ class VerifyPiece:
 
 
 def verify(spark: SparkSession, place: Place, topics: Collection[str] | None = None) -> DataFrame:
-    """A row for each segment, with all that is wrong with it: none is good. Of all topics, or of these."""
+    """Return a row for each segment of all topics, or of these, with all of its problems. A good segment has none."""
     pieces = []
     for topic, number in sorted(Listing.of(place.logs).partitions):
         if topics is None or topic in topics:
@@ -73,7 +74,7 @@ def verify(spark: SparkSession, place: Place, topics: Collection[str] | None = N
 
 
 def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
-    """The report's row of a segment; none where it was removed, or replaced, since it was listed."""
+    """Yield the report's row of a segment. There is none if the segment was removed or replaced after it was listed."""
     from topicfs.engine.errors import EngineError  # noqa: PLC0415 - the kernels, in tasks only
     from topicfs.engine.record import now_ms  # noqa: PLC0415
     from topicfs.engine.segment.descriptors import Descriptors  # noqa: PLC0415
@@ -88,11 +89,11 @@ def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
         except EngineError as error:
             check.say(str(error))
         if not os.path.samestat(os.fstat(opened.fd), os.stat(segment.log.path)):
-            # What replaced it is checked when it is listed: its indexes are not those that were read.
+            # The replacement is checked when it is listed: its indexes are not those that were read.
             return
     except FileNotFoundError:
         if not piece.directory.parent.is_dir():
-            raise  # nothing was removed: this machine does not see the log
+            raise  # nothing was removed: this machine cannot see the log
         return
     yield {
         "topic": piece.topic,
@@ -107,11 +108,11 @@ def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
 
 
 class _PieceCheck:
-    """One segment's check, and what it found.
+    """The check of one segment, and its results.
 
-    next_offset  behind the last batch
-    problems     in words, the first ones
-    more         how many were left out
+    next_offset  offset behind the last batch
+    problems     the first problems, in words
+    more         number of problems that were left out
     """
 
     def __init__(self, piece: VerifyPiece) -> None:
@@ -162,7 +163,7 @@ class _PieceCheck:
         from topicfs.engine.kernels.scan import COLUMNS  # noqa: PLC0415
 
         table = np.concatenate(tables) if tables else np.empty((0, COLUMNS), np.int64)
-        # An active segment gets its indexes with their first entries.
+        # The index files of an active segment are created with their first entries.
         if self.piece.end is not None and not segment.has_offset_index():
             self.say("there is no offset index")
         self._check_offsets(table)
@@ -172,7 +173,7 @@ class _PieceCheck:
         segment.transactions.sanity_check()
 
     def _check_offsets(self, table: Longs) -> None:
-        """Each entry names the last offset of a batch, and where it begins."""
+        """Check that each entry names the last offset of a batch, and the position where the batch begins."""
         from topicfs.engine.kernels.scan import LAST_OFFSET, POSITION  # noqa: PLC0415
 
         places = {int(position): int(last) for position, last in table[:, (POSITION, LAST_OFFSET)].tolist()}
@@ -180,7 +181,7 @@ class _PieceCheck:
         for number in range(index.entries):
             relative, position = index.at(number)
             found = places.get(position)
-            # An entry behind what was read belongs to an append since.
+            # An entry behind the batches that were read belongs to a later append.
             if found != self.piece.base + relative and position <= max(places, default=-1):
                 self.say(
                     f"offset index, entry {number}: expected a batch at position {position} that ends with offset "
@@ -193,7 +194,8 @@ class _PieceCheck:
             before = relative
 
     def _check_times(self, table: Longs) -> None:
-        """Each entry has the largest timestamp so far, and a batch that has it ends with its offset."""
+        """Check that each entry has the largest timestamp so far, and the last offset of a batch that has this
+        timestamp."""
         import numpy as np  # noqa: PLC0415
 
         from topicfs.engine.kernels.scan import LAST_OFFSET, MAX_TIMESTAMP  # noqa: PLC0415
@@ -211,7 +213,7 @@ class _PieceCheck:
                 )
             before = timestamp
             if len(lasts) and offset > lasts[-1]:
-                continue  # of an append since, or of what could not be read
+                continue  # it belongs to a later append, or to a part that could not be read
             if (
                 row == len(lasts)
                 or lasts[row] != offset
