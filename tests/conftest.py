@@ -19,9 +19,12 @@ FOUND_AS_IS = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 settings.register_profile("ci", deadline=None, phases=FOUND_AS_IS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-# Who starts the tests in the background has them, and all that they start, deaf to Ctrl-C, which some of them send.
+# Tests that are started in the background ignore Ctrl-C, and under nohup the end of the terminal. Some of them send these
+# signals to programs that they start, which would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The longest first, so that no worker is left alone with it at the end. The rest are done in seconds.
 LONGEST = ("spark", "soak", "crash", "interop", "property", "mount", "mountd")
