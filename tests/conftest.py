@@ -19,8 +19,8 @@ FOUND_AS_IS = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 settings.register_profile("ci", deadline=None, phases=FOUND_AS_IS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-# Tests that are started in the background ignore Ctrl-C, and under nohup the end of the terminal. Some of them send these
-# signals to programs that they start, which would inherit that.
+# Tests that are started in the background ignore Ctrl-C, and under nohup the end of the terminal. Some of them send
+# these signals to programs that they start, which would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
