@@ -255,8 +255,9 @@ class Agreement:
         overrides = {
             "compression.type": codec,
             "message.timestamp.type": "LogAppendTime" if stamped else "CreateTime",
-            # Where lines wait, nothing but a close may send them: no batch may become full.
-            "internal.segment.bytes": str(segment_bytes if each_write else 1_000_000),
+            # Where lines wait, nothing but a close may send them: no batch may become full, and a segment has room for
+            # unfinished lines beside a batch.
+            "internal.segment.bytes": str(segment_bytes if each_write else 10_000_000),
             "index.interval.bytes": "200",
             "file.delete.delay.ms": "0",
         }
