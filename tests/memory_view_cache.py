@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MemoryViewCache:
-    """A shelf in memory."""
+    """A view cache in memory."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], bytes] = {}

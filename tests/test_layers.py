@@ -136,7 +136,7 @@ def test_the_engine_knows_nothing_of_fuse_or_the_command_line() -> None:
 
 
 def test_the_file_system_opens_no_file_by_itself() -> None:
-    """It reads through the engine, and keeps through the shelf: `os.open` and `open` are not its own words."""
+    """It reads through the engine, and keeps through the view cache: `os.open` and `open` are not its own words."""
     wrong = []
     for source in sources("fs"):
         for line, call in called(source):

@@ -113,7 +113,7 @@ class StoreBench:
 
 @contextlib.contextmanager
 def checked_store_bench(root: Path, caplog: pytest.LogCaptureFixture) -> Iterator[StoreBench]:
-    """A house that is checked at the end: its files, and that the engine warned of nothing unexpected."""
+    """A store bench that is checked at the end: its files, and that the engine warned of nothing unexpected."""
     store_bench = StoreBench(root)
     yield store_bench
     store_bench.check()

@@ -1,4 +1,4 @@
-"""The texts of a partition: one for each segment and format, and their size maps on the shelf."""
+"""Rendered segments of a partition: one for each segment and format, and their size maps in the view cache."""
 
 from __future__ import annotations
 

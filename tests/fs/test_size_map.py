@@ -1,4 +1,4 @@
-"""Where batches begin in a rendering: marks, look-ups, and the form on the shelf."""
+"""Where batches begin in a rendering: marks, look-ups, and the form in the view cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's small parts: events, the way into the background, the log, the shelf, the command line."""
+"""The daemon's small parts: events, the way into the background, the log, the view cache, the command line."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_warnings_and_errors_are_counted() -> None:
     assert counter.taken() == {"WARNING": 1, "ERROR": 2}
 
 
-# -- the shelf ----------------------------------------------------------------------------------------
+# -- the view cache -----------------------------------------------------------------------------------
 
 
 def test_shelf_gives_back_what_was_saved_last(tmp_path: Path) -> None:
