@@ -112,7 +112,7 @@ class _Partitions(Collector):
             [(p, p.recovery_point) for p in loaded],
         )
         yield _gauge("size_bytes", "Bytes in .log files.", [(p, p.size) for p in loaded])
-        yield _gauge("segments", "Segments.", [(p, len(p.log.chain.segments)) for p in loaded])
+        yield _gauge("segments", "Segments.", [(p, len(p.log.snapshot.segments)) for p in loaded])
         yield _gauge(
             "pinned_bytes",
             "Bytes of removed segments that readers still hold.",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from topicfs.engine.errors import ClosedError
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.record import MAX_INT64
@@ -72,16 +71,7 @@ class Candidate:
 
 def look(log: Log, checkpointed: int | None, now: int) -> Candidate:
     """Assess a log for compaction. `checkpointed` is where the last compaction ended. No lock is taken."""
-    while True:
-        log.check_open()
-        offsets, segments = log.offsets, log.chain.segments
-        try:
-            return assess(segments, offsets, log.settings, checkpointed, now)
-        except (ClosedError, FileNotFoundError):
-            # A segment was removed in the meantime: then there is another list. Or the whole log was removed.
-            log.check_open()
-            if log.chain.segments is segments:
-                raise
+    return log.with_snapshot(lambda taken: assess(taken.segments, taken, log.settings, checkpointed, now))
 
 
 def assess(

@@ -28,11 +28,12 @@ from topicfs.engine.errors import (
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.compact import DISCARD
 from topicfs.engine.kernels.scan import LAST_OFFSET
+from topicfs.engine.partition.cutting import replace, split_overflowing
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.reader import aborted_between
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.segments import Segments
 from topicfs.engine.settings.topic import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -83,18 +84,16 @@ class Cleaned:
 class Work:
     """A log at the start of a clean.
 
-    log, settings, cuts, producers  the log, and its state at that moment
-    segments                        the list of segments at that moment
-    sources                         segments that may be rewritten: sealed, and completely below the uncleanable part
-    uncleanable                     offset behind the last of them
-    check                           see Cleaner.clean
+    log, settings, snapshot, producers  the log, and its state at that moment
+    sources                             segments that may be rewritten: sealed, and completely below `uncleanable`
+    uncleanable                         offset behind the last of them
+    check                               see Cleaner.clean
     """
 
     log: Log
     settings: TopicSettings
-    cuts: int
+    snapshot: Snapshot
     producers: LiveProducers
-    segments: Segments
     sources: tuple[Segment, ...]
     uncleanable: int
     check: Callable[[], None]
@@ -103,7 +102,8 @@ class Work:
     def take(cls, log: Log, first_uncleanable: int, check: Callable[[], None]) -> Work:
         with log.lock:
             log.check_open()
-            segments = log.chain.segments
+            taken = log.snapshot
+            segments = taken.segments
             ends = [segment.base_offset for segment in segments][1:]
             sources = tuple(
                 segment
@@ -112,7 +112,7 @@ class Work:
             )
             uncleanable = ends[len(sources) - 1] if sources else segments.first.base_offset
             producers = LiveProducers.of(log.producers.producers)
-            return cls(log, log.settings, log.cuts, producers, segments, sources, uncleanable, check)
+            return cls(log, log.settings, taken, producers, sources, uncleanable, check)
 
     def transactions(self, first: Segment, start: int) -> Transactions:
         """Return the transactions that overlap the offsets from `start` to the uncleanable part."""
@@ -120,7 +120,7 @@ class Work:
 
     def aborted(self, first: Segment, start: int) -> Iterator[AbortedTransaction]:
         """Return the aborted transactions from `start` to the uncleanable part."""
-        return aborted_between(self.segments, first, start, self.uncleanable)
+        return aborted_between(self.snapshot.segments, first, start, self.uncleanable)
 
     def groups(self, sources: Sequence[Segment]) -> list[list[Segment]]:
         """Return groups of these segments. Each group becomes one segment."""
@@ -134,7 +134,7 @@ class Work:
     def replace(self, group: Sequence[Segment], parts: Sequence[Segment]) -> None:
         """Replace a group by its new segments. If the log refuses that, remove the new segments."""
         try:
-            self.log.replace(group, parts, self.cuts)
+            replace(self.log, group, parts, self.snapshot)
         except (CleaningAbortedError, ClosedError):
             # The log refuses before it changes anything. After any other error the log itself tracks the new segments.
             for part in parts:
@@ -190,18 +190,18 @@ class Cleaner:
                 f"{log.name}: closed, or cut, while it was cleaned: {error}"
             ) from error
         except OffsetOverflowError as error:
-            if not log.split_overflowing(work.sources):
+            if not split_overflowing(log, work.sources):
                 raise  # otherwise this clean would be started again and again, and no other
             raise CleaningAbortedError(f"{log.name}: a segment had to be split: {error}") from error
         except (CorruptError, OffsetOutOfRangeError) as error:
-            if log.cuts == work.cuts:
+            if log.snapshot.cuts == work.snapshot.cuts:
                 raise
             raise CleaningAbortedError(f"{log.name}: cut while it was cleaned: {error}") from error
         finally:
             self.offsets.clear()
 
     def _clean(self, work: Work, first_dirty: int, now: int) -> Cleaned:
-        floor = work.segments.floor(first_dirty) or work.segments.first
+        floor = work.snapshot.segments.floor(first_dirty) or work.snapshot.segments.first
         dirty = [each for each in work.sources if each.base_offset >= floor.base_offset]
         if not dirty:
             return Cleaned(first_dirty)
@@ -210,7 +210,7 @@ class Cleaner:
         sources = [each for each in work.sources if each.base_offset < end]
         rewrite = Rewrite(
             chain=work.log.chain,
-            segments=work.segments,
+            segments=work.snapshot.segments,
             offsets=self.offsets,
             transactions=work.transactions(sources[0], sources[0].base_offset),
             producers=work.producers,
@@ -236,14 +236,14 @@ class Cleaner:
         for segment in dirty:
             with pinned((segment,)):
                 if not self._fill_from(
-                    segment, work.segments.end_of(segment), start, transactions, work.check
+                    segment, work.snapshot.segments.end_of(segment), start, transactions, work.check
                 ):
                     logger.info(
                         f"{work.log.name}: the offset map is full at offset {self.offsets.latest_offset}"
                     )
                     return
             # There may be a gap from the last batch to the next segment: it counts as read too.
-            self.offsets.latest_offset = work.segments.end_of(segment) - 1
+            self.offsets.latest_offset = work.snapshot.segments.end_of(segment) - 1
 
     def _fill_from(
         self, segment: Segment, end: int, start: int, transactions: Transactions, check: Callable[[], None]

@@ -129,7 +129,7 @@ def stretches(work: Work, groups: Sequence[Sequence[Segment]]) -> list[Stretch]:
         Stretch(
             work.log.chain.directory,
             tuple(segment.base_offset for segment in group),
-            work.segments.end_of(group[-1]),
+            work.snapshot.segments.end_of(group[-1]),
         )
         for group in groups
     ]

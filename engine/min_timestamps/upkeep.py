@@ -77,7 +77,7 @@ class MinTimestampsUpkeep:
     ) -> None:
         """Make missing files and remove those not needed, until `stop` or, between segments, `enough` is true. A
         segment that cannot be read is logged, and does not stop the others."""
-        segments = partition.log.chain.segments
+        segments = partition.log.snapshot.segments
         known = self._known.get(partition.name)
         if known is not None and known.segments is segments:
             now = self.steady()
@@ -135,7 +135,7 @@ class MinTimestampsUpkeep:
         except ClosedError:
             return False  # removed, deleted or offline: the next call sees the new state
         except (EngineError, OSError) as error:
-            if not _is_sealed(segment, partition.log.chain.segments):
+            if not _is_sealed(segment, partition.log.snapshot.segments):
                 return False
             if name not in known.retry_ms:
                 log.error(
@@ -149,12 +149,11 @@ class MinTimestampsUpkeep:
         return made
 
     def _make(self, partition: Partition, segment: Segment, name: str, stop: Callable[[], bool]) -> bool:
-        chain = partition.log.chain
-        segments = chain.segments
+        segments = partition.log.snapshot.segments
         if not _is_sealed(segment, segments):
             return False
         end = segments.end_of(segment)
-        with Hold.take(chain, segment.base_offset, end) as hold:
+        with Hold.take(partition.log, segment.base_offset, end) as hold:
             if hold.held != [segment]:
                 return False
             noted = build(segment, end, stop)

@@ -153,7 +153,7 @@ class Tables:
         """Return the visible files. There are none if tables are switched off, and none of removed segments."""
         if not partition.settings.parquet_enable:
             return ()
-        table, first = self.of(partition), partition.log.chain.segments.first.base_offset
+        table, first = self.of(partition), partition.log.snapshot.segments.first.base_offset
         gone = bisect_right(table.files, first, key=attrgetter("next_offset"))
         return tuple(file for file in table.files[gone:] if file.records)
 
@@ -161,7 +161,7 @@ class Tables:
         """Return the visible file with exactly this base offset."""
         if not partition.settings.parquet_enable:
             return None
-        files, first = self.of(partition).files, partition.log.chain.segments.first.base_offset
+        files, first = self.of(partition).files, partition.log.snapshot.segments.first.base_offset
         at = bisect_left(files, base_offset, key=_base_offset)
         file = files[at] if at < len(files) and files[at].base_offset == base_offset else None
         return file if file is not None and file.records and file.next_offset > first else None

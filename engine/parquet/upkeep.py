@@ -56,11 +56,12 @@ class TableUpkeep:
 
     def bring_up_to_date(self, partition: Partition, stop: Callable[[], bool]) -> None:
         """Make missing files, publish complete lists and remove files that are not needed, until told to stop."""
-        offsets, segments = partition.log.offsets, partition.log.chain.segments
+        taken = partition.log.snapshot
+        segments = taken.segments
         sealed = [
             (segment, following.base_offset)
             for segment, following in pairwise(segments)
-            if offsets.stable >= following.base_offset
+            if taken.stable >= following.base_offset
         ]
         failures = self.tables.failures.get(partition.name, {})
         due = any(self.clock() >= failure.retry_ms for failure in failures.values())
@@ -74,7 +75,7 @@ class TableUpkeep:
             if done:
                 self._tidy(partition)
         except (ClosedError, FileNotFoundError):
-            if partition.log.chain.segments is segments:
+            if partition.log.snapshot.segments is segments:
                 raise
             return  # removed or rewritten in the meantime: the next call sees the new state
         if done:
@@ -125,7 +126,7 @@ class TableUpkeep:
         try:
             file = self._write(partition, segment, wanted, stop)
         except (EngineError, OSError) as error:
-            if segment not in partition.log.chain.segments:
+            if segment not in partition.log.snapshot.segments:
                 raise FileNotFoundError(f"{segment} was removed") from error
             failures[name] = Failure(f"segment {segment.base_offset}: {error}", self.clock() + RETRY_MS)
             log.error(f"{partition.name}: no Parquet file of segment {segment.base_offset}: {error}")
@@ -140,13 +141,12 @@ class TableUpkeep:
         self, partition: Partition, segment: Segment, wanted: TableFile, stop: Callable[[], bool]
     ) -> TableFile:
         start, end = wanted.base_offset, wanted.next_offset
-        offsets = partition.log.offsets
-        with Hold.take(partition.log.chain, start, end) as hold:
+        with Hold.take(partition.log, start, end) as hold:
             if hold.held != [segment]:
                 raise FileNotFoundError(f"{segment} was removed")
             return write_file(
                 self.tables.path(partition.name, wanted.name),
-                reader.read_columns(hold.segments, offsets, start, end, Isolation.COMMITTED),
+                reader.read_columns(hold.snapshot, start, end, Isolation.COMMITTED),
                 partition.topic,
                 partition.number,
                 wanted,
@@ -159,7 +159,7 @@ class TableUpkeep:
         keep = {file.name for file in self.tables.of(partition).files}
         self._made.pop(name, None)
         self.tables.remove_others(name, keep)
-        present = {file_name(segment)[0] for segment in partition.log.chain.segments.non_active}
+        present = {file_name(segment)[0] for segment in partition.log.snapshot.segments.non_active}
         left = {key: each for key, each in self.tables.failures.get(name, {}).items() if key in present}
         if left:
             self.tables.failures[name] = left

@@ -1,14 +1,14 @@
-"""The segments of one partition: the list that readers see, and the files behind it.
+"""The segments of one partition: the list as its writer knows it, and the files behind it.
 
-A change makes a new list and publishes it in one step. Readers keep the list that they took. The files of segments
-that leave the list are renamed to `.deleted` at once, and `remove_due` removes them after a delay. Files that a reader
-has pinned stay until the reader unpins them.
+A change makes a new list, which the log then shows to readers by its snapshot. Readers keep the list that they took.
+The files of segments that leave the list are renamed to `.deleted` at once, and `remove_due` removes them after a
+delay. Files that a reader has pinned stay until the reader unpins them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from pathlib import Path
 
@@ -46,12 +46,16 @@ def segment_settings(settings: TopicSettings, read_only: bool = False) -> Segmen
     )
 
 
+def publish_nothing() -> None:
+    """Used before a log is open: it has no readers."""
+
+
 class Chain:
     """The segments of one partition.
 
     directory  the directory of the partition
     settings   the settings of segments that are created from now on
-    segments   the published list, by rising base offset; the last one is active
+    segments   the list, by rising base offset; the last one is active
     doomed     segments and files renamed to `.deleted`, with the time of their removal by the steady clock
     steady     gives a time that nobody can set, for delays
     """
@@ -130,14 +134,20 @@ class Chain:
 
     # -- going ----------------------------------------------------------------------------------------
 
-    def remove(self, segments: Iterable[Segment], delay_ms: int) -> None:
-        """Remove segments from the list. Their files are removed after the delay."""
-        gone = tuple(segments)
-        if not gone:
-            return
-        self.segments = self.segments.with_replaced(gone, ())
-        for segment in gone:
+    def drop(self, segments: Collection[Segment]) -> None:
+        """Remove segments from the list. Their files stay as they are until `doom`."""
+        if segments:
+            self.segments = self.segments.with_replaced(segments, ())
+
+    def doom(self, segments: Iterable[Segment], delay_ms: int) -> None:
+        """Rename the files of removed segments to `.deleted`, and have them removed after the delay."""
+        for segment in segments:
             self._doom(segment, delay_ms)
+
+    def remove(self, segments: Collection[Segment], delay_ms: int) -> None:
+        """Remove segments from the list, and their files after the delay, before anybody reads the log."""
+        self.drop(segments)
+        self.doom(segments, delay_ms)
 
     def recreate(self, segment: Segment, delay_ms: int) -> None:
         """Replace an empty segment by a new one. The old files are removed after the delay."""
@@ -145,7 +155,13 @@ class Chain:
         self._doom(segment, delay_ms)
         self.segments = self.segments.with_replaced((segment,), (self.create(segment.base_offset),))
 
-    def replace(self, old: Iterable[Segment], new: Iterable[Segment], delay_ms: int) -> None:
+    def replace(
+        self,
+        old: Collection[Segment],
+        new: Iterable[Segment],
+        delay_ms: int,
+        publish: Callable[[], None] = publish_nothing,
+    ) -> None:
         """Replace old segments by finished `.cleaned` ones, so that a crash at any step leaves either the old or the
         new ones. Their names are durable when the directory is synced next. The caller does that, without the lock if
         it has one.
@@ -153,15 +169,15 @@ class Chain:
         Recovery drops `.cleaned` segments, and completes a swap where all of them are `.swap`. So the swap names are
         given from the highest base down, and `.cleaned` names that are left show that the swap had not begun. The new
         names are durable before an old segment loses its name: a file system may save names in another order than they
-        were given, and a `.deleted` name beside a `.cleaned` one would be neither state."""
-        gone = tuple(old)
+        were given, and a `.deleted` name beside a `.cleaned` one would be neither state. `publish` shows the new list
+        to readers, before an old file gets another name."""
         come = sorted(new, key=_base_offset)
         for segment in reversed(come):
             segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
         sync_directory(self.directory)
-        self.segments = self.segments.with_replaced(gone, tuple(come))
-        for segment in gone:
-            self._doom(segment, delay_ms)
+        self.segments = self.segments.with_replaced(old, tuple(come))
+        publish()
+        self.doom(old, delay_ms)
         for segment in come:
             segment.change_suffix(SWAP_SUFFIX, "")
 

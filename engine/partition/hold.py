@@ -6,39 +6,40 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from topicfs.engine.errors import ClosedError
-from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.segments import Segments
 
 
 @dataclass(slots=True)
 class Hold:
     """The segments that held [start, end) when the hold was taken. Release it once, or use `with`.
 
-    segments  the published list at that time
-    held      the segments of that list that are pinned, by rising base offset
+    snapshot  the log at that time
+    held      its segments that are pinned, by rising base offset
     """
 
-    segments: Segments
+    snapshot: Snapshot
     held: list[Segment] = field(default_factory=list)
 
     @classmethod
-    def take(cls, chain: Chain, start: int, end: int) -> Hold:
-        """Pin the segments that hold [start, end) now."""
-        while True:
-            segments = chain.segments
-            hold = cls(segments)
+    def take(cls, log: Log, start: int | None = None, end: int | None = None) -> Hold:
+        """Pin the segments that hold [start, end) now. Without bounds, these are all segments."""
+
+        def pinned(snapshot: Snapshot) -> Hold:
+            hold = cls(snapshot)
+            first = snapshot.start if start is None else start
+            last = snapshot.end if end is None else end
             try:
-                for segment in segments.range(start, end) if end > start else ():
+                for segment in snapshot.segments.range(first, last) if last > first else ():
                     segment.pin()
                     hold.held.append(segment)
             except ClosedError:
-                # It was removed between reading the list and the pin: the list that is published now does not have it.
                 hold.release()
-                if chain.segments is segments:
-                    raise
-                continue
+                raise
             return hold
+
+        return log.with_snapshot(pinned)
 
     def release(self, below: int | None = None) -> None:
         """Unpin all segments, or those that lie completely below an offset."""

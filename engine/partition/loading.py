@@ -52,7 +52,6 @@ from topicfs.engine.partition.chain import Chain, segment_settings
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import finish_swaps, remove_temporary
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.recovery import Recovery, rebuild_epochs, transaction_index_is_sound
 from topicfs.engine.partition.replay import rebuild
@@ -120,12 +119,13 @@ def load(
         producers,
         epochs,
         PartitionMetadata.load(directory),
-        LogOffsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        start,
+        mark,
+        end,
         # A recovery alone does not advance the recovery point: checked data may not be on disk yet.
         end if known.clean and had_segments else max(start, min(known.recovery_point, end)),
         lone,
     )
-    log.publish()
     return Partition(topic, number, log)
 
 

@@ -1,7 +1,7 @@
-"""This module changes a partition's log: it appends, rolls, truncates and flushes.
+"""The log of a partition: it appends, rolls and flushes. What removes records is in `topicfs.engine.partition.cutting`.
 
-Every method that changes something takes the lock, or says that its caller holds it. Offsets are published last, in
-one step. So readers never see a state in between.
+Every method that changes something takes the lock, or says that its caller holds it. Readers take the snapshot, which
+is published in one assignment when an append is complete. So they never see a state in between.
 """
 
 from __future__ import annotations
@@ -9,23 +9,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import (
-    CleaningAbortedError,
+    ClosedError,
+    CorruptError,
     CorruptIndexError,
-    CorruptSegmentError,
     InvalidOffsetError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
     RecordBatchTooLargeError,
     RollError,
     UnexpectedAppendOffsetError,
 )
 from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels import encode as encoding
@@ -38,16 +42,16 @@ from topicfs.engine.kernels.scan import (
     POSITION,
     PRODUCER_ID,
 )
-from topicfs.engine.partition.chain import segment_settings
+from topicfs.engine.partition.chain import Chain, segment_settings
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.flusher import Flusher
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.recovery import epoch_changes
-from topicfs.engine.partition.replay import rebuild
-from topicfs.engine.partition.split import split
-from topicfs.engine.partition.state import LogState
-from topicfs.engine.producer import snapshot
+from topicfs.engine.partition.snapshot import Snapshot
+from topicfs.engine.partition.waiters import Waiters
 from topicfs.engine.producer.entry import BatchInfo, Origin
-from topicfs.engine.producer.manager import CompletedTransaction, ProducerUpdate
-from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_OFFSET, NO_TIMESTAMP
+from topicfs.engine.producer.manager import CompletedTransaction, ProducerStates, ProducerUpdate
+from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.topic import TopicSettings
 
@@ -57,8 +61,163 @@ _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """These errors come from opening a file. fsync never gives them."""
 
 
-class Log(LogState):
-    """The log of one partition, with every method that changes it. Its fields are those of LogState."""
+T = TypeVar("T")
+
+_RESTART_S: Final = 0.1
+"""A reader that waits for a log to begin anew looks again after this time in any case."""
+
+
+class Log:
+    """The log of one partition: its parts, which must agree, and the methods that change them.
+
+    name            `<topic>-<number>`, for messages
+    settings        settings of the topic; replaced in one step by `reconfigure`
+    chain           the segments
+    producers       producer state, for idempotence and transactions
+    epochs          leader epochs and where each began
+    metadata        the topic id
+    flusher         what was written to disk, and what was not
+    snapshot        what readers see, published in one assignment
+    lone            no other replica has to acknowledge: the high watermark follows the end by itself
+    leader_epoch    epoch that is written into batches appended here as leader
+    failure         the error that took the log offline, None while it is not
+    is_closed       whether it was deleted, or its store was closed
+    read_only       whether changes are forbidden
+    promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
+                    and for unfinished lines
+    lines_wait      whether some of that is reserved for whole lines, which are appended very soon
+    lock            held during every change
+    _waiters        threads that wait for offsets
+    _is_restarting  see `restarting`
+    _readers        see `register_reader`
+    _queues         see `register_queue`
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: TopicSettings,
+        clock: Clock,
+        chain: Chain,
+        producers: ProducerStates,
+        epochs: LeaderEpochs,
+        metadata: PartitionMetadata,
+        start: int,
+        high_watermark: int,
+        end: int,
+        recovery_point: int,
+        lone: bool,
+        read_only: bool = False,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.clock = clock
+        self.chain = chain
+        self.producers = producers
+        self.epochs = epochs
+        self.metadata = metadata
+        self.lone = lone
+        self.read_only = read_only
+        self.leader_epoch = epochs.latest_epoch or 0
+        self.failure: Exception | None = None
+        self.promised = 0
+        self.lines_wait = False
+        self.lock = threading.RLock()
+        self.is_closed = False
+        self.flusher = Flusher(chain, self.lock, recovery_point)
+        self._waiters = Waiters()
+        self._is_restarting = False
+        self._readers: tuple[Callable[[Sequence[Segment]], None], ...] = ()
+        self._queues: tuple[Callable[[], None], ...] = ()
+        active = chain.active
+        self.snapshot = Snapshot(
+            start, start, high_watermark, end, active.base_offset, active.size, chain.segments, 0
+        )
+        self.publish()
+
+    def register_reader(self, before_removal: Callable[[Sequence[Segment]], None]) -> None:
+        """Call `before_removal` with the segments that retention or compaction is about to remove from the list, so
+        that the reader can pin those it still needs. It is called with and without the lock, and perhaps twice."""
+        self._readers += (before_removal,)
+
+    def register_queue(self, flush: Callable[[], None]) -> None:
+        """Register a queue of lines that is flushed before other records are appended, because its lines came first.
+        `flush` is called without the lock, and an error in it refuses the append."""
+        self._queues += (flush,)
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the log was closed or went offline."""
+        if self.failure is not None:
+            raise ClosedError(f"{self.name} is offline after an error: {self.failure}") from self.failure
+        if self.is_closed:
+            raise ClosedError(f"{self.name} is closed")
+
+    def check_writable(self) -> None:
+        """Raise ClosedError if the log was closed or went offline, and ReadOnlyError if it may not be changed."""
+        self.check_open()
+        if self.read_only:
+            raise ReadOnlyError(f"{self.name}: opened read-only")
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it can be read and appended to."""
+        return self.failure is None and not self.is_closed
+
+    def _fail(self, error: Exception) -> None:
+        logger.error(f"{self.name}: taken offline: {error}")
+        self.failure = error
+
+    def announce_removal(self, segments: Sequence[Segment]) -> None:
+        """Tell the registered readers that retention or compaction is about to remove these segments from the list."""
+        for before_removal in self._readers:
+            before_removal(segments)
+
+    def flush_queues(self) -> None:
+        """Append the lines that wait, before somebody else appends other records."""
+        for flush in self._queues:
+            flush()
+
+    @contextlib.contextmanager
+    def whole_or_offline(self) -> Iterator[None]:
+        """Take the log offline if an error stops a change halfway. Memory and disk then no longer agree, and a later
+        append would overlap what was not removed. Recovery uses the state on disk."""
+        try:
+            yield
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _shut(self) -> None:
+        self.is_closed = True
+        self._waiters.wake()
+
+    @contextlib.contextmanager
+    def restarting(self) -> Iterator[None]:
+        """Have readers that meet a removed segment wait until the log has segments again. The caller holds the lock."""
+        self._is_restarting = True
+        try:
+            yield
+        finally:
+            self._is_restarting = False
+            self._waiters.wake()
+
+    def with_snapshot(self, look: Callable[[Snapshot], T]) -> T:
+        """Return the result of `look` at the newest snapshot. It takes no lock: if segments were removed during the
+        call, or cut and appended to, it looks at the next snapshot."""
+        while True:
+            self.check_open()
+            taken = self.snapshot
+            try:
+                found = look(taken)
+            except (ClosedError, FileNotFoundError, CorruptError, OffsetOutOfRangeError):
+                self.check_open()
+                if self._is_restarting:
+                    self._waiters.wait_until(lambda: not self._is_restarting, _RESTART_S)
+                elif self.snapshot.segments is taken.segments and self.snapshot.cuts == taken.cuts:
+                    raise
+            else:
+                if self.snapshot.cuts == taken.cuts:
+                    return found
 
     # -- appending ------------------------------------------------------------------------------------
 
@@ -67,14 +226,14 @@ class Log(LogState):
         of the promised bytes that belongs to this batch."""
         with self.lock:
             self.check_writable()
-            first = self.offsets.end
+            first = self.snapshot.end
             encoding.stamp(batch, 0, first, self.leader_epoch)
             row[LAST_OFFSET] += first - row[BASE_OFFSET]
             row[BASE_OFFSET] = first
             row[LEADER_EPOCH] = self.leader_epoch
             append_time = now if row[ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP
             appended = self._write(batch, row.reshape(1, -1), origin, append_time, room)
-        if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
+        if appended.last_offset + 1 - self.flusher.point >= self.settings.flush_messages:
             self.flush()
         return appended
 
@@ -83,14 +242,14 @@ class Log(LogState):
         with self.lock:
             self.check_writable()
             first, last = int(table[0, BASE_OFFSET]), int(table[-1, LAST_OFFSET])
-            if first < self.offsets.end:
+            if first < self.snapshot.end:
                 raise UnexpectedAppendOffsetError(
-                    f"{self.name}: offsets {first} to {last} to append, expected none below {self.offsets.end}",
+                    f"{self.name}: offsets {first} to {last} to append, expected none below {self.snapshot.end}",
                     first,
                     last,
                 )
             appended = self._write(data, table, Origin.REPLICATION, NO_TIMESTAMP)
-        if appended.last_offset + 1 - self.recovery_point >= self.settings.flush_messages:
+        if appended.last_offset + 1 - self.flusher.point >= self.settings.flush_messages:
             self.flush()
         return appended
 
@@ -118,7 +277,7 @@ class Log(LogState):
         try:
             active.append(data, table, data.size <= room, self.promised - room)
         except OSError:
-            self._renew_promises()
+            self.renew_promises()
             raise
         if update is None:
             self.producers.advance(last + 1)
@@ -189,7 +348,7 @@ class Log(LogState):
             entry = self.producers.producers.get(producer_id)
             if entry is None or entry.current_transaction_first_offset == NO_OFFSET:
                 return
-            first, end = entry.current_transaction_first_offset, self.offsets.end
+            first, end = entry.current_transaction_first_offset, self.snapshot.end
             if not commit:
                 active = self.chain.active
                 aborted = AbortedTransaction(producer_id, first, end, end)
@@ -209,7 +368,7 @@ class Log(LogState):
             if active.should_roll(
                 least + self.promised,
                 now,
-                self.offsets.end + least,
+                self.snapshot.end + least,
                 now,
                 self.settings.segment_bytes,
                 self._longest_ms,
@@ -232,7 +391,7 @@ class Log(LogState):
                 return True
             if self.lines_wait or size > self.settings.segment_bytes:
                 return False
-            end, now = self.offsets.end, self.clock()
+            end, now = self.snapshot.end, self.clock()
             self._maybe_roll(size + self.promised, end, end, now, self._longest_ms)
             return bool(self.promise(size, size, lines=False))
 
@@ -253,9 +412,9 @@ class Log(LogState):
         """Write the small files that the first append needs."""
         self.metadata.maybe_flush()
         if self.leader_epoch != self.epochs.latest_epoch:
-            self.epochs.assign(self.leader_epoch, self.offsets.end)
+            self.epochs.assign(self.leader_epoch, self.snapshot.end)
 
-    def _renew_promises(self) -> None:
+    def renew_promises(self) -> None:
         """Allocate the promised room again after the active segment was changed or cut. If that fails, the later
         append of the lines reports the error."""
         if self.promised:
@@ -268,7 +427,7 @@ class Log(LogState):
         """Seal the active segment, and begin a new one at the end offset."""
         with self.lock:
             self.check_writable()
-            self._roll(self.offsets.end)
+            self._roll(self.snapshot.end)
 
     def roll_if_waited(self, now: int) -> bool:
         """Seal an active segment that is older than `segment.ms`. An append would seal it too. But if no append comes,
@@ -280,7 +439,7 @@ class Log(LogState):
             # Waiting lines have room in this segment, and are appended very soon.
             if self.lines_wait or not self.chain.active.has_waited(now, self._longest_ms):
                 return False
-            self._roll(self.offsets.end)
+            self._roll(self.snapshot.end)
             return True
 
     @property
@@ -315,13 +474,10 @@ class Log(LogState):
         if before is not None:
             active.date_behind(before)
         self.chain.add((self.chain.create(base),))
-        self.producers.advance(base)
-        taken = self.producers.take_snapshot(fsync=False)
-        if taken is not None:
-            self._snapshots.append(taken)
-        self._unflushed_roll = base
         self.publish()
-        self._renew_promises()
+        self.producers.advance(base)
+        self.flusher.note_roll(base, self.producers.take_snapshot(fsync=False))
+        self.renew_promises()
 
     def _recreate(self, active: Segment) -> None:
         try:
@@ -330,113 +486,7 @@ class Log(LogState):
             # The old segment is gone and there is no new one: nothing can be appended.
             self._fail(error)
             raise
-
-    # -- cutting --------------------------------------------------------------------------------------
-
-    def truncate_to(self, offset: int) -> bool:
-        """Remove everything from `offset` on. Return False if there was nothing to remove."""
-        if offset < 0:
-            raise ValueError(f"truncation to offset {offset}: expected 0 or more")
-        with self.lock:
-            self.check_writable()
-            if offset >= self.offsets.end:
-                self.epochs.truncate_from_end(offset)
-                self.epochs.flush()
-                return False
-            if offset < self.chain.segments.first.base_offset:
-                self.restart_at(offset)
-                return True
-            with self._whole_or_offline():
-                # The last segment goes first: a crash in between leaves a shorter log, never a log with a hole.
-                self.remove(tuple(s for s in self.chain.segments if s.base_offset > offset)[::-1])
-                active = self.chain.active
-                active.transactions.truncate_to(offset)
-                active.truncate_to(offset)
-                self.epochs.truncate_from_end(offset)
-                self.epochs.flush()
-                self._settle(start=min(self.offsets.start, offset), end=offset)
-            self.cuts += 1
-            logger.info(f"{self.name}: truncated to offset {offset}")
-            return True
-
-    def restart_at(self, offset: int, start: int | None = None) -> None:
-        """Delete all records, and begin an empty log at `offset`."""
-        with self.lock:
-            self.check_writable()
-            with self._whole_or_offline():
-                self.remove(tuple(self.chain.segments)[::-1])
-                self.chain.add((self.chain.create(offset),))
-                self.epochs.clear()
-                self.producers.truncate_fully_and_start_at(offset)
-                self._settle(start=offset if start is None else start, end=offset)
-            logger.info(f"{self.name}: emptied, begins anew at offset {offset}")
-
-    def _settle(self, start: int, end: int) -> None:
-        """Make the producer state fit a log that now ends earlier, before readers see the new end."""
-        mark = min(self.offsets.high_watermark, end)
-        rebuild(self.chain, self.producers, start, end, mark, self.clock())
-        self.recovery_point = min(self.recovery_point, end)
-        self._cut = min(self._cut, end)
-        self._unflushed_roll = min(self._unflushed_roll, end)
-        self.publish(start=start, high_watermark=mark, end=end)
-        self._renew_promises()
-
-    def remove(self, segments: Sequence[Segment]) -> None:
-        """Remove segments from the log, with their snapshots. The caller holds the lock."""
-        self.chain.remove(segments, self.settings.file_delete_delay_ms)
-        self._remove_snapshots([segment.base_offset for segment in segments])
-
-    def _remove_snapshots(self, offsets: Iterable[int]) -> None:
-        for offset in offsets:
-            renamed = self.producers.mark_snapshot_for_deletion(offset)
-            if renamed is not None:
-                self.chain.doom_file(renamed, self.settings.file_delete_delay_ms)
-
-    def retire(self, segments: Sequence[Segment]) -> None:
-        """Remove segments that lie below the start offset. The caller holds the lock."""
-        with self._whole_or_offline():
-            self.remove(segments)
-
-    def replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
-        """Replace segments by the `.cleaned` ones that were made from them. The new ones are on disk already.
-
-        `cuts` is the log's count at the time when the old ones were read. CleaningAbortedError, with nothing done,
-        where an old segment was removed or the log was cut since then: removed records must not come back."""
-        # This may take a while. The second call, which holds the lock, has little left to do.
-        self.announce_removal(old)
-        # No flush in between: it would record the new segments as durable while a power loss could bring back the old.
-        with self._flushing:
-            with self.lock:
-                self._replace(old, new, cuts)
-            with self._whole_or_offline():
-                sync_directory(self.chain.directory)
-
-    def _replace(self, old: Sequence[Segment], new: Sequence[Segment], cuts: int) -> None:
-        self.check_writable()
-        segments = self.chain.segments
-        gone = [each.base_offset for each in old if each not in segments or each is segments.last]
-        if gone or self.cuts != cuts:
-            raise CleaningAbortedError(
-                f"{self.name}: segments {gone} were removed, or the log was cut, while it was cleaned"
-            )
-        self.announce_removal(old)
-        with self._whole_or_offline():
-            self.chain.replace(old, new, self.settings.file_delete_delay_ms)
-            self._remove_snapshots({each.base_offset for each in old} - {each.base_offset for each in new})
-
-    def split_overflowing(self, segments: Sequence[Segment]) -> bool:
-        """Split those of these segments that have offsets too far above their base. Old compactions left such
-        segments. Return False if there is none."""
-        found = False
-        with self.lock:
-            self.check_writable()
-            for segment in segments:
-                last = segment.next_offset() - 1
-                if segment in self.chain.segments and last - segment.base_offset > MAX_INT32:
-                    found = True
-                    with self._whole_or_offline():
-                        split(self.chain, segment, self.settings.file_delete_delay_ms, _refuse_cut)
-        return found
+        self.publish()
 
     # -- keeping --------------------------------------------------------------------------------------
 
@@ -446,19 +496,10 @@ class Log(LogState):
             self.settings = settings
             self.chain.settings = segment_settings(settings)
 
-    @property
-    def has_unflushed_roll(self) -> bool:
-        """Return whether sealed segments exist that no flush has covered."""
-        return self._unflushed_roll > self.recovery_point
-
-    def flush_roll(self) -> None:
-        """Flush all sealed segments to disk."""
-        self.flush(self._unflushed_roll)
-
     def flush_is_due(self, now: int) -> bool:
         """Return whether `flush.ms` have passed since the last flush, and records came after it. `now` is by the
         steady clock."""
-        return self.offsets.end > self.recovery_point and now - self.last_flush_ms >= self.settings.flush_ms
+        return self.snapshot.end > self.flusher.point and now - self.flusher.last_ms >= self.settings.flush_ms
 
     def remove_due(self, now: int) -> int:
         """Remove files whose deletion delay is over. Return how many segments and snapshots were removed.
@@ -472,69 +513,40 @@ class Log(LogState):
             return self.producers.remove_expired(now)
 
     def flush(self, up_to: int | None = None) -> None:
-        """Write everything below `up_to` to disk, log and indexes. None means everything.
+        """Write everything below `up_to` to disk, log and indexes. None means everything."""
+        with self.flusher.lock:
+            self._flush(up_to, with_active=False)
 
-        fsync runs outside the lock: appends go on in the meantime, and only another flush waits."""
-        with self._flushing:
-            self._flush(self.offsets.end if up_to is None else up_to, with_active=False)
+    def flush_sealed(self) -> bool:
+        """Flush all sealed segments, if there are some that no flush has covered. Return whether there were."""
+        if not self.flusher.has_rolled:
+            return False
+        self.flush(self.flusher.sealed_end)
+        return True
 
-    def _flush(self, target: int, with_active: bool) -> None:
-        """Flush. The caller holds `_flushing`. `with_active` includes an active segment that is empty, so that its
-        index files exist afterwards."""
-        self.check_writable()
-        point = self.recovery_point
-        self._cut = MAX_INT64
-        if target <= point and not with_active:
-            return
-        self._sync(point, target, with_active)
-        with self.lock:
-            # Records that were cut off and appended again in the meantime are not on disk.
-            self.recovery_point = max(self.recovery_point, min(target, self.offsets.end, self._cut))
-            self.last_flush_ms = self.chain.steady()
-
-    def _sync(self, start: int, end: int, with_active: bool) -> None:
-        """Flush the segments from `start` to `end`, with snapshots and the directory.
-
-        An fsync error takes the log offline: the disk may report the lost data as written the next time. Where no
+    def _flush(self, up_to: int | None, with_active: bool) -> None:
+        """An fsync error takes the log offline: the disk may report the lost data as written the next time. Where no
         descriptor is free nothing is lost: the next flush does all of it again. This needs no disk space: on a full
         disk it would otherwise refuse records that are appended already."""
-        with self.lock:
-            segments = self.chain.segments
-            floor = segments.floor(start)
-            flushed = [
-                segment
-                for segment in segments.from_base(start if floor is None else floor.base_offset)
-                if segment.base_offset < end or (with_active and segment is segments.last)
-            ]
-            for segment in flushed:
-                if segment.is_active:
-                    # Index files are created here, because only the holder of the lock may create and cut them.
-                    segment.trim_indexes()
-            waiting, self._snapshots = self._snapshots, []
+        self.check_writable()
+        self.flusher.begin()
+        end = self.snapshot.end
         try:
-            for path in waiting:
-                snapshot.flush(path)
-            for segment in flushed:
-                self.chain.sync(segment)
-            if any(segment.base_offset >= start for segment in flushed):
-                sync_directory(self.chain.directory)
+            self.flusher.flush(end if up_to is None else min(up_to, end), with_active)
         except OSError as error:
             if error.errno not in _NO_DESCRIPTOR:
                 self._fail(error)
-                raise
-            with self.lock:
-                self._snapshots = waiting + self._snapshots
             raise
 
     def close(self) -> None:
         """Stop cleanly: flush everything, take a snapshot at the end, and cut every file to its true size."""
-        with self._flushing, self.lock:
-            if self._closed:
+        with self.flusher.lock, self.lock:
+            if self.is_closed:
                 return
             try:
                 if self.failure is None and not self.read_only:
                     self.metadata.maybe_flush()
-                    self._flush(self.offsets.end, with_active=True)
+                    self._flush(None, with_active=True)
                     self.epochs.flush()
                     self.producers.take_snapshot(fsync=True)
                     for segment in self.chain.segments:
@@ -552,13 +564,13 @@ class Log(LogState):
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
         """Keep everyone else from appending, flushing and changing segments during the `with` block."""
-        with self._flushing, self.lock:
+        with self.flusher.lock, self.lock:
             yield
 
     def rename(self, directory: Path) -> None:
         """Move the directory, to delete it. Nothing can be read or appended any more. A failed write, as on a full
         disk, does not stop the deletion: if it is undone, the log is recovered."""
-        with self._flushing, self.lock:
+        with self.flusher.lock, self.lock:
             try:
                 self.metadata.maybe_flush()
                 self._shut()
@@ -570,7 +582,86 @@ class Log(LogState):
             self.chain.directory.rename(directory)
             sync_directory(directory.parent)
 
+    # -- offsets --------------------------------------------------------------------------------------
 
-def _refuse_cut(segment: Segment) -> None:
-    """Refuse to split a segment in the middle of a log, where that would lose what lies behind a damaged batch."""
-    raise CorruptSegmentError(f"{segment.path}: has to be split, and has a batch that is damaged")
+    def publish(
+        self,
+        *,
+        start: int | None = None,
+        high_watermark: int | None = None,
+        end: int | None = None,
+        end_position: int | None = None,
+        is_cut: bool = False,
+    ) -> None:
+        """Publish the segments and new offsets to readers, all in one step. The caller holds the lock.
+
+        `end_position` is where `end` lies in the active segment, if that segment has not been cut there yet. `is_cut`:
+        what lay behind it may be replaced by other records from here on."""
+        old = self.snapshot
+        new_end = old.end if end is None else end
+        new_start = old.start if start is None else start
+        mark = old.high_watermark if high_watermark is None else high_watermark
+        mark = new_end if self.lone else min(max(mark, new_start), new_end)
+        self.producers.on_high_watermark(mark)
+        unstable = self.producers.first_unstable_offset
+        stable = mark if unstable is None else min(max(unstable, new_start), mark)
+        active = self.chain.active
+        self.snapshot = Snapshot(
+            new_start,
+            stable,
+            mark,
+            new_end,
+            active.base_offset,
+            active.size if end_position is None else end_position,
+            self.chain.segments,
+            old.cuts + is_cut,
+        )
+        self._waiters.wake()
+
+    def wait_for(self, offset: int, timeout: float) -> bool:
+        """Wait until the stable offset is above `offset`, for at most `timeout` seconds. Return False if it is not.
+
+        ClosedError if the log is closed during the wait."""
+        if self.snapshot.stable <= offset:
+            self._waiters.wait_until(lambda: self.snapshot.stable > offset or self.is_closed, timeout)
+            self.check_open()
+        return self.snapshot.stable > offset
+
+    def set_high_watermark(self, offset: int) -> None:
+        """Set the high watermark, limited to the offsets of the log. It no longer follows the end by itself."""
+        with self.lock:
+            self.lone = False
+            self.publish(high_watermark=offset)
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """Raise the high watermark. A lower one changes nothing, one above the end is an error."""
+        with self.lock:
+            if offset > self.snapshot.end:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: high watermark {offset} to set, the end is {self.snapshot.end}"
+                )
+            self.set_high_watermark(max(offset, self.snapshot.high_watermark))
+
+    def become_leader(self, epoch: int) -> None:
+        """Write this epoch into batches from now on."""
+        with self.lock:
+            self.check_writable()
+            self.epochs.assign(epoch, self.snapshot.end)
+            self.leader_epoch = epoch
+
+    def raise_start_offset(self, offset: int) -> bool:
+        """Make `offset` the first one that may be read. Return False if it is not above the present one."""
+        with self.lock:
+            self.check_writable()
+            if offset > self.snapshot.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: start offset {offset} to set, the high watermark is "
+                    f"{self.snapshot.high_watermark}"
+                )
+            if offset <= self.snapshot.start:
+                return False
+            self.epochs.truncate_from_start(offset)
+            self.producers.on_start_offset(offset)
+            self.publish(start=offset)
+            logger.info(f"{self.name}: start offset raised to {offset}")
+            return True

@@ -6,7 +6,7 @@ itself: what Kafka does on a schedule is a method here, and the owner of the par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +18,6 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import (
-    ClosedError,
     CorruptError,
     OffsetOutOfRangeError,
     OffsetsOutOfOrderError,
@@ -27,7 +26,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET
-from topicfs.engine.partition import reader, timestamps
+from topicfs.engine.partition import cutting, reader, timestamps
 from topicfs.engine.partition.hold import Hold
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
@@ -101,32 +100,32 @@ class Partition:
     @property
     def offsets(self) -> LogOffsets:
         """Return all four offsets as of one moment."""
-        return self.log.offsets
+        return self.log.snapshot
 
     @property
     def start_offset(self) -> int:
         """Return the offset of the first record that may be read."""
-        return self.log.offsets.start
+        return self.log.snapshot.start
 
     @property
     def stable_offset(self) -> int:
         """Return the offset below which all records are replicated and belong to no open transaction."""
-        return self.log.offsets.stable
+        return self.log.snapshot.stable
 
     @property
     def high_watermark(self) -> int:
         """Return the offset below which every replica has the records."""
-        return self.log.offsets.high_watermark
+        return self.log.snapshot.high_watermark
 
     @property
     def end_offset(self) -> int:
         """Return the offset that the next record gets."""
-        return self.log.offsets.end
+        return self.log.snapshot.end
 
     @property
     def recovery_point(self) -> int:
         """Return the offset below which everything is known to be on disk."""
-        return self.log.recovery_point
+        return self.log.flusher.point
 
     @property
     def is_open(self) -> bool:
@@ -136,7 +135,7 @@ class Partition:
     @property
     def size(self) -> int:
         """Return the bytes in its `.log` files."""
-        return self.log.chain.segments.size
+        return self.log.snapshot.segments.size
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -148,8 +147,8 @@ class Partition:
         at_least_one: bool = True,
     ) -> reader.Fetch:
         """Return raw batches from the one that holds `offset` on, as a broker sends them to a consumer."""
-        return self._while_segments_change(
-            lambda: reader.fetch(self.log.chain, self.offsets, offset, max_bytes, isolation, at_least_one)
+        return self.log.with_snapshot(
+            lambda snapshot: reader.fetch(snapshot, offset, max_bytes, isolation, at_least_one)
         )
 
     def columns(
@@ -161,22 +160,20 @@ class Partition:
         """Yield the records in [start, end) as arrays, a chunk of about 1 MiB at a time.
 
         Records that are removed during the read are still delivered. Records that are appended during it are not."""
-        self.log.check_open()
-        cuts = self.log.cuts
-        offsets = self.offsets
-        first = offsets.start if start is None else start
-        last = min(offsets.limit(isolation), offsets.end if end is None else end)
-        if not offsets.start <= first <= offsets.end:
-            raise OffsetOutOfRangeError(
-                f"{self.name}: offset {first} to read from, expected {offsets.start} to {offsets.end}"
-            )
-        with self.hold(first, max(first, last)) as hold:
+        with self.hold(start, end) as hold:
+            taken = hold.snapshot
+            first = taken.start if start is None else start
+            last = min(taken.limit(isolation), taken.end if end is None else end)
+            if not taken.start <= first <= taken.end:
+                raise OffsetOutOfRangeError(
+                    f"{self.name}: offset {first} to read from, expected {taken.start} to {taken.end}"
+                )
             try:
-                for part in reader.read_columns(hold.segments, offsets, first, last, isolation):
+                for part in reader.read_columns(taken, first, last, isolation):
                     yield part
                     hold.release(int(part.offsets[-1]))
             except CorruptError as error:
-                if self.log.cuts == cuts:
+                if self.log.snapshot.cuts == taken.cuts:
                     raise
                 raise OffsetOutOfRangeError(f"{self.name}: truncated while it was read: {error}") from error
 
@@ -195,45 +192,24 @@ class Partition:
         now = self.offsets
         if not now.start <= offset < now.limit(isolation):
             return None
-        return self._while_segments_change(
-            lambda: reader.read_record(self.log.chain.segments, now, offset, isolation)
-        )
+        return self.log.with_snapshot(lambda snapshot: reader.read_record(snapshot, offset, isolation))
 
     def offset_for_timestamp(
         self, timestamp: int, isolation: Isolation = Isolation.COMMITTED
     ) -> timestamps.Found | None:
         """Return the first record at or after a time. A special timestamp of `timestamps` may be given instead."""
-        return self._while_segments_change(
-            lambda: timestamps.find(self.log.chain, self.offsets, self.log.epochs, timestamp, isolation)
+        return self.log.with_snapshot(
+            lambda snapshot: timestamps.find(snapshot, self.log.epochs, timestamp, isolation)
         )
 
     def first_offset_at(self, timestamp: int) -> int:
         """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
         record."""
-        return self._while_segments_change(
-            lambda: timestamps.first_offset(self.log.chain, self.offsets, timestamp)
-        )
-
-    def _while_segments_change(self, look: Callable[[], T]) -> T:
-        """Call `look`, and call it again if segments were removed, or cut and appended to, during the call."""
-        while True:
-            self.log.check_open()
-            segments, cuts = self.log.chain.segments, self.log.cuts
-            try:
-                found = look()
-            except (ClosedError, FileNotFoundError, CorruptError, OffsetOutOfRangeError):
-                if self.log.chain.segments is segments and self.log.cuts == cuts:
-                    raise
-            else:
-                if self.log.cuts == cuts:
-                    return found
+        return self.log.with_snapshot(lambda snapshot: timestamps.first_offset(snapshot, timestamp))
 
     def hold(self, start: int | None = None, end: int | None = None) -> Hold:
         """Keep the segments that hold [start, end) readable until the hold is released."""
-        offsets = self.offsets
-        return Hold.take(
-            self.log.chain, offsets.start if start is None else start, offsets.end if end is None else end
-        )
+        return Hold.take(self.log, start, end)
 
     # -- appending ------------------------------------------------------------------------------------
 
@@ -343,11 +319,11 @@ class Partition:
 
     def truncate_to(self, offset: int) -> bool:
         """Remove everything from `offset` on. Return False if there was nothing to remove."""
-        return self.log.truncate_to(offset)
+        return cutting.truncate(self.log, offset)
 
     def restart_at(self, offset: int) -> None:
         """Delete all records, and begin an empty log at `offset`."""
-        self.log.restart_at(offset)
+        cutting.restart(self.log, offset)
 
     def deletion_bound(self, before: int) -> int:
         """Return the start offset that `delete_records` would set now, or raise the error that it would raise. The
@@ -359,7 +335,7 @@ class Partition:
                 f"{self.name}: records are deleted only where cleanup.policy has 'delete', "
                 f"found {log.settings.cleanup_policy_text!r}"
             )
-        mark = log.offsets.high_watermark
+        mark = log.snapshot.high_watermark
         offset = mark if before == NO_OFFSET else before
         if not 0 <= offset <= mark:
             raise OffsetOutOfRangeError(
@@ -374,7 +350,7 @@ class Partition:
         log = self.log
         with log.lock:
             log.raise_start_offset(self.deletion_bound(before))
-            return log.offsets.start
+            return log.snapshot.start
 
     def flush(self, up_to: int | None = None) -> None:
         """Write everything, or everything below an offset, to disk: log and indexes."""

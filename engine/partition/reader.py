@@ -1,7 +1,7 @@
 """Reading a partition without a lock, while one appender, retention and compaction work on it.
 
-A reader first takes the published offsets, and then the published segments. Whatever is removed or rolled in between,
-the segments hold what the offsets promise, or the offset is found to be out of range.
+A reader takes a snapshot of the log, and reads by it. Whatever is appended or rolled in the meantime is not seen. What
+is removed ends in an error, unless its segments are held (see `topicfs.engine.partition.hold`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from topicfs.engine.errors import CorruptBatchError, CorruptError, OffsetOutOfRa
 from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
-from topicfs.engine.partition.chain import Chain
-from topicfs.engine.partition.offsets import Isolation, LogOffsets
+from topicfs.engine.partition.offsets import Isolation
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
@@ -44,22 +44,19 @@ class Fetch:
     aborted: tuple[AbortedTransaction, ...] = ()
 
 
-def fetch(
-    chain: Chain, offsets: LogOffsets, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool
-) -> Fetch:
+def fetch(snapshot: Snapshot, start: int, max_bytes: int, isolation: Isolation, at_least_one: bool) -> Fetch:
     """Return the bytes from the batch that holds `start` on, from one segment only."""
     if max_bytes < 0:
         raise ValueError(f"a read of {max_bytes} bytes: expected 0 or more")
-    segments = chain.segments
-    segment = segments.floor(start) if offsets.start <= start <= offsets.end else None
+    segments = snapshot.segments
+    segment = segments.floor(start) if snapshot.start <= start <= snapshot.end else None
     if segment is None:
-        raise OffsetOutOfRangeError(
-            f"{chain.directory.name}: offset {start} is outside {offsets.start} to {offsets.end}"
-        )
-    limit = offsets.limit(isolation)
-    nothing = Fetch(b"", start, offsets.active_base, offsets.end_position)
+        name = segments.last.directory.name
+        raise OffsetOutOfRangeError(f"{name}: offset {start} is outside {snapshot.start} to {snapshot.end}")
+    limit = snapshot.limit(isolation)
+    nothing = Fetch(b"", start, snapshot.active_base, snapshot.end_position)
     if start >= limit:
-        return Fetch(b"", start, segment.base_offset, 0) if start < offsets.end else nothing
+        return Fetch(b"", start, segment.base_offset, 0) if start < snapshot.end else nothing
     found = segment.position_of(start)
     while found is None:
         # Compaction may have removed everything from `start` to this segment's end.
@@ -69,7 +66,7 @@ def fetch(
         segment = following
         found = segment.position_of(start)
     position, size, _, _ = found
-    end = _end_position(segment, offsets, limit)
+    end = _end_position(segment, snapshot, limit)
     wanted = max(max_bytes, size) if at_least_one else max_bytes
     length = min(end - position, wanted)
     if length <= 0:
@@ -77,36 +74,34 @@ def fetch(
     data = segment.read(position, length)
     aborted: tuple[AbortedTransaction, ...] = ()
     if isolation == Isolation.COMMITTED:
-        upper = _upper_bound(segments, segment, position, length, offsets)
+        upper = _upper_bound(snapshot, segment, position, length)
         aborted = tuple(aborted_between(segments, segment, start, upper))
     return Fetch(data, start, segment.base_offset, position, wanted < size, aborted)
 
 
-def _end_position(segment: Segment, offsets: LogOffsets, limit: int) -> int:
+def _end_position(segment: Segment, snapshot: Snapshot, limit: int) -> int:
     """Return the position in the segment where the records below `limit` end."""
-    if limit == offsets.end:
-        return offsets.end_position if segment.base_offset == offsets.active_base else segment.size
+    if limit == snapshot.end:
+        return snapshot.end_position if segment.base_offset == snapshot.active_base else segment.size
     if segment.base_offset > limit:
         return 0
     found = segment.position_of(limit)
     if found is None:
         return (
-            min(segment.size, offsets.end_position)
-            if segment.base_offset == offsets.active_base
+            min(segment.size, snapshot.end_position)
+            if segment.base_offset == snapshot.active_base
             else segment.size
         )
     return found[0]
 
 
-def _upper_bound(
-    segments: Segments, segment: Segment, position: int, length: int, offsets: LogOffsets
-) -> int:
+def _upper_bound(snapshot: Snapshot, segment: Segment, position: int, length: int) -> int:
     """Return an offset behind all data in segment[position:position+length], found without reading that data."""
     entry = segment.offset_index.upper_bound(position, length)
     if entry is not None and segment.ends_with(entry[1], entry[0]):
         return entry[0]
-    following = segments.higher(segment.base_offset)
-    return offsets.end if following is None else following.base_offset
+    following = snapshot.segments.higher(segment.base_offset)
+    return snapshot.end if following is None else following.base_offset
 
 
 def aborted_between(segments: Segments, first: Segment, start: int, end: int) -> Iterator[AbortedTransaction]:
@@ -124,29 +119,32 @@ def aborted_between(segments: Segments, first: Segment, start: int, end: int) ->
 
 
 def read_batches(
-    segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
+    snapshot: Snapshot, start: int, end: int, isolation: Isolation
 ) -> Iterator[tuple[Bytes, Longs, int]]:
     """Yield the data batches that overlap [start, end), checked: chunks of a file, each with its batch table and
     its position in the file. With Isolation.COMMITTED, batches of aborted transactions are left out."""
+    if start >= end:
+        return
+    segments = snapshot.segments
     segment = segments.floor(start)
-    if segment is None and start < end:
+    if segment is None:
         raise OffsetOutOfRangeError(f"offset {start} was removed before its segment could be held")
     while segment is not None and segment.base_offset < end:
         found = segment.position_of(start)
         if found is not None:
-            check_end(segments, segment, offsets, found[2], found[3])
+            check_end(snapshot, segment, found[2], found[3])
         if found is not None and found[2] < end:
             following = segments.higher(segment.base_offset)
-            limit = offsets.limit(isolation)
+            limit = snapshot.limit(isolation)
             whole = following is not None and following.base_offset <= limit
-            stop = segment.size if whole else _end_position(segment, offsets, limit)
+            stop = segment.size if whole else _end_position(segment, snapshot, limit)
             last, problem = None, None
             try:
                 last = segment.position_of(end - 1, found[0])
             except CorruptError as error:
                 problem = error  # the batches before the damage are yielded first
             if last is not None:
-                check_end(segments, segment, offsets, last[2], last[3])
+                check_end(snapshot, segment, last[2], last[3])
                 # Nothing behind the last batch is read: many views are only a few records long.
                 stop = min(stop, last[0] + last[1])
             for buffer, table in segment.batches(found[0], stop):
@@ -163,27 +161,26 @@ def read_batches(
         segment = segments.higher(segment.base_offset)
 
 
-def check_end(
-    segments: Segments, segment: Segment, offsets: LogOffsets, base_offset: int, last_offset: int
-) -> None:
+def check_end(snapshot: Snapshot, segment: Segment, base_offset: int, last_offset: int) -> None:
     """Raise CorruptBatchError if a batch reaches into the next segment, or over the log's end. Its base offset is then
     damaged, which no checksum covers."""
-    following = segments.higher(segment.base_offset)
-    # A batch behind the log's end was appended after these offsets were taken.
-    end = offsets.end if following is None else following.base_offset
+    following = snapshot.segments.higher(segment.base_offset)
+    # A batch behind the log's end was appended after the snapshot was taken.
+    end = snapshot.end if following is None else following.base_offset
     if last_offset >= end and (following is not None or base_offset < end):
         raise CorruptBatchError(
             f"{segment.path}: expected offsets below {end}, found a batch from {base_offset} to {last_offset}"
         )
 
 
-def read_record(segments: Segments, offsets: LogOffsets, offset: int, isolation: Isolation) -> Record | None:
+def read_record(snapshot: Snapshot, offset: int, isolation: Isolation) -> Record | None:
     """Return the record at an offset, or None for a marker, an aborted record or a gap."""
+    segments = snapshot.segments
     segment = segments.floor(offset)
     found = None if segment is None else segment.position_of(offset)
     if segment is not None and found is not None:
-        check_end(segments, segment, offsets, found[2], found[3])
-    if segment is None or found is None or found[2] > offset or offset >= offsets.limit(isolation):
+        check_end(snapshot, segment, found[2], found[3])
+    if segment is None or found is None or found[2] > offset or offset >= snapshot.limit(isolation):
         return None
     buffer, row = segment.batch_at(found[0], found[1])
     if row[ATTRIBUTES] & CONTROL:
@@ -197,11 +194,9 @@ def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Long
     return without_aborted(table, lambda start, end: aborted_between(segments, segment, start, end))
 
 
-def read_columns(
-    segments: Segments, offsets: LogOffsets, start: int, end: int, isolation: Isolation
-) -> Iterator[Columns]:
+def read_columns(snapshot: Snapshot, start: int, end: int, isolation: Isolation) -> Iterator[Columns]:
     """Yield the records in [start, end), as columns."""
-    for buffer, table, origin in read_batches(segments, offsets, start, end, isolation):
+    for buffer, table, origin in read_batches(snapshot, start, end, isolation):
         for part in batches.columns(buffer, table, origin):
             within = part.between(start, end)
             if len(within):

@@ -17,7 +17,7 @@ from topicfs.engine.errors import CorruptBatchError, RollError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.format.paths import CLEANED_SUFFIX
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION, SIZE
-from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.chain import Chain, publish_nothing
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.segment import Segment
 
@@ -25,7 +25,11 @@ log = logging.getLogger(__name__)
 
 
 def split(
-    chain: Chain, segment: Segment, delay_ms: int, before_cut: Callable[[Segment], None]
+    chain: Chain,
+    segment: Segment,
+    delay_ms: int,
+    before_cut: Callable[[Segment], None],
+    publish: Callable[[], None] = publish_nothing,
 ) -> list[Segment]:
     """Replace the segment by as many segments as needed. A bad end is left out, after a call of `before_cut`.
     RollError if no offset is too far above the base."""
@@ -70,7 +74,7 @@ def split(
         f"{segment.path}: split into segments {', '.join(str(part.base_offset) for part in parts)}, "
         f"as offsets go more than {MAX_INT32} above its base"
     )
-    chain.replace((segment,), parts, delay_ms)
+    chain.replace((segment,), parts, delay_ms, publish)
     sync_directory(chain.directory)
     return parts
 

@@ -16,13 +16,12 @@ from typing import Final, TypeVar
 
 from topicfs.engine import batch as batches
 from topicfs.engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
-from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.epochs import LeaderEpochs
-from topicfs.engine.partition.offsets import Isolation, LogOffsets
+from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.reader import check_end
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import MAX_INT64, NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.segments import Segments
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -43,51 +42,49 @@ class Found:
     leader_epoch: int
 
 
-def find(
-    chain: Chain, offsets: LogOffsets, epochs: LeaderEpochs, timestamp: int, isolation: Isolation
-) -> Found | None:
+def find(snapshot: Snapshot, epochs: LeaderEpochs, timestamp: int, isolation: Isolation) -> Found | None:
     """Return the record that `timestamp` leads to, or None if this reader may see no such record."""
-    limit = offsets.limit(isolation)
+    limit = snapshot.limit(isolation)
     match timestamp:
         case -1:
             return Found(NO_TIMESTAMP, limit, _epoch(epochs.latest_epoch))
         case -2 | -4:
-            return Found(NO_TIMESTAMP, offsets.start, _epoch(epochs.epoch_for_offset(offsets.start)))
+            return Found(NO_TIMESTAMP, snapshot.start, _epoch(epochs.epoch_for_offset(snapshot.start)))
         case -5:
             return Found(NO_TIMESTAMP, NO_OFFSET, NO_LEADER_EPOCH)
         case -3:
-            found = _largest(chain.segments, offsets)
+            found = _largest(snapshot)
         case _ if timestamp >= 0:
-            segment = chain.segments.first_not_before(timestamp)
-            found = None if segment is None else first_in(chain.segments, segment, offsets, timestamp)
+            segment = snapshot.segments.first_not_before(timestamp)
+            found = None if segment is None else first_in(snapshot, segment, timestamp)
         case _:
             raise ValueError(f"timestamp {timestamp}: expected -5 or more")
     return found if found is not None and found.offset < limit else None
 
 
-def first_in(segments: Segments, segment: Segment, offsets: LogOffsets, timestamp: int) -> Found | None:
+def first_in(snapshot: Snapshot, segment: Segment, timestamp: int) -> Found | None:
     """Return the first record of a segment, from the start offset on, that is not earlier than `timestamp`."""
-    record = segment.offset_by_timestamp(timestamp, offsets.start)
+    record = segment.offset_by_timestamp(timestamp, snapshot.start)
     batch = None if record is None else segment.position_of(record[1])
     if record is None or batch is None:
         return None
-    check_end(segments, segment, offsets, batch[2], batch[3])
+    check_end(snapshot, segment, batch[2], batch[3])
     return Found(*record)
 
 
-def first_offset(chain: Chain, offsets: LogOffsets, timestamp: int) -> int:
+def first_offset(snapshot: Snapshot, timestamp: int) -> int:
     """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
     record."""
     if timestamp > MAX_INT64:
-        return offsets.stable
-    segments = chain.segments
+        return snapshot.stable
+    segments = snapshot.segments
     first = segments.first_not_before(timestamp)
     found = first_of(
         () if first is None else segments.from_base(first.base_offset),
         lambda segment: segment.largest_timestamp >= timestamp,
-        lambda segment: first_in(segments, segment, offsets, timestamp),
+        lambda segment: first_in(snapshot, segment, timestamp),
     )
-    return offsets.stable if found is None else min(found.offset, offsets.stable)
+    return snapshot.stable if found is None else min(found.offset, snapshot.stable)
 
 
 def first_of(
@@ -105,9 +102,9 @@ def _epoch(epoch: int | None) -> int:
     return NO_LEADER_EPOCH if epoch is None else epoch
 
 
-def _largest(segments: Segments, offsets: LogOffsets) -> Found | None:
+def _largest(snapshot: Snapshot) -> Found | None:
     best = None
-    for segment in segments:
+    for segment in snapshot.segments:
         if best is None or segment.max_timestamp > best.max_timestamp:
             best = segment
     if best is None or best.max_timestamp < 0:
@@ -119,7 +116,7 @@ def _largest(segments: Segments, offsets: LogOffsets) -> Found | None:
     for buffer, table in best.batches(found[0]):
         for at in (table[:, MAX_TIMESTAMP] == largest).nonzero()[0].tolist():
             origin = int(table[0, 0])
-            record = batches.first_record_at_or_after(buffer, table[at], largest, offsets.start, origin)
+            record = batches.first_record_at_or_after(buffer, table[at], largest, snapshot.start, origin)
             if record is not None:
                 return Found(*record, int(table[at, LEADER_EPOCH]))
     return None

@@ -44,7 +44,6 @@ from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.leftovers import begun_swaps, next_offset_of_swap
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.log import Log
-from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
 from topicfs.engine.partition.replay import rebuild, replay
@@ -99,12 +98,13 @@ def view(
         producers,
         epochs,
         PartitionMetadata.load(directory),
-        LogOffsets(start, start, mark, end, chain.active.base_offset, chain.active.size),
+        start,
+        mark,
+        end,
         end,
         lone,
         read_only=True,
     )
-    log.publish()
     return Partition(topic, number, log)
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
-from topicfs.engine.errors import ClosedError
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.log import Log
 from topicfs.engine.retention.rules import Due, Forecast, Reason, due, forecast
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.segments import Segments
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _AT_ONCE: Final = 64
 """The number of segments that are renamed while the log's lock is held once. This takes some 5 ms, for which appends
@@ -67,22 +64,22 @@ def apply(log: Log, now: int) -> Removed:
     """Remove the segments that are due, with their producer snapshots. Their files are deleted after the delay.
 
     Sizes and timestamps are read before the lock is taken, as this may read files."""
-    announced = log.chain.segments
-    found = _while_segments_change(log, lambda segments: due(segments, log.offsets, log.settings, now))
+    announced = log.snapshot.segments
+    found = log.with_snapshot(lambda taken: due(taken.segments, taken, log.settings, now))
     if not found:
         return NOTHING
     log.announce_removal([each.segment for each in found])
     with log.lock:
         log.check_open()
-        found = due(log.chain.segments, log.offsets, log.settings, now)
+        found = due(log.snapshot.segments, log.snapshot, log.settings, now)
         if not found:
             return NOTHING
-        if len(found) == len(log.chain.segments):
+        if len(found) == len(log.snapshot.segments):
             log.roll()
-        if log.chain.segments is not announced:
+        if log.snapshot.segments is not announced:
             log.announce_removal([each.segment for each in found])
         counted = Removed.of(found)
-        survivor = log.chain.segments.higher(found[-1].segment.base_offset)
+        survivor = log.snapshot.segments.higher(found[-1].segment.base_offset)
         assert survivor is not None
         # This comes before any removal: a reader that knows the new start offset reads nothing below it.
         log.raise_start_offset(survivor.base_offset)
@@ -93,30 +90,15 @@ def apply(log: Log, now: int) -> Removed:
 
 def next_due(log: Log, now: int) -> Forecast[Segment] | None:
     """Return what retention removes from this log next, to show to people; see `forecast`. It takes no lock."""
-    return _while_segments_change(log, lambda segments: forecast(segments, log.offsets, log.settings, now))
-
-
-def _while_segments_change(log: Log, look: Callable[[Segments], T]) -> T:
-    """Return the result of `look` at the published list of segments. It takes no lock: if a segment is removed
-    meanwhile, it looks at the new list."""
-    while True:
-        log.check_open()
-        segments = log.chain.segments
-        try:
-            return look(segments)
-        except (ClosedError, FileNotFoundError):
-            # A segment was removed, and there is a new list; or the log was closed.
-            log.check_open()
-            if log.chain.segments is segments:
-                raise
+    return log.with_snapshot(lambda taken: forecast(taken.segments, taken, log.settings, now))
 
 
 def _remove(gone: Sequence[Segment], log: Log) -> None:
     for first in range(0, len(gone), _AT_ONCE):
         with log.lock:
             log.check_open()
-            segments = log.chain.segments
-            log.retire([each for each in gone[first : first + _AT_ONCE] if each in segments])
+            segments = log.snapshot.segments
+            retire(log, [each for each in gone[first : first + _AT_ONCE] if each in segments])
 
 
 def _tell(log: Log, found: Sequence[Due[Segment]]) -> None:

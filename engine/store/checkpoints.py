@@ -189,8 +189,7 @@ class Checkpoints:
 
 
 def _raised_start(partition: Partition, floor: int) -> int | None:
-    segments = partition.log.chain.segments
-    # For a moment, while the partition is emptied, there are no segments.
-    base = segments.first.base_offset if len(segments) else 0
-    start = max(partition.start_offset, floor)
+    taken = partition.log.snapshot
+    base = taken.segments.first.base_offset
+    start = max(taken.start, floor)
     return start if start > base else None

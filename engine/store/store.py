@@ -774,7 +774,7 @@ class Store:
         partition = self.partition(topic, number)
         key = topic, number
         with self.cleaning.paused(key), self._checkpoints.held_down(key, ceiling):
-            last = partition.log.chain.segments.floor(ceiling)
+            last = partition.log.snapshot.segments.floor(ceiling)
             self.cleaning.offsets.lower(key, ceiling if last is None else last.base_offset)
             yield partition
 

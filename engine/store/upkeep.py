@@ -112,7 +112,7 @@ class Upkeep:
 
     def flush_rolled(self) -> int:
         """Flush sealed segments. Return how many partitions had some."""
-        return self._sum(_flush_rolled)
+        return self._sum(Log.flush_sealed)
 
     def flush_due(self) -> int:
         """Flush the logs whose `flush.ms` is over, and sealed segments. Return how many partitions were flushed."""
@@ -120,7 +120,7 @@ class Upkeep:
 
         def flush(log: Log) -> int:
             if not log.flush_is_due(now):
-                return _flush_rolled(log)
+                return log.flush_sealed()
             log.flush()
             return 1
 
@@ -153,13 +153,6 @@ class Upkeep:
         """Run a task for each loaded partition, and return the sum of the results."""
         self._check_writable()
         return sum(_attempt(partition, task) for partition in self._partitions.loaded())
-
-
-def _flush_rolled(log: Log) -> int:
-    if not log.has_unflushed_roll:
-        return 0
-    log.flush_roll()
-    return 1
 
 
 def _attempt(partition: Partition, task: Callable[[Log], int]) -> int:

@@ -158,7 +158,7 @@ class CurrentLink(PartitionEntry, Link):
         self.format = fmt
 
     def target(self) -> str:
-        return f"segments/{base_name(self.views.partition.log.chain.active.base_offset)}.{self.format.suffix}"
+        return f"segments/{base_name(self.views.partition.log.snapshot.active_base)}.{self.format.suffix}"
 
 
 class FollowHandle(Handle):
@@ -174,7 +174,7 @@ class FollowHandle(Handle):
         # also lets only one thread at a time read from a descriptor.
         log = self._views.partition.log
         while True:
-            seen = log.offsets.stable
+            seen = log.snapshot.stable
             done = self._view.read(position, into)
             if done:
                 self._view.release_below(position)

@@ -142,7 +142,8 @@ class StatusFile(PartitionEntry, FleetingFile):
 
     def content(self) -> bytes:
         partition, log = self.views.partition, self.views.partition.log
-        now, segments = log.offsets, log.chain.segments
+        now = log.snapshot
+        segments = now.segments
         pinned = [segment for segment in (*segments, *log.chain.doomed_segments) if segment.pins]
         refusal = self.views.writers.refusal
         cluster = self.context.store.cluster_topic(partition.topic)
@@ -157,7 +158,7 @@ class StatusFile(PartitionEntry, FleetingFile):
             "end_offset": now.end,
             "recovery_point": partition.recovery_point,
             "segments": len(segments),
-            "active_segment": log.chain.active.base_offset,
+            "active_segment": now.active_base,
             "log_bytes": segments.size,
             "leader_epoch": log.leader_epoch,
             "producers": len(log.producers),

@@ -40,7 +40,7 @@ class PartitionEntry(Entry):
 def partition_mtime(views: PartitionViews) -> int:
     """Return when a partition last changed, which is when its active segment was written. The time is kept until the
     segment grows, as each command asks for the times of several entries."""
-    active = views.partition.log.chain.active
+    active = views.partition.log.snapshot.segments.last
     size = active.size
     known = views.written
     if known is None or known[0] is not active or known[1] != size:

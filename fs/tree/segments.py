@@ -68,7 +68,9 @@ class OfSegment(PartitionEntry):
     @property
     def is_there(self) -> bool:
         partition = self.views.partition
-        return partition.is_open and partition.log.chain.segments.at(self.segment.base_offset) is self.segment
+        return (
+            partition.is_open and partition.log.snapshot.segments.at(self.segment.base_offset) is self.segment
+        )
 
     @property
     def is_current(self) -> bool:
@@ -108,14 +110,13 @@ class SegmentFile(OfSegment):
     def __init__(self, path: str, views: PartitionViews, segment: Segment, fmt: Format) -> None:
         super().__init__(path, views, segment)
         self.format = fmt
-        self._found_in = views.partition.log.chain.segments
+        self._found_in = views.partition.log.snapshot.segments
 
     @property
     def is_final(self) -> bool:
-        log = self.views.partition.log
-        offsets = log.offsets
-        following = log.chain.segments.higher(self.segment.base_offset)
-        return following is not None and offsets.stable >= following.base_offset
+        now = self.views.partition.log.snapshot
+        following = now.segments.higher(self.segment.base_offset)
+        return following is not None and now.stable >= following.base_offset
 
     @property
     def is_current(self) -> bool:
@@ -124,18 +125,15 @@ class SegmentFile(OfSegment):
 
     def size(self) -> int:
         self.views.writers.await_closing()
-        log = self.views.partition.log
-        # The offsets are read first: a list of segments that is older than the offsets lacks the segment's end.
-        offsets = log.offsets
-        segments = log.chain.segments
-        if self.segment not in segments:
-            segments = self._found_in
-        return self.views.rendered.of(self.segment, self.format).size(segments, offsets)
+        now = self.views.partition.log.snapshot
+        if self.segment not in now.segments:
+            now = now.of(self._found_in)
+        return self.views.rendered.of(self.segment, self.format).size(now)
 
     def xattrs(self) -> dict[str, bytes]:
-        log = self.views.partition.log
-        following = log.chain.segments.higher(self.segment.base_offset)
-        end = log.offsets.stable if following is None else min(following.base_offset, log.offsets.stable)
+        now = self.views.partition.log.snapshot
+        following = now.segments.higher(self.segment.base_offset)
+        end = now.stable if following is None else min(following.base_offset, now.stable)
         return _xattrs(self.segment.base_offset, end, self.segment.max_timestamp)
 
     def open(self, flags: int) -> Handle:
@@ -173,7 +171,7 @@ class RawFile(OfSegment):
 
     @property
     def is_final(self) -> bool:
-        return self.segment is not self.views.partition.log.chain.active
+        return self.segment is not self.views.partition.log.snapshot.segments.last
 
     def size(self) -> int:
         return self.segment.size
@@ -192,7 +190,7 @@ class SegmentsDirectory(PartitionEntry, Directory):
     """Every segment, in all formats and raw. The active one grows."""
 
     def names(self) -> Iterable[str]:
-        for segment in self.views.partition.log.chain.segments:
+        for segment in self.views.partition.log.snapshot.segments:
             stem = base_name(segment.base_offset)
             for suffix in FORMATS:
                 yield f"{stem}.{suffix}"
@@ -201,7 +199,7 @@ class SegmentsDirectory(PartitionEntry, Directory):
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        segment = None if base is None else self.views.partition.log.chain.segments.at(base)
+        segment = None if base is None else self.views.partition.log.snapshot.segments.at(base)
         if segment is not None and suffix == RAW:
             return RawFile(self.child(name), self.views, segment)
         fmt = FORMATS.get(suffix)
@@ -239,23 +237,22 @@ class SealedFormatDirectory(PartitionEntry, Directory):
         self.format = fmt
 
     def names(self) -> Iterable[str]:
-        for segment in self.views.partition.log.chain.segments.non_active:
+        for segment in self.views.partition.log.snapshot.segments.non_active:
             if self._is_final(segment):
                 yield f"{base_name(segment.base_offset)}.{self.format.suffix}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        segment = None if base is None else self.views.partition.log.chain.segments.at(base)
+        segment = None if base is None else self.views.partition.log.snapshot.segments.at(base)
         if segment is None or suffix != self.format.suffix or not self._is_final(segment):
             raise self.missing(name)
         return SegmentFile(self.child(name), self.views, segment, self.format)
 
     def _is_final(self, segment: Segment) -> bool:
-        log = self.views.partition.log
+        now = self.views.partition.log.snapshot
         text = self.views.rendered.of(segment, self.format)
-        segments, offsets = log.chain.segments, log.offsets
-        return text.is_complete(segments, offsets) and text.size(segments, offsets) > 0
+        return text.is_complete(now) and text.size(now) > 0
 
 
 def _xattrs(first: int, end: int, max_timestamp: int) -> dict[str, bytes]:

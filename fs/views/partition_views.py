@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from topicfs.engine.errors import ClosedError
 from topicfs.engine.files.birth import Birth, birth
-from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
@@ -85,9 +84,9 @@ class PartitionViews:
 
     def before_removal(self, segments: Sequence[Segment]) -> None:
         """Keep segments readable for open views, before retention or compaction removes them from the log."""
-        start, chain = self.partition.start_offset, self.partition.log.chain.segments
-        following = [chain.higher(segment.base_offset) for segment in segments]
-        if any(each is None or each.base_offset > start for each in following):
+        now = self.partition.log.snapshot
+        following = [now.segments.higher(segment.base_offset) for segment in segments]
+        if any(each is None or each.base_offset > now.start for each in following):
             # This is not retention: retention only removes what is below the start offset.
             with self._lock:
                 self.rewrites += 1
@@ -96,7 +95,7 @@ class PartitionViews:
     def forget_removed(self) -> None:
         """Drop what is remembered about segments that were removed."""
         self.rendered.forget_removed()
-        segments = self.partition.log.chain.segments
+        segments = self.partition.log.snapshot.segments
         with self._lock:
             for base, (segment, _, _) in list(self._born.items()):
                 if segments.at(base) is not segment:
@@ -119,13 +118,13 @@ class PartitionViews:
                 present = self._born.get(segment.base_offset)
                 if present is not None and present[0] is segment:
                     known = present
-                elif segment in self.partition.log.chain.segments:
+                elif segment in self.partition.log.snapshot.segments:
                     self._born[segment.base_offset] = known
         return known[1:]
 
     def record(self, offset: int) -> Record | None:
         """Return a record by its offset. It is remembered, as stat, open and read of one file each ask for it."""
-        segments = self.partition.log.chain.segments
+        segments = self.partition.log.snapshot.segments
         last = self._last_record
         if last is not None and last[0] is segments and last[1].offset == offset:
             return last[1] if offset >= self.partition.start_offset else None
@@ -141,45 +140,37 @@ class PartitionViews:
         return self.shared_log.size(fmt, lambda: self._size_from_start(fmt))
 
     def _size_from_start(self, fmt: Format) -> int:
-        log = self.partition.log
-        while True:
-            offsets, segments = log.offsets, log.chain.segments
-            try:
-                return self._size_of(fmt, segments, offsets)
-            except ClosedError:
-                # A segment was removed while it was measured, so the log has a new list now. Or the log is closed.
-                if log.chain.segments is segments:
-                    raise
+        return self.partition.log.with_snapshot(lambda now: self._size_of(fmt, now))
 
-    def _size_of(self, fmt: Format, segments: Segments, offsets: LogOffsets) -> int:
+    def _size_of(self, fmt: Format, now: Snapshot) -> int:
         sealed = self._sealed_sizes.get(fmt.suffix)
-        if sealed is None or sealed.segments is not segments or sealed.start != offsets.start:
-            sealed = self._measure(fmt, segments, offsets)
+        if sealed is None or sealed.segments is not now.segments or sealed.start != now.start:
+            sealed = self._measure(fmt, now)
         text = self.rendered.of(sealed.last, fmt)
-        return sealed.size + text.size(segments, offsets) - sealed.skipped
+        return sealed.size + text.size(now) - sealed.skipped
 
-    def _measure(self, fmt: Format, segments: Segments, offsets: LogOffsets) -> _SealedSum:
+    def _measure(self, fmt: Format, now: Snapshot) -> _SealedSum:
         """Add up the segments that can no longer grow. Later calls then only ask the last one."""
         size = skipped = 0
-        first = segments.floor(offsets.start) or segments.first
+        first = now.segments.floor(now.start) or now.segments.first
         last = first
-        for segment in segments.from_base(first.base_offset):
-            if segment is not first and segment.base_offset > offsets.stable:
+        for segment in now.segments.from_base(first.base_offset):
+            if segment is not first and segment.base_offset > now.stable:
                 break
             if segment is not first:
-                size += self.rendered.of(last, fmt).size(segments, offsets) - skipped
+                size += self.rendered.of(last, fmt).size(now) - skipped
                 skipped = 0
             else:
-                skipped = self.rendered.of(first, fmt).position_of(offsets.start, segments, offsets)
+                skipped = self.rendered.of(first, fmt).position_of(now.start, now)
             last = segment
-        sealed = _SealedSum(segments, offsets.start, size, last, skipped)
-        if last is segments.last:
+        sealed = _SealedSum(now.segments, now.start, size, last, skipped)
+        if last is now.segments.last:
             self._sealed_sizes[fmt.suffix] = sealed
         return sealed
 
     def stored(self) -> int:
         """Return the bytes of all `.log` files. The sum of the sealed ones is kept, as each command asks for it."""
-        segments = self.partition.log.chain.segments
+        segments = self.partition.log.snapshot.segments
         known = self._stored_sealed
         if known is None or known[0] is not segments:
             last = segments.last

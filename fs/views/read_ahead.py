@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.errors import EngineError
-from topicfs.engine.partition.offsets import LogOffsets
-from topicfs.engine.segment.segments import Segments
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.fs.views.rendered_segment import RenderedSegment
 
 _MOST_WAITING: Final = 4
@@ -27,8 +26,7 @@ class _Wanted:
 
     text: RenderedSegment
     position: int
-    segments: Segments
-    offsets: LogOffsets
+    snapshot: Snapshot
 
 
 class ReadAhead:
@@ -45,13 +43,13 @@ class ReadAhead:
         self._running = False
         self._stopped = False
 
-    def ask(self, text: RenderedSegment, position: int, segments: Segments, offsets: LogOffsets) -> None:
+    def ask(self, text: RenderedSegment, position: int, snapshot: Snapshot) -> None:
         """Ask for a block to be rendered, if the thread runs and few enough blocks wait."""
         if not self._running or len(self._wanted) >= _MOST_WAITING:
             return
         with self._noted:
             if not any(w.text is text and w.position == position for w in self._wanted):
-                self._wanted.append(_Wanted(text, position, segments, offsets))
+                self._wanted.append(_Wanted(text, position, snapshot))
                 self._noted.notify()
 
     def run(self) -> None:
@@ -66,7 +64,7 @@ class ReadAhead:
             try:
                 # Damage, and the removal of a segment, are reported to the reader when it reads there.
                 with contextlib.suppress(EngineError, OSError):
-                    wanted.text.render_at(wanted.position, wanted.segments, wanted.offsets)
+                    wanted.text.render_at(wanted.position, wanted.snapshot)
             finally:
                 with self._noted:
                     # The block is removed only now, so that a second request sees that it is being rendered. It is

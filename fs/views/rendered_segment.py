@@ -17,11 +17,11 @@ import numpy as np
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError, CorruptError
 from topicfs.engine.kernels.scan import LAST_OFFSET
-from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
+from topicfs.engine.partition.offsets import Appended, Isolation
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.reader import read_batches
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.segments import Segments
 from topicfs.fs.formats import Format
 from topicfs.fs.views.size_map import SizeMap
 
@@ -65,7 +65,7 @@ class _Hole:
 
 
 class RenderedSegment:
-    """One segment, rendered in one format. Methods take the list of segments, as transactions may end in later ones.
+    """One segment, rendered in one format. Methods take a snapshot of the log: transactions may end in later segments.
 
     partition, segment  the segment that is rendered, and its partition
     format              the format in which it is rendered
@@ -88,26 +88,26 @@ class RenderedSegment:
         self._blocks: tuple[_Block, ...] = ()
         self._holes: tuple[_Hole, ...] = ()
 
-    def size(self, segments: Segments, offsets: LogOffsets) -> int:
-        """Return the size in bytes of the rendered segment, as of these offsets."""
-        self._reach(segments, offsets)
+    def size(self, snapshot: Snapshot) -> int:
+        """Return the size in bytes of the rendered segment, as of a snapshot."""
+        self._reach(snapshot)
         return self.map.rendered
 
-    def is_complete(self, segments: Segments, offsets: LogOffsets) -> bool:
+    def is_complete(self, snapshot: Snapshot) -> bool:
         """Tell whether it can no longer grow: the segment is sealed, and all its transactions are decided."""
-        following = segments.higher(self.segment.base_offset)
-        return following is not None and offsets.stable >= following.base_offset
+        following = snapshot.segments.higher(self.segment.base_offset)
+        return following is not None and snapshot.stable >= following.base_offset
 
-    def _limit(self, segments: Segments, offsets: LogOffsets) -> int:
-        following = segments.higher(self.segment.base_offset)
-        return offsets.stable if following is None else min(offsets.stable, following.base_offset)
+    def _limit(self, snapshot: Snapshot) -> int:
+        following = snapshot.segments.higher(self.segment.base_offset)
+        return snapshot.stable if following is None else min(snapshot.stable, following.base_offset)
 
-    def _reach(self, segments: Segments, offsets: LogOffsets) -> None:
+    def _reach(self, snapshot: Snapshot) -> None:
         """Map the records that have become visible."""
-        limit = self._limit(segments, offsets)
+        limit = self._limit(snapshot)
         if self.map.next_offset >= limit:
             return
-        if segments.at(self.segment.base_offset) is not self.segment:
+        if snapshot.segments.at(self.segment.base_offset) is not self.segment:
             # In a newer list another segment has this place. Its records do not belong to this rendered segment.
             return
         with self._lock:
@@ -116,16 +116,16 @@ class RenderedSegment:
                 return
             while start < limit:
                 try:
-                    for buffer, table, origin in self._batches(segments, offsets, start, limit):
+                    for buffer, table, origin in self._batches(snapshot, start, limit):
                         new = table[table[:, LAST_OFFSET] >= start]
                         self.map.add(new, self._sizes(buffer, new, origin))
                 except CorruptError:
-                    self._map_next(segments, offsets, limit)
+                    self._map_next(snapshot, limit)
                 else:
                     self.map.skip_to(limit)
                 start = self.map.next_offset
 
-    def _map_next(self, segments: Segments, offsets: LogOffsets, limit: int) -> None:
+    def _map_next(self, snapshot: Snapshot, limit: int) -> None:
         """Map one batch, because this batch, or one read together with it, cannot be read. An unreadable batch is
         mapped as one unreadable byte: up to the end of the batch, or to the next batch that is recognised."""
         first = self.map.next_offset
@@ -134,7 +134,7 @@ class RenderedSegment:
             found = self.segment.position_of(first)
             if found is not None:
                 behind = max(first, found[3]) + 1
-                size = self._size_between(first, min(behind, limit), segments, offsets)
+                size = self._size_between(first, min(behind, limit), snapshot)
                 self.map.add_one(found[0], first, min(behind, limit) - 1, size)
                 return
         position, sound = self.segment.damage_at(first)
@@ -143,9 +143,9 @@ class RenderedSegment:
         self._holes = (*self._holes, _Hole(self.map.rendered, first, behind))
         self.map.add_one(position, first, behind - 1, DAMAGE)
 
-    def note(self, appended: Appended, size: int, offsets: LogOffsets) -> None:
+    def note(self, appended: Appended, size: int, stable: int) -> None:
         """Map a batch that was just appended, without reading it, if it follows what is mapped and is visible."""
-        if self.map.next_offset != appended.first_offset or offsets.stable <= appended.last_offset:
+        if self.map.next_offset != appended.first_offset or stable <= appended.last_offset:
             return
         with self._lock:
             if self.map.next_offset == appended.first_offset:
@@ -154,13 +154,13 @@ class RenderedSegment:
     def _sizes(self, buffer: Bytes, table: Longs, origin: int) -> Longs:
         return self.format.sizes(buffer, table, origin, self.partition.topic, self.partition.number)
 
-    def position_of(self, offset: int, segments: Segments, offsets: LogOffsets, is_end: bool = False) -> int:
+    def position_of(self, offset: int, snapshot: Snapshot, is_end: bool = False) -> int:
         """Return the position of the first record at or above `offset`, or the size if there is none. With `is_end`,
         return where the last record below it ends. They differ only in damage, met by readers from both sides."""
-        self._reach(segments, offsets)
+        self._reach(snapshot)
         if offset <= self.segment.base_offset:
             return 0
-        following = segments.higher(self.segment.base_offset)
+        following = snapshot.segments.higher(self.segment.base_offset)
         # An offset behind the segment is not looked for in the next segment.
         if offset >= self.map.next_offset or (following is not None and offset >= following.base_offset):
             return self.map.rendered
@@ -174,10 +174,10 @@ class RenderedSegment:
             offset, self._mark_at(mark), self._mark_at(mark + 1)
         )
         try:
-            return position + self._size_between(first, offset, segments, offsets)
+            return position + self._size_between(first, offset, snapshot)
         except CorruptError:
             # The segment was damaged after it was mapped. Measure from the other end: up to there all was sound then.
-            return stop - self._size_between(offset, behind, segments, offsets)
+            return stop - self._size_between(offset, behind, snapshot)
 
     def _sound_around(
         self, offset: int, low: tuple[int, int], high: tuple[int, int]
@@ -191,11 +191,11 @@ class RenderedSegment:
                 return low, (hole.start, hole.first)
         return low, high
 
-    def _size_between(self, start: int, end: int, segments: Segments, offsets: LogOffsets) -> int:
+    def _size_between(self, start: int, end: int, snapshot: Snapshot) -> int:
         """Return the bytes of the records in [start, end). The records are read for this."""
         size = 0
         topic, number = self.partition.topic, self.partition.number
-        for buffer, table, origin in self._batches(segments, offsets, start, end):
+        for buffer, table, origin in self._batches(snapshot, start, end):
             size += int(self.format.sizes(buffer, table, origin, topic, number, start, end).sum())
         return size
 
@@ -206,17 +206,17 @@ class RenderedSegment:
             return int(marks[number, 1]), int(marks[number, 2])
         return self.map.rendered, self.map.next_offset
 
-    def read(self, position: int, into: Bytes, segments: Segments, offsets: LogOffsets) -> int:
+    def read(self, position: int, into: Bytes, snapshot: Snapshot) -> int:
         """Fill `into` with the rendered bytes from `position` on. Return how many bytes there were."""
         done = 0
         while done < into.size:
-            block = self._block_at(position + done, segments, offsets)
+            block = self._block_at(position + done, snapshot)
             if block is None:
                 break
             start = position + done - block.start
             length = min(block.data.size - start, into.size - done)
             if length <= 0:
-                # Other threads have mapped more in the meantime than these offsets make visible.
+                # Other threads have mapped more in the meantime than this snapshot makes visible.
                 break
             into[done : done + length] = block.data[start : start + length]
             done += length
@@ -230,19 +230,19 @@ class RenderedSegment:
             return None
         return blocks[0].end if blocks[0].end < self.map.rendered else None
 
-    def render_at(self, position: int, segments: Segments, offsets: LogOffsets) -> None:
+    def render_at(self, position: int, snapshot: Snapshot) -> None:
         """Render the block that contains a position, unless it is rendered already."""
-        self._block_at(position, segments, offsets)
+        self._block_at(position, snapshot)
 
     def forget_blocks(self) -> None:
         """Drop the rendered blocks: a view of the segment was closed, or other segments are read now."""
         self._blocks = ()
 
-    def _block_at(self, position: int, segments: Segments, offsets: LogOffsets) -> _Block | None:
+    def _block_at(self, position: int, snapshot: Snapshot) -> _Block | None:
         found = self._kept_block(position)
         if found is not None:
             return found
-        self._reach(segments, offsets)
+        self._reach(snapshot)
         if position >= self.map.rendered:
             return None
         with self._lock:
@@ -256,12 +256,10 @@ class RenderedSegment:
             end = self.map.before_rendered(int(marks[first, 1]) + BLOCK) if sequential else first + 1
             end = max(end, first + 1)
             try:
-                block = self._block_between(
-                    *self._place_around(position, first, end), segments, offsets, sequential
-                )
+                block = self._block_between(*self._place_around(position, first, end), snapshot, sequential)
             except CorruptError as error:
                 low, high = self._place_around(position, first, first + 1)
-                block = self._beside_damage(low, high, position, segments, offsets, error)
+                block = self._beside_damage(low, high, position, snapshot, error)
             self._blocks = (block, *self._blocks[: _KEPT_BLOCKS - 1])
             return block
 
@@ -284,14 +282,13 @@ class RenderedSegment:
         self,
         low: tuple[int, int],
         high: tuple[int, int],
-        segments: Segments,
-        offsets: LogOffsets,
+        snapshot: Snapshot,
         in_turn: bool = False,
     ) -> _Block:
         """Render the block from one place to another."""
         size = high[0] - low[0]
-        data = self._render(segments, offsets, low[1], high[1], size)
-        if data.size != size and self._limit(segments, offsets) >= high[1]:
+        data = self._render(snapshot, low[1], high[1], size)
+        if data.size != size and self._limit(snapshot) >= high[1]:
             raise CorruptBatchError(
                 f"{self.segment.path}: expected {size} bytes of offsets {low[1]} to {high[1] - 1}, found {data.size}"
             )
@@ -302,26 +299,25 @@ class RenderedSegment:
         low: tuple[int, int],
         high: tuple[int, int],
         position: int,
-        segments: Segments,
-        offsets: LogOffsets,
+        snapshot: Snapshot,
         error: CorruptError,
     ) -> _Block:
         """Render what lies before later damage, or behind it. Raise `error` if `position` is in the damage."""
         end, damage = low
         with contextlib.suppress(CorruptError):
-            for buffer, table, origin in self._batches(segments, offsets, low[1], high[1]):
+            for buffer, table, origin in self._batches(snapshot, low[1], high[1]):
                 topic, number = self.partition.topic, self.partition.number
                 end += int(self.format.sizes(buffer, table, origin, topic, number, low[1], high[1]).sum())
                 damage = min(high[1], int(table[-1, LAST_OFFSET]) + 1)
         if position < end:
-            return self._block_between(low, (end, damage), segments, offsets)
+            return self._block_between(low, (end, damage), snapshot)
         _, behind = self.segment.damage_at(damage)
         if behind is None or behind >= high[1]:
             raise error
-        start = high[0] - self._size_between(behind, high[1], segments, offsets)
+        start = high[0] - self._size_between(behind, high[1], snapshot)
         if position < start:
             raise error
-        return self._block_between((start, behind), high, segments, offsets)
+        return self._block_between((start, behind), high, snapshot)
 
     def _kept_block(self, position: int) -> _Block | None:
         for block in self._blocks:
@@ -329,19 +325,17 @@ class RenderedSegment:
                 return block
         return None
 
-    def _batches(
-        self, segments: Segments, offsets: LogOffsets, start: int, end: int
-    ) -> Iterator[tuple[Bytes, Longs, int]]:
+    def _batches(self, snapshot: Snapshot, start: int, end: int) -> Iterator[tuple[Bytes, Longs, int]]:
         """Read the visible batches with records in [start, end) of this segment. The limit is needed, as a map that was
         made while the next segment was missing from the list may reach beyond the end of this one."""
-        limit = min(end, self._limit(segments, offsets))
-        return read_batches(segments, offsets, start, limit, Isolation.COMMITTED)
+        limit = min(end, self._limit(snapshot))
+        return read_batches(snapshot, start, limit, Isolation.COMMITTED)
 
-    def _render(self, segments: Segments, offsets: LogOffsets, start: int, end: int, size: int) -> Bytes:
+    def _render(self, snapshot: Snapshot, start: int, end: int, size: int) -> Bytes:
         """Render the records in [start, end), which all belong to this segment and take `size` bytes."""
         out = np.empty(size, np.uint8)
         at = 0
         topic, number = self.partition.topic, self.partition.number
-        for buffer, table, origin in self._batches(segments, offsets, start, end):
+        for buffer, table, origin in self._batches(snapshot, start, end):
             at = self.format.render(buffer, table, origin, start, end, out, at, topic, number)
         return out[:at]

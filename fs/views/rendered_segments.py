@@ -88,10 +88,10 @@ class RenderedSegments:
 
     def note(self, appended: Appended, text_size: int) -> None:
         """Map a batch that was appended. Its values, with their newlines, take `text_size` bytes."""
-        log = self.partition.log
-        segment = log.chain.segments.at(appended.segment_base)
+        now = self.partition.log.snapshot
+        segment = now.segments.at(appended.segment_base)
         if segment is not None and not appended.duplicate:
-            self.of(segment, Format.TXT).note(appended, text_size, log.offsets)
+            self.of(segment, Format.TXT).note(appended, text_size, now.stable)
 
     def used(self, text: RenderedSegment) -> None:
         """Note that a rendered segment was read. The one that was read longest ago drops its blocks, or a reader of a
@@ -122,17 +122,17 @@ class RenderedSegments:
         says True. Return how many maps were saved."""
         log = self.partition.log
         saved = 0
-        for segment in log.chain.segments.non_active:
+        for segment in log.snapshot.segments.non_active:
             for fmt in sorted(self._used):
                 if stop():
                     return saved
                 text = self.of(segment, fmt)
                 key = (segment.base_offset, fmt.suffix)
-                segments, offsets = log.chain.segments, log.offsets
-                if key in self._saved or segment not in segments or not text.is_complete(segments, offsets):
+                now = log.snapshot
+                if key in self._saved or segment not in now.segments or not text.is_complete(now):
                     continue
                 try:
-                    text.size(segments, offsets)
+                    text.size(now)
                     identity = self._identity(segment)
                 except (ClosedError, FileNotFoundError):
                     identity = None
@@ -146,7 +146,7 @@ class RenderedSegments:
 
     def forget_removed(self) -> None:
         """Drop rendered segments that are gone from the partition, and their maps in the view cache."""
-        segments = self.partition.log.chain.segments
+        segments = self.partition.log.snapshot.segments
         with self._lock:
             gone = [(key, text) for key, text in self._rendered.items() if text.segment not in segments]
             for key, _ in gone:
@@ -157,7 +157,7 @@ class RenderedSegments:
                 self.view_cache.remove(self.partition.name, _name(text.segment, text.format))
 
     def _load(self, segment: Segment, fmt: Format) -> SizeMap | None:
-        if segment is self.partition.log.chain.segments.last:
+        if segment is self.partition.log.snapshot.segments.last:
             return None
         data = self.view_cache.load(self.partition.name, _name(segment, fmt))
         identity = None if data is None else self._identity(segment)
@@ -171,7 +171,7 @@ class RenderedSegments:
         except FileNotFoundError:
             return None
         # The order matters: as long as the segment is in the list after the stat, the name is its own.
-        if segment not in self.partition.log.chain.segments:
+        if segment not in self.partition.log.snapshot.segments:
             return None
         return status.st_size, status.st_mtime_ns, status.st_ino
 

@@ -60,9 +60,9 @@ class SharedLogViews:
         log = self._rendered.partition.log
         with self._lock:
             views = self._views.setdefault(fmt, [])
-            now = log.offsets
+            now = log.snapshot
             shared = views[-1] if views else None
-            hold = None if shared is None else Hold.take(log.chain, now.start, max(now.start + 1, now.end))
+            hold = None if shared is None else Hold.take(log, now.start, max(now.start + 1, now.end))
             # This is asked after the hold is taken, so what is rewritten from here on is held.
             if shared is None or not shared.view.shows_all_from(now.start):
                 if hold is not None:

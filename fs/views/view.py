@@ -14,7 +14,7 @@ from typing import Self
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError, CorruptError
 from topicfs.engine.partition.hold import Hold
-from topicfs.engine.partition.offsets import LogOffsets
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import MAX_INT64, NO_OFFSET
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
@@ -61,7 +61,7 @@ class View:
         self.start_offset = start_offset
         self.end_offset = end_offset
         self.lone = lone
-        self.segments = hold.segments
+        self._segments = hold.snapshot.segments
         self._seen: Segments | None = None
         self._hold = hold
         self._parts: tuple[_Part, ...] = ()
@@ -74,18 +74,18 @@ class View:
     def open(cls, rendered: RenderedSegments, fmt: Format, start: int, end: int | None = None) -> Self:
         """Open a view of the records that there are now, and of those that will come."""
         log = rendered.partition.log
-        now = log.offsets
+        now = log.snapshot
         last = now.end if end is None else min(end, now.end)
-        view = cls(rendered, fmt, start, end, Hold.take(log.chain, start, max(start + 1, last)))
+        view = cls(rendered, fmt, start, end, Hold.take(log, start, max(start + 1, last)))
         rendered.open_views.add(view)
         return view
 
     @classmethod
     def of_segment(cls, rendered: RenderedSegments, fmt: Format, segment: Segment) -> Self:
         """Open a view of one segment, which grows with it. ClosedError if the segment was removed."""
-        segments = rendered.partition.log.chain.segments
+        now = rendered.partition.log.snapshot
         segment.pin()
-        view = cls(rendered, fmt, segment.base_offset, None, Hold(segments, [segment]), lone=True)
+        view = cls(rendered, fmt, segment.base_offset, None, Hold(now, [segment]), lone=True)
         rendered.open_views.add(view)
         return view
 
@@ -110,50 +110,51 @@ class View:
 
     def size(self) -> int:
         """Return the present size of the view in bytes."""
-        offsets = self._refresh()
+        now = self._refresh()
         parts = self._parts
-        return parts[-1].start + self._length(parts[-1], offsets) if parts else 0
+        return parts[-1].start + self._length(parts[-1], now) if parts else 0
 
     def read(self, position: int, into: Bytes) -> int:
         """Fill `into` from a position on. Return how many bytes there were."""
-        offsets = self._refresh()
+        now = self._refresh()
         done = 0
         while done < into.size:
             at = self._part_at(position + done)
             if at is None:
                 break
             start = position + done - at.start
-            length = min(into.size - done, self._length(at, offsets) - start)
+            length = min(into.size - done, self._length(at, now) - start)
             if length <= 0:
                 break
-            taken = at.text.read(at.skipped + start, into[done : done + length], self.segments, offsets)
+            taken = at.text.read(at.skipped + start, into[done : done + length], now)
             self.rendered.used(at.text)
             wanted = at.text.next_wanted(at.skipped + start)
             if wanted is not None:
-                self.rendered.read_ahead.ask(at.text, wanted, self.segments, offsets)
+                self.rendered.read_ahead.ask(at.text, wanted, now)
             done += taken
             if taken < length:
-                # Another reader has mapped more of the segment since these offsets. The newest offsets show all of it.
-                if offsets is self.rendered.partition.log.offsets:
+                # Another reader has mapped more of the segment since this snapshot. The newest one shows all of it.
+                newest = self._refresh()
+                if newest == now:
                     raise CorruptError(
                         f"byte {position + done} of a view is missing from {at.text.segment.path}"
                     )
-                offsets = self._refresh()
+                now = newest
         return done
 
     def position_of(self, offset: int) -> int:
         """Return where the first record at or above `offset` begins."""
-        offsets = self._refresh()
+        now = self._refresh()
         for part in reversed(self._parts):
             if part.text.segment.base_offset <= offset:
-                inside = part.text.position_of(offset, self.segments, offsets)
+                inside = part.text.position_of(offset, now)
                 return part.start + max(0, inside - part.skipped)
         return self._parts[0].start if self._parts else 0
 
     def shows_all_from(self, offset: int) -> bool:
         """Tell whether the view has the same segments as the log from `offset` on: none was rewritten since."""
         self._refresh()
-        current = self.rendered.partition.log.chain.segments
+        current = self.rendered.partition.log.snapshot.segments
         first = current.floor(offset) or current.first
         mine = [part.text.segment for part in self._parts]
         mine = [segment for segment in mine if segment.base_offset >= first.base_offset]
@@ -170,7 +171,7 @@ class View:
         part = self._part_at(position) if parts and position >= parts[0].start else None
         if part is not None:
             with self._lock:
-                base, current = part.text.segment.base_offset, self.rendered.partition.log.chain.segments
+                base, current = part.text.segment.base_offset, self.rendered.partition.log.snapshot.segments
                 self._hold.release(base)
                 parts, gone = self._parts, 0
                 while parts[gone].text.segment.base_offset < base and parts[gone].text.segment not in current:
@@ -183,17 +184,18 @@ class View:
         with self._lock:
             if self._closed or not self._hold.held:
                 return
-            offsets, current = log.offsets, log.chain.segments
+            now = log.snapshot
             if not self.lone:
-                for segment in current.from_base(self._hold.held[-1].base_offset + 1):
+                for segment in now.segments.from_base(self._hold.held[-1].base_offset + 1):
                     if self.end_offset is not None and segment.base_offset >= self.end_offset:
                         break
                     self._pin(segment)
-            self._pin_deciders(current)
+            self._pin_deciders(now.segments)
             if self._parts:
                 # The size of a segment is mapped while all of it is there. The segment may be gone from the log
                 # already: in the published list another segment has its place, with other records.
-                self._parts[-1].text.size(self._with_held(list(self._parts), current), offsets)
+                held = self._with_held(list(self._parts), now.segments)
+                self._parts[-1].text.size(now.of(held))
 
     def _pin_deciders(self, current: Segments) -> None:
         first, last = self._hold.held[0], self._hold.held[-1]
@@ -227,59 +229,57 @@ class View:
             )
         return None
 
-    def _length(self, part: _Part, offsets: LogOffsets) -> int:
+    def _length(self, part: _Part, now: Snapshot) -> int:
         if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
-            size = part.text.size(self.segments, offsets)
+            size = part.text.size(now)
             if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
                 return size - part.skipped
-        return max(
-            0, part.text.position_of(self.end_offset, self.segments, offsets, is_end=True) - part.skipped
-        )
+        return max(0, part.text.position_of(self.end_offset, now, is_end=True) - part.skipped)
 
-    def _refresh(self) -> LogOffsets:
-        """Take up the segments that have become visible, and return the offsets."""
-        log = self.rendered.partition.log
-        offsets, current = log.offsets, log.chain.segments
-        if current is not self._seen:
+    def _refresh(self) -> Snapshot:
+        """Take up the segments that have become visible, and return the newest snapshot with the view's segments."""
+        now = self.rendered.partition.log.snapshot
+        if now.segments is not self._seen:
             with self._lock:
-                self._take_up(current, offsets)
-        return offsets
+                self._take_up(now)
+        return now.of(self._segments)
 
-    def _take_up(self, current: Segments, offsets: LogOffsets) -> None:
-        if offsets.stable < self.start_offset:
+    def _take_up(self, taken: Snapshot) -> None:
+        if taken.stable < self.start_offset:
             # The log does not reach the first record yet, so it is not known where that record will begin.
             return
         parts = list(self._parts)
         last = parts[-1].text.segment.base_offset if parts else -1
-        coming = [s for s in self._hold.held if s.base_offset > last] or [*current.from_base(last + 1)]
+        coming = [s for s in self._hold.held if s.base_offset > last] or [*taken.segments.from_base(last + 1)]
         if self.lone:
             coming = [] if parts else coming[:1]
         elif coming:
-            coming += current.from_base(coming[-1].base_offset + 1)
+            coming += taken.segments.from_base(coming[-1].base_offset + 1)
         while not parts and len(coming) > 1 and coming[1].base_offset <= self.start_offset:
             del coming[0]
         pinned = set(map(id, self._hold.held))
-        self.segments = self._with_held(parts, current)
+        self._segments = self._with_held(parts, taken.segments)
+        now = taken.of(self._segments)
         complete = True
         for segment in coming:
             if self.end_offset is not None and segment.base_offset >= self.end_offset:
                 break
-            if parts and segment.base_offset > offsets.stable:
+            if parts and segment.base_offset > now.stable:
                 # The segment before it may still grow, when a transaction is committed: its size is not known yet.
                 complete = False
                 break
             if id(segment) not in pinned and not self._pin(segment):
                 continue
-            self._add(parts, segment, offsets)
+            self._add(parts, segment, now)
         self._parts = tuple(parts)
-        self._seen = current if complete else None
+        self._seen = taken.segments if complete else None
 
     def _with_held(self, parts: list[_Part], current: Segments) -> Segments:
         """Return the list of segments to read by. It includes held segments that are gone from the log. It has no gap,
         as a segment ends where the next one begins, and its transactions may end in later ones."""
         mine = [part.text.segment for part in parts]
         mine += [s for s in self._hold.held if not mine or s.base_offset > mine[-1].base_offset]
-        following = self._hold.segments.higher(mine[-1].base_offset) if self.lone else None
+        following = self._hold.snapshot.segments.higher(mine[-1].base_offset) if self.lone else None
         if following is not None:
             mine.append(following)
         mine += [s for s in self._deciders if s.base_offset > mine[-1].base_offset]
@@ -295,13 +295,13 @@ class View:
         self._hold.held.append(segment)
         return True
 
-    def _add(self, parts: list[_Part], segment: Segment, offsets: LogOffsets) -> None:
+    def _add(self, parts: list[_Part], segment: Segment, now: Snapshot) -> None:
         text = self.rendered.of(segment, self.format)
         if parts:
             before = parts[-1]
-            parts.append(_Part(text, before.start + self._length(before, offsets), 0))
+            parts.append(_Part(text, before.start + self._length(before, now), 0))
         else:
-            parts.append(_Part(text, 0, text.position_of(self.start_offset, self.segments, offsets)))
+            parts.append(_Part(text, 0, text.position_of(self.start_offset, now)))
 
 
 def _joined(mine: list[Segment], current: Segments) -> Segments:

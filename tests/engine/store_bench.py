@@ -101,7 +101,7 @@ class StoreBench:
             return
         for slot in store._partitions.slots.values():
             partition = slot.partition
-            if partition is not None and partition.log.failure is None and not partition.log._closed:
+            if partition is not None and partition.log.failure is None and not partition.log.is_closed:
                 verify(partition, history=False)
         store.close()
         for topic, number in store.partitions():

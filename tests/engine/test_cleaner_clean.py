@@ -16,9 +16,11 @@ from directory_check import path_of
 from partition_opening import NEVER, Known, open_partition, without_fsync
 
 from topicfs.engine import batch as batches
-from topicfs.engine.cleaner import rewrite
+from topicfs.engine.cleaner import clean, rewrite
 from topicfs.engine.errors import CleaningAbortedError, ClosedError, CorruptError
 from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.partition import cutting
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.record import MAX_INT32, Codec, Record
 
 CODECS = ["producer", "gzip", "snappy", "lz4", "zstd"]
@@ -633,7 +635,7 @@ def test_segments_removed_meanwhile_stay_removed(topic: Cleaning) -> None:
         if called[0] == 12:
             with log.lock:
                 log.raise_start_offset(log.chain.segments.non_active[2].base_offset)
-                log.retire(log.chain.segments.non_active[:2])
+                retire(log, log.chain.segments.non_active[:2])
 
     with pytest.raises(CleaningAbortedError, match=r"segments \[0, \d+\] were removed"):
         topic.clean(check=check, roll=False)
@@ -671,7 +673,7 @@ def test_a_segment_that_was_cut_and_sealed_again_is_not_replaced_by_what_was_rea
     as_one_group(topic)
     log = topic.partition.log
     last = log.chain.segments.non_active[-1]
-    replace = log.replace
+    replace = cutting.replace
 
     def cut_and_replace(*arguments: Any) -> None:
         topic.partition.truncate_to(198)
@@ -681,7 +683,7 @@ def test_a_segment_that_was_cut_and_sealed_again_is_not_replaced_by_what_was_rea
         replace(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(log, "replace", cut_and_replace)
+        patched.setattr(clean, "replace", cut_and_replace)
         with pytest.raises(CleaningAbortedError, match="the log was cut"):
             topic.clean(roll=False)
     assert topic.offsets() == [*range(195), 198]

@@ -81,7 +81,7 @@ class Apart:
 def uncleanable(topic: Cleaning) -> int:
     """The last segment's base below which all transactions are decided."""
     log = topic.partition.log
-    floor = log.chain.segments.floor(min(log.chain.active.base_offset, log.offsets.stable))
+    floor = log.chain.segments.floor(min(log.chain.active.base_offset, log.snapshot.stable))
     assert floor is not None
     return floor.base_offset
 

@@ -211,7 +211,7 @@ def test_flushes_beside_appends_and_rolls_keep_the_partition_online_and_its_inde
         partition.flush()
         assert partition.recovery_point >= end
 
-    beside(append, flush, partition.log.flush_roll)
+    beside(append, flush, partition.log.flush_sealed)
     assert partition.log.failure is None  # the check of each test looks at every index entry
 
 

@@ -181,19 +181,19 @@ def test_without_flush_ms_a_flush_is_never_due(bench: Bench) -> None:
 def test_a_roll_waits_for_a_flush_up_to_the_new_base(bench: Bench, synced: Synced) -> None:
     partition = bench.open()
     partition.append_batch(batch(3, producer=1))
-    assert not partition.log.has_unflushed_roll
+    assert not partition.log.flusher.has_rolled
     partition.roll()
     partition.append_batch(batch(1))
-    assert partition.log.has_unflushed_roll
+    assert partition.log.flusher.has_rolled
     assert partition.recovery_point == 0
     synced.since()
-    partition.log.flush_roll()
+    assert partition.log.flush_sealed()
     names = synced.since()
     assert "3.snapshot" in names
     assert ".log" in names
     assert "3.log" not in names
     assert partition.recovery_point == partition.log.chain.active.base_offset == 3
-    assert not partition.log.has_unflushed_roll
+    assert not partition.log.flusher.has_rolled
 
 
 def test_an_empty_active_segment_has_a_log_only_until_the_close_flushes_it(bench: Bench) -> None:

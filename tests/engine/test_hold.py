@@ -11,8 +11,10 @@ from partition_bench import Bench, bases_of, batch
 from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError
 from topicfs.engine.partition import reader
 from topicfs.engine.partition.hold import Hold
+from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.segment.segments import Segments
 
 
@@ -149,20 +151,24 @@ def test_a_reader_that_stops_early_lets_go(bench: Bench) -> None:
 
 def test_a_hold_takes_the_list_that_is_published_when_a_segment_goes_meanwhile(bench: Bench) -> None:
     partition = filled(bench)
-    chain = partition.log.chain
-    stale = chain.segments
+    log = partition.log
+    before = log.snapshot
+    stale = before.segments
     partition.restart_at(100)
     partition.append_batch(batch(1))
 
     class Racing:
-        """A chain that publishes its new list only after the old one was taken."""
+        """A log that publishes its new snapshot only after the old one was taken."""
 
         taken = 0
+        with_snapshot = Log.with_snapshot
+        check_open = staticmethod(log.check_open)
+        _is_restarting = False
 
         @property
-        def segments(self) -> Segments:
+        def snapshot(self) -> Snapshot:
             self.taken += 1
-            return stale if self.taken == 1 else chain.segments
+            return before if self.taken == 1 else log.snapshot
 
     with Hold.take(Racing(), 0, 101) as hold:  # type: ignore[arg-type]
         assert [segment.base_offset for segment in hold.held] == [100]
@@ -171,10 +177,9 @@ def test_a_hold_takes_the_list_that_is_published_when_a_segment_goes_meanwhile(b
 
 def test_a_range_whose_beginning_was_removed_is_out_of_range_not_empty(bench: Bench) -> None:
     partition = filled(bench)
-    offsets = partition.offsets
     left = Segments.of(tuple(partition.log.chain.segments)[2:])
     with pytest.raises(OffsetOutOfRangeError):
-        list(reader.read_columns(left, offsets, 0, 12, Isolation.COMMITTED))
+        list(reader.read_columns(partition.log.snapshot.of(left), 0, 12, Isolation.COMMITTED))
 
 
 def test_a_closed_partition_cannot_be_held(bench: Bench) -> None:

@@ -23,6 +23,7 @@ from topicfs.engine.errors import (
     OutOfOrderSequenceError,
 )
 from topicfs.engine.errors import TransactionCoordinatorFencedError as CoordinatorFencedError
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition, Producer
@@ -654,7 +655,7 @@ def test_producers_of_removed_segments_are_forgotten_on_reload(tmp_path: Path) -
     partition.roll()
     partition.append(Record(b"second"), Producer(2, 0, 0))
     partition.delete_records(1)
-    partition.log.remove((partition.log.chain.segments.first,))
+    retire(partition.log, (partition.log.chain.segments.first,))
     assert set(partition.log.producers.producers) == {1, 2}
     partition.log.abandon()
     partition = open_partition(directory, Known(recovery_point=0, start=1))

@@ -71,7 +71,7 @@ def test_it_says_what_retention_then_removes(store_bench: StoreBench) -> None:
     said = planned(store_bench)
     for partition in partitions:
         log = partition.log
-        expected = due(log.chain.segments, log.offsets, log.settings, store_bench.now)
+        expected = due(log.chain.segments, log.snapshot, log.settings, store_bench.now)
         assert [(each.segment.base_offset, each.reason) for each in said[partition.name].removals] == [
             (each.segment.base_offset, each.reason) for each in expected
         ], partition.name
@@ -92,7 +92,7 @@ def test_it_says_what_comes_next(store_bench: StoreBench) -> None:
     log = partition.log
     said, expected = (
         planned(store_bench)["orders-0"].next,
-        forecast(log.chain.segments, log.offsets, log.settings, store_bench.now),
+        forecast(log.chain.segments, log.snapshot, log.settings, store_bench.now),
     )
     assert said is not None
     assert expected is not None

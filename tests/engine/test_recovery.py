@@ -316,15 +316,15 @@ def test_what_was_truncated_and_written_anew_is_not_taken_for_flushed(tmp_path: 
     fill(partition, 50)
     log = partition.log
     reached, go_on = threading.Event(), threading.Event()
-    sync = type(log)._sync
+    sync = type(log.flusher)._sync
 
     def slow(self: object, *arguments: object) -> None:
-        sync(log, *arguments)  # type: ignore[arg-type]
+        sync(log.flusher, *arguments)  # type: ignore[arg-type]
         reached.set()
         go_on.wait(PATIENCE_S)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(log), "_sync", slow)
+        patch.setattr(type(log.flusher), "_sync", slow)
         thread = threading.Thread(target=partition.flush)
         thread.start()
         assert reached.wait(PATIENCE_S)
@@ -394,15 +394,15 @@ def test_stopping_waits_for_a_flush_that_is_under_way(tmp_path: Path) -> None:
     fill(partition, 50)
     log = partition.log
     reached, go_on = threading.Event(), threading.Event()
-    sync = type(log)._sync
+    sync = type(log.flusher)._sync
 
     def slow(self: object, *arguments: object) -> None:
         reached.set()
         go_on.wait(PATIENCE_S)
-        sync(log, *arguments)  # type: ignore[arg-type]
+        sync(log.flusher, *arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(log), "_sync", slow)
+        patch.setattr(type(log.flusher), "_sync", slow)
         flushing = threading.Thread(target=partition.flush)
         flushing.start()
         assert reached.wait(PATIENCE_S)

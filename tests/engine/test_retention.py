@@ -212,13 +212,13 @@ def test_the_start_offset_is_raised_before_anything_is_removed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = filled(bench, retention_bytes=5 * SIZE)
-    real, seen = partition.log.chain.remove, []
+    real, seen = partition.log.chain.doom, []
 
-    def remove(self: object, segments: Sequence[Segment], delay_ms: int) -> None:
+    def doom(self: object, segments: Sequence[Segment], delay_ms: int) -> None:
         seen.append(partition.start_offset)
         real(segments, delay_ms)
 
-    monkeypatch.setattr(type(partition.log.chain), "remove", remove)
+    monkeypatch.setattr(type(partition.log.chain), "doom", doom)
     apply(partition.log, NOW)
     assert seen == [10]
 
@@ -261,10 +261,10 @@ def test_leader_epochs_below_the_new_start_go(bench: Bench) -> None:
 
 def test_a_reader_that_holds_a_segment_reads_it_to_its_end(bench: Bench) -> None:
     partition = filled(bench, retention_bytes=5 * SIZE)
-    with Hold.take(partition.log.chain, 0, 15) as hold:
+    with Hold.take(partition.log, 0, 15) as hold:
         apply(partition.log, NOW)
         partition.log.remove_due(bench.clock() + 10_000)
-        assert [len(segment.read(0, 10_000)) for segment in hold.segments] == [5 * SIZE] * 3
+        assert [len(segment.read(0, 10_000)) for segment in hold.snapshot.segments] == [5 * SIZE] * 3
     assert partition.log.remove_due(bench.clock() + 10_000) > 0
     assert bench.names(".deleted") == []
 

@@ -481,7 +481,7 @@ def test_the_recovery_point_on_disk_is_lowered_before_the_cut(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(partition.log, "truncate_to", cut)
+        patch.setattr(partition, "truncate_to", cut)
         with pytest.raises(OSError, match="Input"):
             store_bench.store.truncate("orders", 0, 4)
     assert seen == [4, 4]

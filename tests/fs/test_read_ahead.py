@@ -131,8 +131,8 @@ def test_a_mistake_in_one_block_does_not_hold_up_the_next(files: FileSystem) -> 
     log = views.partition.log
     while not read_ahead._running:
         time.sleep(0.001)
-    read_ahead.ask(Broken(), 7, log.chain.segments, log.offsets)  # type: ignore[arg-type]
-    read_ahead.ask(text, 3 * BLOCK, log.chain.segments, log.offsets)
+    read_ahead.ask(Broken(), 7, log.snapshot)  # type: ignore[arg-type]
+    read_ahead.ask(text, 3 * BLOCK, log.snapshot)
     await_rendered(files, 3 * BLOCK)
     read_ahead.stop()
     thread.join(PATIENCE_S)

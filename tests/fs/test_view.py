@@ -271,5 +271,5 @@ def test_a_list_that_a_rewritten_segment_has_left_adds_nothing_to_its_text(
         compact(compacting)
         keyed(compacting, "d")
         text_of = compacting.rendered.of(first, TXT)
-        assert text_of.size(log.chain.segments, log.offsets) == 5
+        assert text_of.size(log.snapshot) == 5
         assert view_of(view) == b"of a\n"

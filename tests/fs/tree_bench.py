@@ -12,6 +12,7 @@ from memory_view_cache import MemoryViewCache
 from partition_opening import NOW, Clock, without_fsync
 
 from topicfs import Store
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.partition import Partition
 from topicfs.fs.entry import Entry
 from topicfs.fs.formats import Format
@@ -118,7 +119,7 @@ def remove_below(partition: Partition, offset: int) -> None:
             following = segments.higher(segment.base_offset)
             if following is not None and following.base_offset <= offset:
                 gone.append(segment)
-        log.remove(gone)
+        retire(log, gone)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from topicfs.engine.inbox.journal import InFlight, Journal
 from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.staging import Staging
 from topicfs.engine.partition.chain import Chain
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.engine.segment.segment import Segment
@@ -47,7 +48,7 @@ def raise_start(partition: Partition, offset: int) -> None:
     with log.lock:
         segments = log.chain.segments
         gone = [s for s in segments.non_active if segments.higher(s.base_offset).base_offset <= offset]
-        log.remove(tuple(gone))
+        retire(log, gone)
 
 
 def write(partition: Partition, producer: int, sequence: int, values: list[bytes]) -> None:

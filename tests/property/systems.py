@@ -24,6 +24,7 @@ from memory_view_cache import MemoryViewCache
 from partition_opening import NOW, Clock, without_fsync
 
 from topicfs import Record, Store
+from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.fs import errors
 from topicfs.fs.appending import partition_writers
@@ -95,8 +96,9 @@ class Hand:
         if remove:
             with log.lock:
                 segments = log.chain.segments
-                log.remove(
-                    [s for s in segments.non_active if segments.higher(s.base_offset).base_offset <= offset]  # type: ignore[union-attr]
+                retire(
+                    log,
+                    [s for s in segments.non_active if segments.higher(s.base_offset).base_offset <= offset],  # type: ignore[union-attr]
                 )
             log.remove_due(self.clock())
 

@@ -98,7 +98,7 @@ def cleaned(log: Logs, place: Path) -> tuple[Cleaned, int]:
     shutil.copytree(log.place, place)
     with Store.open(place, clock=log.clock, create=True) as store:
         one = store.partition("t", 0).log
-        end = one.chain.segments.floor(one.offsets.stable)
+        end = one.snapshot.segments.floor(one.snapshot.stable)
         assert end is not None
         work = Work.take(one, end.base_offset, lambda: None)
         cleaner = Cleaner.create(1 << 20, 0.75, 1 << 20, lambda _: None, bytes(16))
@@ -180,7 +180,7 @@ def test_only_topics_that_are_compacted_are(spark: SparkSession, tmp_path: Path)
 def test_what_a_task_does_not_see_is_not_taken_for_outdated(spark: SparkSession, furnished: Logs) -> None:
     furnished.reopen()
     log = furnished.store.partition("t", 0).log
-    start, end = log.offsets.start, min(log.offsets.stable, log.chain.active.base_offset)
+    start, end = log.snapshot.start, min(log.snapshot.stable, log.snapshot.active_base)
     last = _last_offsets(spark, furnished.place, ("t", 0), start, end)
     assert last.count() > 12
     (furnished.place / "logs" / "t-0").rename(furnished.place / "away")

@@ -48,6 +48,7 @@ from topicfs.engine.cleaner.transactions import Passage
 from topicfs.engine.errors import InvalidSettingError, UnknownPartitionError
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.format.paths import COMPACTING, STAGING
+from topicfs.engine.partition.cutting import split_overflowing
 from topicfs.engine.record import Clock, now_ms
 from topicfs.engine.spark import register
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
@@ -111,21 +112,21 @@ def _refuse_unless_compacted(store: Store, topic: str) -> None:
 
 def _compact(spark: SparkSession, store: Store, key: PartitionKey) -> Cleaned:
     log = store.partition(*key).log
-    start = log.chain.segments.first.base_offset
+    start = log.snapshot.segments.first.base_offset
     # As in the cleaner: complete segments only, and none that reaches above the stable offset.
-    last = log.chain.segments.floor(min(log.chain.active.base_offset, log.offsets.stable))
+    last = log.snapshot.segments.floor(min(log.snapshot.active_base, log.snapshot.stable))
     end = start if last is None else last.base_offset
     if start >= end:
         return Cleaned(start)
     with store.cleaning.paused(key), _workplace(store.backing / STAGING / key[0] / COMPACTING) as place:
         # A task could not do this, because it changes nothing in the log.
-        log.split_overflowing(log.chain.segments.non_active)
+        split_overflowing(log, log.snapshot.segments.non_active)
         work = Work.take(log, end, lambda: None)
         groups = work.groups(work.sources)
         lie = stretches(work, groups)
         shares = portions(work, lie, _passages(spark, lie[:-1]), store.clock())
         # Records below the start offset count as removed.
-        offsets = _last_offsets(spark, store.backing, key, min(max(start, log.offsets.start), end), end)
+        offsets = _last_offsets(spark, store.backing, key, min(max(start, log.snapshot.start), end), end)
         made = _rewritten(spark, offsets, shares, place)
         after = sum(take(work, group, each) for group, each in zip(groups, made, strict=True))
         store.cleaning.offsets.put(key, end)
