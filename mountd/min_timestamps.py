@@ -61,7 +61,7 @@ class MinTimestampsJob:
                 self._failures.pop(slot.name, None)
             except (EngineError, OSError) as error:
                 if self._failures.get(slot.name) != str(error):
-                    log.error(f"{slot.name}: filters on time skip less: {error}")
+                    log.error(f"{slot.name}: reads by time skip less: {error}")
                 self._failures[slot.name] = str(error)
 
     def _rest(self) -> bool:

@@ -139,7 +139,7 @@ class MinTimestampsUpkeep:
                 return False
             if name not in known.retry_ms:
                 log.error(
-                    f"{partition.name}: filters on time do not skip segment {segment.base_offset}: {error}"
+                    f"{partition.name}: reads by time do not skip segment {segment.base_offset}: {error}"
                 )
             known.retry_ms[name] = self.steady() + RETRY_MS
             return True

@@ -1,5 +1,5 @@
-"""The Spark data source `topicfs`: `from topicfs.spark import register`. See `topicfs.engine.spark`."""
+"""The Spark data source `topicfs`: `from topicfs.spark import read, register`. See `topicfs.engine.spark`."""
 
-from topicfs.engine.spark import register
+from topicfs.engine.spark import read, register
 
-__all__ = ["register"]
+__all__ = ["read", "register"]

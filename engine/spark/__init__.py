@@ -1,13 +1,13 @@
 """A Spark data source that reads segment files itself, and Spark jobs for logs that are too large for one machine.
 
-    >>> from topicfs.spark import register
+    >>> from topicfs.spark import read, register
+    >>> read(spark, "/data", "orders", start="2026-05-01", end="2026-05-02").count()
     >>> register(spark)
     >>> spark.read.format("topicfs").option("path", "/data").option("topic", "orders").load()
 
-Filters on topic, partition, offset and timestamp skip data if Spark pushes them down, by
-`spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")`, and the option `pushFilters` is true. The DataFrame
-must then serve one query only, see `filters`. A schema of fewer columns, as `.schema("value binary")`, saves the work
-for the others.
+A read is bounded when the DataFrame is made, and never by Spark's filters. Spark 4.3 shares one reader among all uses
+of a DataFrame, so filters that it pushes into the reader for one use would apply to the others too. A schema of fewer
+columns, as `.schema("value binary")`, saves the work for the others.
 
 Only this package imports pyspark. The code that plans a query imports neither numpy nor the kernels: loading them takes
 longer than finding one record in a hundred. The tasks load them, once in each worker.
@@ -21,10 +21,19 @@ jobs       import, compact, verify, export; `topicfs spark` runs them
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Bound = int | Mapping[int, int] | datetime | str | None
+"""Where a read begins or ends: see `read`."""
 
 
 def register(spark: SparkSession) -> None:
@@ -32,3 +41,41 @@ def register(spark: SparkSession) -> None:
     from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415 - tasks import this package and need no session
 
     spark.dataSource.register(TopicSource)
+
+
+def read(
+    spark: SparkSession, path: str | os.PathLike[str], topic: str, start: Bound = None, end: Bound = None
+) -> DataFrame:
+    """Return the committed records of a topic, from `start` up to but not including `end`.
+
+    Each of the two is an offset for all partitions, a mapping from every partition to its offset, or a time: a datetime
+    with a zone, or ISO 8601 text such as "2026-05-01" or "2026-05-02T06:30+02:00", which is UTC if it names no zone.
+    None means that there is no bound. A time selects by the records' own timestamps, wherever they are in the log. Of
+    the log, what is surely too early or too late is not read. `path` is a mount or a backing directory."""
+    register(spark)
+    bounds = {
+        **_option(topic, start, "startingOffsets", "sinceTimestamp"),
+        **_option(topic, end, "endingOffsets", "beforeTimestamp"),
+    }
+    options = {"path": os.fspath(path), "topic": topic, **bounds}
+    return spark.read.format("topicfs").options(**options).load()
+
+
+def _option(topic: str, bound: Bound, by_offset: str, by_time: str) -> dict[str, str]:
+    """Return the data source's option that a bound means; none for no bound."""
+    match bound:
+        case None:
+            return {}
+        case int():
+            return {by_offset: str(bound)}
+        case Mapping():
+            return {by_offset: json.dumps({topic: {str(number): at for number, at in bound.items()}})}
+        case str():
+            moment = datetime.fromisoformat(bound)
+            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        case datetime():
+            moment = bound
+            if moment.tzinfo is None:
+                raise ValueError(f"expected a time with a zone, found {moment.isoformat()}")
+    # Records have milliseconds: none lies between two of them.
+    return {by_time: str(-((_EPOCH - moment) // timedelta(milliseconds=1)))}

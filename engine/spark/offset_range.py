@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from topicfs.engine.format.transaction_index import AbortedTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBounds:
+    """Timestamps in ms, both ends included. None means no bound."""
+
+    first: int | None = None
+    last: int | None = None
+
+
+EVERYTHING: Final = TimeBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +28,7 @@ class OffsetRange:
     size               approximate bytes of `.log` files
     aborted            transactions within it whose records are left out
     fail_on_data_loss  whether records that were removed in the meantime are an error
+    times              only records with such timestamps are read
     """
 
     topic: str
@@ -26,3 +39,4 @@ class OffsetRange:
     size: int
     aborted: tuple[AbortedTransaction, ...]
     fail_on_data_loss: bool
+    times: TimeBounds = EVERYTHING

@@ -4,14 +4,17 @@
     topic | subscribe                names, separated by commas
     subscribePattern                 a regular expression that matches whole names
     assign                           {"orders":[0,1]}
-    startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest
+    startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest. With
+                                     topicfs also one number for all partitions: each is read as far as it goes
     startingTimestamp, endingTimestamp, startingOffsetsByTimestamp, endingOffsetsByTimestamp    in ms; the latter by
-                                     partition: {"orders":{"0":1000}}. They take precedence over offsets
+                                     partition: {"orders":{"0":1000}}. They take precedence over offsets. Each means the
+                                     offset of the first record that is not earlier
     startingOffsetsByTimestampStrategy   error or latest, if no record is that late
     failOnDataLoss, includeHeaders, minPartitions
     maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay    for streams; less than the minimum waits, but no
                                      longer than the delay: 15m, 30s, 500ms
-    pushFilters                      true: filters skip data, see `filters`; an option of topicfs only
+    sinceTimestamp, beforeTimestamp  in ms; options of topicfs only. Only records whose own timestamp is not before the
+                                     one, and before the other, wherever they are in the log
 
 Options that only say how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) have no meaning here
 and are ignored. Unknown options that would change which records are read are refused. So is `kafka.isolation.level`,
@@ -27,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.spark.offset_range import TimeBounds
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -53,7 +57,8 @@ _NAMES: Final = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
-    "pushFilters",
+    "sinceTimestamp",
+    "beforeTimestamp",
 )
 _OF_A_BROKER: Final = frozenset(
     {
@@ -65,6 +70,7 @@ _OF_A_BROKER: Final = frozenset(
     }
 )
 _ISOLATION: Final = "kafka.isolation.level"
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "beforeTimestamp")
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -73,7 +79,7 @@ _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 
 class Limit:
     """The offsets where a query begins or ends.
 
-    word         EARLIEST or LATEST, for partitions without another value
+    word         EARLIEST, LATEST or an offset, for partitions without another value
     offsets      offset by partition; all partitions are then named. EARLIEST and LATEST are allowed
     timestamp    timestamp for all partitions, in ms
     timestamps   timestamp by partition
@@ -94,6 +100,7 @@ class Options:
     assigned           partitions of `assign`
     late_is_latest     whether a timestamp that no record reaches means the end; else it is an error
     max_offsets, min_offsets, max_delay_ms     limits of a micro-batch, or None; the delay applies with a minimum only
+    times              timestamps of the records that are read
     """
 
     path: str
@@ -109,7 +116,7 @@ class Options:
     max_offsets: int | None
     min_offsets: int | None
     max_delay_ms: int
-    push_filters: bool
+    times: TimeBounds
 
     def wants(self, key: Key) -> bool:
         """Return whether the query reads a partition."""
@@ -133,7 +140,7 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
     starting = _limit(lower, "starting", LATEST if streaming else EARLIEST)
     ending = _limit(lower, "ending", LATEST)
     if streaming:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        for name in _ENDS:
             if name.lower() in lower:
                 raise InvalidSettingError(
                     f"option {name}: a stream has no end; expected it in batch queries only"
@@ -147,6 +154,7 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
     most, least = _number(lower, "maxOffsetsPerTrigger"), _number(lower, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise InvalidSettingError(f"option minOffsetsPerTrigger: expected at most {most}, found {least}")
+    before = _number(lower, "beforeTimestamp", least=0)
     return Options(
         path,
         topics,
@@ -161,7 +169,7 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
         most,
         least,
         _duration_ms(lower, "maxTriggerDelay", "15m"),
-        _word(lower, "pushFilters", "false", ("true", "false")) == "true",
+        TimeBounds(_number(lower, "sinceTimestamp", least=0), None if before is None else before - 1),
     )
 
 
@@ -173,7 +181,10 @@ def _refuse_unknown(lower: Mapping[str, str]) -> None:
                 f"option {_ISOLATION}: only committed records are read, found {value!r}"
             )
         if name not in known and name not in _OF_A_BROKER and not name.startswith("kafka."):
-            raise InvalidSettingError(f"option {name}: expected one of {', '.join(_NAMES)}")
+            raise InvalidSettingError(
+                f"option {name}: expected one of {', '.join(_NAMES)}. A read is bounded by starting…, ending…, "
+                "sinceTimestamp and beforeTimestamp"
+            )
 
 
 def _refuse_word(limit: Limit, word: int, name: str, text: str) -> None:
@@ -211,9 +222,9 @@ def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
     moment = _number(lower, f"{which}Timestamp", least=0)
     text = lower.get(f"{which}offsets", "").strip()
     words = {"": default, "earliest": EARLIEST, "latest": LATEST}
-    if text.lower() in words:
+    if text.lower() in words or text.isdecimal():
         # As in Kafka's source, a timestamp takes precedence over offsets, and one for all over those by partition.
-        word = default if by_time or moment is not None else words[text.lower()]
+        word = default if by_time or moment is not None else words.get(text.lower()) or int(text)
         return Limit(word, {}, moment, by_time)
     offsets = _by_partition(lower, f"{which}Offsets")
     for key, offset in offsets.items():

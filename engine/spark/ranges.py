@@ -17,8 +17,7 @@ from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
 from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
 from topicfs.engine.spark.files import Files, listed, offset_index, time_index
-from topicfs.engine.spark.filters import TimeBounds
-from topicfs.engine.spark.offset_range import OffsetRange
+from topicfs.engine.spark.offset_range import OffsetRange, TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.spark.place import Place
 
@@ -140,7 +139,10 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
     wanted = limit.offsets.get(key, limit.word)
     if wanted == EARLIEST:
         return bounds.start
-    return bounds.end if wanted == LATEST else wanted
+    if wanted == LATEST:
+        return bounds.end
+    # One number for all partitions may lie outside of some of them.
+    return wanted if limit.offsets else min(max(wanted, bounds.start), bounds.end)
 
 
 def first_at(partition: TopicPartition, timestamp: int) -> int | None:
@@ -210,6 +212,7 @@ def tasks(
             _size(partitions[key].files, start, end),
             (),
             options.fail_on_data_loss,
+            options.times,
         )
         for key, start, end in spans
         if start < end

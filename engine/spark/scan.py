@@ -37,8 +37,7 @@ from topicfs.engine.record import now_ms
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
 from topicfs.engine.spark.files import listed
-from topicfs.engine.spark.filters import EVERYTHING, TimeBounds
-from topicfs.engine.spark.offset_range import OffsetRange
+from topicfs.engine.spark.offset_range import EVERYTHING, OffsetRange, TimeBounds
 
 ROWS: Final = 20_000
 """Records of an Arrow batch: fewer cost more calls, more no longer help (measured, see SPARK.md §4)."""
@@ -51,13 +50,11 @@ _PAUSE_S: Final = 0.02
 T = TypeVar("T")
 
 
-def record_batches(
-    part: OffsetRange, schema: pa.Schema, times: TimeBounds = EVERYTHING
-) -> Iterator[pa.RecordBatch]:
+def record_batches(part: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order, with the columns of the schema."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for columns, kinds in columns_of(part, times):
+    for columns, kinds in columns_of(part):
         for first in range(0, len(columns), ROWS):
             end = min(first + ROWS, len(columns))
             kind = kinds if isinstance(kinds, int) else kinds[first:end]
@@ -78,10 +75,9 @@ def _joined(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
 
 
-def columns_of(
-    part: OffsetRange, times: TimeBounds = EVERYTHING
-) -> Iterator[tuple[Columns, int | npt.NDArray[np.int32]]]:
+def columns_of(part: OffsetRange) -> Iterator[tuple[Columns, int | npt.NDArray[np.int32]]]:
     """Yield the records of a range as columns, with their timestamp type: one for all, or one for each."""
+    times = part.times
     for buffer, table, origin in _kept(part):
         late = table[table[:, MAX_TIMESTAMP] >= times.first] if times.first is not None else table
         kinds = late[:, ATTRIBUTES] & LOG_APPEND_TIME
@@ -94,7 +90,7 @@ def columns_of(
 
 
 def _timed(columns: Columns, times: TimeBounds) -> Columns:
-    if times.first is None and times.last is None:
+    if times == EVERYTHING:
         return columns
     first = -(2**63) if times.first is None else times.first
     last = 2**63 - 1 if times.last is None else times.last

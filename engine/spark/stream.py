@@ -22,7 +22,6 @@ from pyspark.sql.streaming.datasource import (
 
 from topicfs.engine.errors import InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.spark.bounds import Tail
-from topicfs.engine.spark.filters import EVERYTHING
 from topicfs.engine.spark.options import Key, Options
 from topicfs.engine.spark.place import Place, place_of
 from topicfs.engine.spark.ranges import TopicPartition, checked, chosen, found, resolved, tasks
@@ -170,7 +169,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of a task."""
-        return read(partition.value, self.schema, EVERYTHING)
+        return read(partition.value, self.schema)
 
     def commit(self, end: Json) -> None:
         """Do nothing: Spark's checkpoint keeps the position of the stream."""

@@ -7,20 +7,21 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 from bench_mount import mount
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from report import Row, seconds, show
 from workplace import folder
 
 from topicfs import Store
 from topicfs.engine.record import now_ms
-from topicfs.engine.spark import register
+from topicfs.engine.spark import read, register
 
 RECORDS = 10_000_000
 MANY = 40_000_000
@@ -47,7 +48,6 @@ def session() -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.python.filterPushdown.enabled": "true",
         # As README advises.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.driver.extraJavaOptions": (
@@ -94,8 +94,9 @@ def scans(place: Path) -> list[Row]:
         spark = session()
         source = partial(whole_log, spark, root)
         value_only = partial(whole_log, spark, root, schema="value binary")
+        bounded = partial(read, spark, root, "bench")
         length = f.sum(f.length("value"))
-        by_offset, by_time = one_in_a_hundred(RECORDS)
+        first, behind = one_in_a_hundred(RECORDS)
         ways: dict[str, Callable[[], object]] = {
             "plain text": lambda: spark.read.text(str(plain_text)).agg(length).collect(),
             "plain parquet": lambda: spark.read.parquet(str(plain_parquet)).agg(length).collect(),
@@ -109,9 +110,14 @@ def scans(place: Path) -> list[Row]:
             "data source, value only": lambda: value_only().agg(length).collect(),
             "plain parquet, all of each row": lambda: every_row(spark.read.parquet(str(plain_parquet))),
             "data source, all of each row": lambda: every_row(source()),
-            "1 % by offset": lambda: source().where(by_offset).agg(length).collect(),
-            "1 % by time": lambda: source().where(by_time).agg(length).collect(),
-            "1 % of the table": lambda: spark.read.parquet(str(table)).where(by_offset).agg(length).collect(),
+            "1 % by offset": lambda: bounded(first, behind).agg(length).collect(),
+            "1 % by time": lambda: bounded(moment(first), moment(behind)).agg(length).collect(),
+            "1 % of the table": lambda: (
+                spark.read.parquet(str(table))
+                .where((f.col("offset") >= first) & (f.col("offset") < behind))
+                .agg(length)
+                .collect()
+            ),
             "a single row": lambda: spark.range(1).agg(f.sum("id")).collect(),
         }
         median = medians(ways)
@@ -137,12 +143,13 @@ def few_of_many(place: Path) -> list[Row]:
         (root / "bench-0/status.json").read_bytes()
         wait_for(place / "backing/views/bench-0", "earliest", MANY)
         spark = session()
+        bounded = partial(read, spark, root, "bench")
         length = f.sum(f.length("value"))
-        by_offset, by_time = one_in_a_hundred(MANY)
+        first, behind = one_in_a_hundred(MANY)
         ways: dict[str, Callable[[], object]] = {
             "data source": lambda: whole_log(spark, root).agg(length).collect(),
-            "1 % by offset": lambda: whole_log(spark, root).where(by_offset).agg(length).collect(),
-            "1 % by time": lambda: whole_log(spark, root).where(by_time).agg(length).collect(),
+            "1 % by offset": lambda: bounded(first, behind).agg(length).collect(),
+            "1 % by time": lambda: bounded(moment(first), moment(behind)).agg(length).collect(),
         }
         median = medians(ways)
         spark.stop()
@@ -151,15 +158,13 @@ def few_of_many(place: Path) -> list[Row]:
 
 def whole_log(spark: SparkSession, root: Path, schema: str | None = None) -> DataFrame:
     reader = spark.read if schema is None else spark.read.schema(schema)
-    options = {"path": str(root), "subscribe": "bench", "pushFilters": "true"}
+    options = {"path": str(root), "subscribe": "bench"}
     return reader.format("topicfs").options(**options).load()
 
 
-def one_in_a_hundred(records: int) -> tuple[Column, Column]:
-    """Conditions on offsets, and on timestamps, that leave the same records: some in the middle."""
-    first, behind = records // 2, records // 2 + records // 100
-    offset, timestamp = f.col("offset"), f.col("timestamp")
-    return (offset >= first) & (offset < behind), (timestamp >= moment(first)) & (timestamp < moment(behind))
+def one_in_a_hundred(records: int) -> tuple[int, int]:
+    """The first offset of some in the middle, and the one behind them."""
+    return records // 2, records // 2 + records // 100
 
 
 def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -171,8 +176,8 @@ def medians(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(times[1:]) for name, times in took.items()}
 
 
-def moment(offset: int) -> Column:
-    return f.timestamp_millis(f.lit(FIRST_MS + offset // AT_ONCE))
+def moment(offset: int) -> datetime:
+    return datetime.fromtimestamp((FIRST_MS + offset // AT_ONCE) / 1000, UTC)
 
 
 def every_row(frame: DataFrame) -> None:

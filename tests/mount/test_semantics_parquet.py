@@ -335,7 +335,7 @@ def test_a_damaged_segment(tmp_path: Path) -> None:
     """
     with own_mount(tmp_path, "-o", "log.parquet.enable=false") as mount:
         mount.expect("no Parquet file of segment 1: ")
-        mount.expect("filters on time do not skip segment 1: ")
+        mount.expect("reads by time do not skip segment 1: ")
         partition = mount.new("orders")
         for number in range(3):
             segment(mount, partition, f"k\tvalue {number}\n")

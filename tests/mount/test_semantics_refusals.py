@@ -317,7 +317,7 @@ def test_damage(mount: DaemonMount) -> None:
     daemon.
     """
     mount.expect("EIO: ")
-    mount.expect("filters on time do not skip segment 15: ")
+    mount.expect("reads by time do not skip segment 15: ")
     partition = fives(mount)
     whole = read(partition)
     damage(mount, partition, 15, 1, 100)
@@ -350,7 +350,7 @@ def test_damage_that_was_not_measured(mount: DaemonMount) -> None:
     to its segment's end.
     """
     mount.expect("EIO: ")
-    mount.expect("filters on time do not skip segment 15: ")
+    mount.expect("reads by time do not skip segment 15: ")
     partition = fives(mount)
     damage(mount, partition, 15, 1, 100)
     tsv = (partition / "offset/0-19.tsv").read_bytes() + b"!" + (partition / "offset/25-44.tsv").read_bytes()
@@ -542,7 +542,7 @@ def test_ranges_beside_damage(tmp_path: Path) -> None:
     with own_mount(tmp_path) as mount:
         mount.expect("EIO: ")
         mount.expect("does not fit its log")
-        mount.expect("filters on time do not skip segment")
+        mount.expect("reads by time do not skip segment")
         mount.expect("was cut off")
         failed = 0
         for first in range(0, 4000, 40):

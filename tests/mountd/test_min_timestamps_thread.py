@@ -70,7 +70,7 @@ def test_one_that_fails_does_not_stop_the_others_and_is_told_once(
         times.run()
         times.run()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "a-0: filters on time skip less: cannot be listed"
+        "a-0: reads by time skip less: cannot be listed"
     ]
     assert on_disk(store) == {"b-0": 1}
     times.run()

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topicfs.engine.spark import register
+from topicfs.engine.spark import read, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,16 +28,12 @@ def main(kind: str, place: Path) -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # quick to start
     spark = connected() if kind == "connect" else with_executors(place)
     register(spark)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    read = (
-        rows_of(spark, place)
-        .where("offset >= 5")
-        .selectExpr("partition", "offset", "cast(key as string) as key", "value")
-    )
-    found = [[row.partition, row.offset, row.key, bytes(row.value).decode()] for row in read.collect()]
-    # Loaded anew: Spark 4.3 gives another query of the same DataFrame what it has pushed into the first.
-    write(rows_of(spark, place), place / "closed")
+    rows = spark.read.format("topicfs").options(path=str(place / "closed"), topic="t").load()
+    late = read(spark, place / "closed", "t", start=5)
+    late = late.selectExpr("partition", "offset", "cast(key as string) as key", "value")
+    found = [[row.partition, row.offset, row.key, bytes(row.value).decode()] for row in late.collect()]
+    write(rows, place / "closed")
     stream(spark, place)
     workers = 1 if kind == "connect" else count_workers(spark)
     spark.stop()
@@ -68,13 +64,6 @@ def with_executors(place: Path) -> SparkSession:
         "spark.sql.warehouse.dir": str(place / "warehouse"),
     }
     return SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]").config(map=settings).getOrCreate()
-
-
-def rows_of(spark: SparkSession, place: Path) -> DataFrame:
-    """All of the log that nobody has open."""
-    return (
-        spark.read.format("topicfs").options(path=str(place / "closed"), topic="t", pushFilters="true").load()
-    )
 
 
 def count_workers(spark: SparkSession) -> int:

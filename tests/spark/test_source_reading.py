@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from partition_opening import NOW
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
 from pyspark.sql.types import BinaryType, StructField, StructType
 from sources import Logs, in_order, logs, numbered, pushing
 
 from topicfs import Record
 from topicfs.engine.errors import EngineError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Producer
+from topicfs.engine.spark import Bound
+from topicfs.spark import read
 
 
 @pytest.fixture
@@ -208,6 +198,7 @@ def test_start_offsets_are_followed(two: Logs) -> None:
         ({"failOnDataLoss": "maybe"}, "expected true or false"),
         ({"kafka.isolation.level": "read_uncommitted"}, "only committed records are read"),
         ({"compression": "zstd"}, "option compression: expected one of path"),
+        ({"pushFilters": "true"}, "option pushfilters: .* bounded by starting…, ending…, sinceTimestamp"),
     ],
 )
 def test_what_would_change_the_meaning_is_refused(two: Logs, options: dict[str, object], words: str) -> None:
@@ -232,7 +223,7 @@ def test_a_path_that_is_no_log_is_refused(two: Logs, tmp_path: Path) -> None:
         two.found(path=tmp_path / "logs")
 
 
-# -- tasks and filters --------------------------------------------------------------------------------
+# -- tasks and bounds ----------------------------------------------------------------------------------
 
 
 def test_more_tasks_are_made_when_asked_for(two: Logs) -> None:
@@ -242,65 +233,59 @@ def test_more_tasks_are_made_when_asked_for(two: Logs) -> None:
         assert sorted(two.found(minPartitions=least), key=lambda row: row[2:5]) == two.held()
 
 
-def test_filters_are_met_exactly(two: Logs) -> None:
-    conditions = {
-        "partition in (0, 7) and offset >= 12 and offset < 31": lambda row: row[3] == 0 and 12 <= row[4] < 31,
-        "offset in (3, 9, 35) and topic <=> 't'": lambda row: row[4] in (3, 9, 35),
-        "offset <=> 4 or offset = 6": lambda row: row[4] in (4, 6),
-        "not (partition = 0)": lambda row: row[3] == 1,
-        "timestamp >= timestamp_millis({0}+10) and timestamp < timestamp_millis({0}+33)": (
-            lambda row: 10 <= row[4] < 33
-        ),
-        "timestamp > timestamp_micros({0}000 + 10500) and length(key) = 5": lambda row: row[4] >= 11,
+Bounds = tuple[Bound, Bound]
+
+
+def test_a_read_is_bounded_by_offsets_or_times(two: Logs) -> None:
+    half = moment(NOW + 10) + timedelta(microseconds=500)
+    text = moment(NOW + 33).isoformat()
+    cases: dict[Bounds, Callable[[int, int], bool]] = {
+        (None, None): lambda _, __: True,
+        (12, 31): lambda _, offset: 12 <= offset < 31,
+        (None, 3): lambda _, offset: offset < 3,
+        (38, None): lambda _, offset: offset >= 38,
+        (1000, 2000): lambda _, __: False,
+        (moment(NOW + 10), text): lambda _, at: 10 <= at < 33,
+        (half, None): lambda _, at: at > 10,
+        (None, half): lambda _, at: at <= 10,
+        ("2020-01-01", moment(NOW).astimezone(timezone(timedelta(hours=2))).isoformat()): lambda _, __: False,
+        (moment(NOW + 15).replace(tzinfo=None).isoformat(), 17): lambda _, at: 15 <= at < 17,
     }
     held = two.held()
-    for pattern, expected in conditions.items():
-        condition = pattern.format(NOW)
-        wanted = [row for row in held if expected(row)]
-        with pushing(two.spark):
-            pushed = two.read(includeHeaders="true", pushFilters="true").where(condition)
-            assert in_order(pushed) == wanted, condition
-    assert in_order(two.read(includeHeaders="true").where(condition)) == wanted, "Spark's own filters"
+    for (start, end), wanted in cases.items():
+        rows = in_order(read(two.spark, two.place, "t", start, end))
+        assert rows == [row[:7] for row in held if wanted(row[3], row[4])], (start, end)
+    rows = in_order(read(two.spark, str(two.place), "t", {0: 35, 1: 4}, {0: 38, 1: 4}))
+    assert [row[3:5] for row in rows] == [(0, 35), (0, 36), (0, 37)]
 
 
-def test_a_table_may_be_used_again_though_spark_pushes_filters(two: Logs) -> None:
-    """Spark 4.3 would leave the second query what it has pushed for the first."""
-    with pushing(two.spark):
-        table = two.read()
-        assert table.where("offset >= 15").count() == 30
-        assert table.count() == 60
-        assert table.where("offset < 3").union(table).count() == 66
+@pytest.mark.parametrize(
+    ("bounds", "error", "words"),
+    [
+        (({0: 5}, None), AnalysisException, "a difference in t-1"),
+        ((None, {0: 41, 1: 1}), AnalysisException, "expected offsets 0 to 41 within 0 to 40"),
+        ((-1, None), AnalysisException, "option startingOffsets: expected .* found '-1'"),
+        (("yesterday", None), ValueError, "yesterday"),
+        ((datetime(2020, 1, 1), None), ValueError, "expected a time with a zone, found 2020-01-01"),  # noqa: DTZ001
+    ],
+)
+def test_a_bound_that_means_nothing_is_refused(
+    two: Logs, bounds: Bounds, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        read(two.spark, two.place, "t", *bounds).collect()
 
 
-def test_filters_that_contradict_or_fall_between_milliseconds(two: Logs) -> None:
-    half = moment(NOW + 10) + timedelta(microseconds=500)
-    cases: dict[tuple[Filter, ...], set[int]] = {
-        (EqualTo(("timestamp",), moment(NOW + 10)),): {10},
-        (EqualTo(("timestamp",), half),): set(),
-        (LessThanOrEqual(("timestamp",), half),): set(range(11)),
-        (LessThan(("timestamp",), half),): set(range(11)),
-        (GreaterThan(("timestamp",), half),): set(range(11, 40)),
-        (GreaterThanOrEqual(("timestamp",), half), LessThan(("offset",), 13)): {11, 12},
-        (EqualTo(("topic",), "u"),): set(),
-        (EqualTo(("topic",), "t"), In(("topic",), ("u", "v"))): set(),
-        (In(("partition",), (1, None)), EqualTo(("offset",), 3), IsNotNull(("offset",))): {3},
-        (LessThan(("offset",), 3), GreaterThan(("offset",), 5)): set(),
-    }
-    for filters, offsets in cases.items():
-        assert {row[4] for row in two.found(*filters)} == offsets, filters
-
-
-def test_filters_that_are_not_taken_stay_with_spark(two: Logs) -> None:
-    reader = two.planned()
-    left = [
-        Not(EqualTo(("partition",), 0)),
-        EqualTo(("key",), b"key-1"),
-        In(("offset",), (3, 9)),
-        IsNull(("topic",)),
-        LessThan(("headers", "key"), "a"),
-        GreaterThan(("timestamp",), datetime(2020, 1, 1)),  # noqa: DTZ001 - not what a timestamp is compared with
-    ]
-    assert reader.pushFilters([*left, IsNotNull(("topic",)), EqualTo(("offset",), 4)]) == left
+def test_a_table_may_be_used_twice_in_one_query(log: Logs) -> None:
+    """Spark 4.3 has one reader for both uses: what it pushes into that for the one would apply to the other too."""
+    log.create().append([Record(b"%d" % number, None, NOW) for number in range(2000)])
+    for conf in ("false", "true"):
+        with pushing(log.spark, conf):
+            table = log.read()
+            ends = table.where("offset < 5").union(table.where("offset >= 1990"))
+            assert [row[4] for row in in_order(ends)] == [*range(5), *range(1990, 2000)]
+            assert table.where("offset >= 15").count() == 1985
+            assert table.count() == 2000
 
 
 def moment(ms: int) -> datetime:
@@ -314,26 +299,23 @@ def test_records_out_of_their_times_order_are_found(log: Logs) -> None:
     times = [record.timestamp or 0 for record in partition.records()]
     for first in range(0, 102, 3):
         for last in (first, first + 20, 200):
-            rows = log.found(
-                GreaterThanOrEqual(("timestamp",), moment(NOW + first)),
-                LessThanOrEqual(("timestamp",), moment(NOW + last)),
-            )
+            rows = log.found(sinceTimestamp=NOW + first, beforeTimestamp=NOW + last + 1)
             assert [row[4] for row in rows] == [
                 at for at, time in enumerate(times) if NOW + first <= time <= NOW + last
             ]
 
 
-def test_a_filter_on_few_offsets_or_times_reads_few_bytes(log: Logs) -> None:
+def test_a_bound_that_leaves_few_offsets_or_times_reads_few_bytes(log: Logs) -> None:
     partition = log.create(segment_bytes=20_000, index_interval_bytes=200)
     numbered(partition, 1000)
 
-    def size(*filters: Filter) -> int:
-        return sum(task.value.size for task in log.planned(*filters).partitions())
+    def size(**options: object) -> int:
+        return sum(task.value.size for task in log.planned(**options).partitions())
 
     whole = size()
     assert whole == pytest.approx(partition.size, rel=0.01)
-    assert size(GreaterThanOrEqual(("offset",), 500), LessThan(("offset",), 510)) < 0.02 * whole
-    assert size(GreaterThanOrEqual(("timestamp",), moment(NOW + 990))) < 0.02 * whole
+    assert size(startingOffsets=500, endingOffsets=510) < 0.02 * whole
+    assert size(sinceTimestamp=NOW + 990) < 0.02 * whole
 
 
 def test_planning_loads_no_kernel(two: Logs) -> None:

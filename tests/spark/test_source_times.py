@@ -1,16 +1,14 @@
-"""Filters on time: what is surely too early or too late is not read, and nothing else is missing."""
+"""Bounds on time: what is surely too early or too late is not read, and nothing else is missing."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from partition_opening import NOW
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import Filter, GreaterThan, GreaterThanOrEqual, LessThan
 from sources import Logs, logs, numbered
 
 from topicfs import Record
@@ -27,14 +25,10 @@ def log(spark: SparkSession, tmp_path: Path) -> Iterator[Logs]:
         yield made
 
 
-def between(first: int | None, end: int | None) -> tuple[Filter, ...]:
-    """The condition first <= timestamp < end, in ms from NOW on."""
-
-    def moment(ms: int) -> datetime:
-        return datetime.fromtimestamp((NOW + ms) / 1000, UTC)
-
-    after = () if first is None else (GreaterThanOrEqual(("timestamp",), moment(first)),)
-    return after if end is None else (*after, LessThan(("timestamp",), moment(end)))
+def between(first: int | None, end: int | None) -> dict[str, object]:
+    """The options for first <= timestamp < end, in ms from NOW on."""
+    since = {} if first is None else {"sinceTimestamp": NOW + first}
+    return since if end is None else {**since, "beforeTimestamp": NOW + end}
 
 
 def keep(log: Logs, *partitions: Partition) -> None:
@@ -44,15 +38,15 @@ def keep(log: Logs, *partitions: Partition) -> None:
         upkeep.bring_up_to_date(partition, lambda: False)
 
 
-def spans(log: Logs, *filters: Filter) -> list[tuple[int, int]]:
+def spans(log: Logs, **options: object) -> list[tuple[int, int]]:
     """What is read of a log with one partition."""
-    tasks = log.planned(*filters).partitions()
+    tasks = log.planned(**options).partitions()
     return [(task.value.start, task.value.end) for task in tasks if task.value is not None]
 
 
-def size(log: Logs, *filters: Filter) -> int:
+def size(log: Logs, **options: object) -> int:
     """Bytes of the log that are read, about."""
-    tasks = log.planned(*filters).partitions()
+    tasks = log.planned(**options).partitions()
     return sum(task.value.size for task in tasks if task.value is not None)
 
 
@@ -75,14 +69,14 @@ def test_rows_are_the_same_with_and_without_what_is_known(log: Logs, seed: int) 
     conditions = [
         between(*pair) for pair in [*pairs, *((None, end) for end in range(-25, 90, 6)), (20, None)]
     ]
-    before = [log.found(*each) for each in conditions]
-    planned = [sum(end - start for start, end in spans(log, *each)) for each in conditions]
+    before = [log.found(**each) for each in conditions]
+    planned = [sum(end - start for start, end in spans(log, **each)) for each in conditions]
     keep(log, partition)
-    assert [log.found(*each) for each in conditions] == before
+    assert [log.found(**each) for each in conditions] == before
     times = [(record.offset, (record.timestamp or 0) - NOW) for record in partition.records()]
     for (first, end), rows in zip(pairs, before, strict=False):
         assert [row[4] for row in rows] == [offset for offset, at in times if first <= at < end]
-    less = [sum(end - start for start, end in spans(log, *each)) for each in conditions]
+    less = [sum(end - start for start, end in spans(log, **each)) for each in conditions]
     assert all(now <= then for now, then in zip(less, planned, strict=True))
     assert sum(less) < 0.75 * sum(planned)
 
@@ -92,11 +86,11 @@ def test_a_narrow_range_in_the_middle_of_a_log_reads_a_small_part_of_it(log: Log
     numbered(partition, 1000)
     partition.roll()
     whole = size(log)
-    assert size(log, *between(500, 510)) > 0.45 * whole, "nothing is known of how early a record may come"
+    assert size(log, **between(500, 510)) > 0.45 * whole, "nothing is known of how early a record may come"
     keep(log, partition)
-    assert 0 < size(log, *between(500, 510)) < 0.05 * whole
-    assert size(log, *between(None, 10)) < 0.05 * whole
-    assert size(log, *between(None, 300)) == pytest.approx(0.3 * whole, rel=0.2)
+    assert 0 < size(log, **between(500, 510)) < 0.05 * whole
+    assert size(log, **between(None, 10)) < 0.05 * whole
+    assert size(log, **between(None, 300)) == pytest.approx(0.3 * whole, rel=0.2)
 
 
 def test_what_is_left_of_neighbours_is_read_as_one(log: Logs) -> None:
@@ -104,18 +98,18 @@ def test_what_is_left_of_neighbours_is_read_as_one(log: Logs) -> None:
     numbered(partition, 100)
     keep(log, partition)
     bases = [each.base_offset for each in partition.log.chain.segments]
-    (first, active) = spans(log, *between(None, 50))
+    (first, active) = spans(log, **between(None, 50))
     assert first == (0, next(base for base in bases if base >= 50))
     assert active == (bases[-1], 100), "it may grow"
-    assert len(spans(log, *between(5, None))) == 1
-    assert spans(log, *between(None, 1000)) == [(0, 100)]
+    assert len(spans(log, **between(5, None))) == 1
+    assert spans(log, **between(None, 1000)) == [(0, 100)]
 
 
 def test_offsets_and_times_are_met_together(log: Logs) -> None:
     partition = log.create(segment_bytes=1000, index_interval_bytes=0)
     numbered(partition, 100)
     keep(log, partition)
-    found = log.found(*between(None, 50), GreaterThan(("offset",), 42))
+    found = log.found(**between(None, 50), startingOffsets=43)
     assert [row[4] for row in found] == list(range(43, 50))
 
 
@@ -129,7 +123,7 @@ def test_damaged_files_and_missing_ones_leave_out_nothing(log: Logs) -> None:
     files[1].write_bytes(b"")
     files[2].write_bytes(files[3].read_bytes()[:-1] + b"x")
     for end in range(0, 60, 7):
-        assert [row[4] for row in log.found(*between(None, end))] == list(range(end))
+        assert [row[4] for row in log.found(**between(None, end))] == list(range(end))
 
 
 # -- beside a daemon that compacts --------------------------------------------------------------------
@@ -155,14 +149,14 @@ def compactable(log: Logs) -> Partition:
 def test_after_a_compaction_what_was_known_before_counts_no_more(log: Logs) -> None:
     partition = compactable(log)
     keep(log, partition)
-    assert spans(log, *between(None, 20)) == [(2, 4), (6, 7)]
+    assert spans(log, **between(None, 20)) == [(2, 4), (6, 7)]
     compact(log, partition)
     assert len(partition.log.chain.segments) == 2
-    assert spans(log, *between(None, 20)) == [(0, 7)]
-    assert [row[4] for row in log.found(*between(None, 20))] == [2, 3]
+    assert spans(log, **between(None, 20)) == [(0, 7)]
+    assert [row[4] for row in log.found(**between(None, 20))] == [2, 3]
     keep(log, partition)
-    assert [row[4] for row in log.found(*between(None, 20))] == [2, 3]
-    assert spans(log, *between(None, 5)) == [(6, 7)]
+    assert [row[4] for row in log.found(**between(None, 20))] == [2, 3]
+    assert spans(log, **between(None, 5)) == [(6, 7)]
 
 
 @pytest.mark.parametrize(("end", "wanted"), [(20, [2, 3]), (52, [0, 1, 2, 3])])
@@ -191,13 +185,13 @@ def test_a_compaction_while_a_query_is_planned_hides_nothing(
         return found
 
     monkeypatch.setattr(ranges, "listed", late)
-    assert [row[4] for row in log.found(*between(None, end))] == wanted
+    assert [row[4] for row in log.found(**between(None, end))] == wanted
 
 
 def test_a_compaction_between_planning_and_reading_hides_nothing(log: Logs) -> None:
     partition = compactable(log)
     keep(log, partition)
-    reader = log.planned(*between(None, 20))
+    reader = log.planned(**between(None, 20))
     tasks = reader.partitions()
     compact(log, partition)
     keep(log, partition)
@@ -221,5 +215,5 @@ def test_a_file_that_tells_of_fewer_offsets_than_were_listed_is_not_believed(
         return Files(directory, bases, sizes, found.times[1:], found.snapshots, found.aborting)
 
     monkeypatch.setattr(ranges, "listed", before)
-    assert spans(log, *between(None, 20)) == [(0, 4), (6, 7)]
-    assert [row[4] for row in log.found(*between(None, 20))] == [2, 3]
+    assert spans(log, **between(None, 20)) == [(0, 4), (6, 7)]
+    assert [row[4] for row in log.found(**between(None, 20))] == [2, 3]
