@@ -26,11 +26,13 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_registered: WeakSet[SparkSession] = WeakSet()
 
 Bound = int | Mapping[int, int] | datetime | str | None
 """Where a read begins or ends: see `read`."""
@@ -41,6 +43,7 @@ def register(spark: SparkSession) -> None:
     from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415 - tasks import this package and need no session
 
     spark.dataSource.register(TopicSource)
+    _registered.add(spark)
 
 
 def read(
@@ -52,7 +55,8 @@ def read(
     with a zone, or ISO 8601 text such as "2026-05-01" or "2026-05-02T06:30+02:00", which is UTC if it names no zone.
     None means that there is no bound. A time selects by the records' own timestamps, wherever they are in the log. Of
     the log, what is surely too early or too late is not read. `path` is a mount or a backing directory."""
-    register(spark)
+    if spark not in _registered:  # Spark warns when a format is registered again
+        register(spark)
     bounds = {
         **_option(topic, start, "startingOffsets", "sinceTimestamp"),
         **_option(topic, end, "endingOffsets", "beforeTimestamp"),
