@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from topicfs.engine.errors import StoreLockedError
+from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Chunk, batch_name
-from topicfs.engine.inbox.routing import choose
+from topicfs.engine.inbox.routing import NO_PARTITION, choose
 from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
+from topicfs.engine.spark.lines import lines
 from topicfs.engine.store.store import Store
 
 _PATIENCE_S: Final = 10.0
@@ -23,13 +25,12 @@ _PAUSE_S: Final = 0.1
 
 
 def commit(backing: Path, topic: str, name: str, files: Sequence[Path]) -> None:
-    """Append the rows of Arrow files to a topic, unless a batch of that name was appended before. StoreLockedError
-    if somebody keeps the log open."""
+    """Append the rows of Arrow files to a topic, unless they were appended before under that name. BatchExistsError if
+    the name has other rows, StoreLockedError if somebody keeps the log open."""
     with _opened(backing) as store:
         inbox = store.inboxes.of(topic)
-        known = inbox.knows(batch_name(name))
-        numbers = store.topics()[topic]
-        inbox.commit(batch_name(name), () if known else _chunks(files, numbers, store.clock()), [(name,)])
+        chunks = _chunks(files, store.topics()[topic], store.clock())
+        inbox.commit(batch_name(name), chunks, [(name,)], _content(files))
         inbox.staging.destroy((name,))
 
 
@@ -44,18 +45,27 @@ def _opened(backing: Path) -> Store:
         time.sleep(_PAUSE_S)
 
 
-def _chunks(files: Sequence[Path], numbers: Sequence[int], now: int) -> Iterator[Chunk]:
-    turn = 0
+def _content(files: Sequence[Path]) -> Content:
+    """Return the fingerprint that the same rows have in the inbox of a mount, where they are lines: the batch may come
+    again through the other door."""
+    content = Content()
+    for rows in _rows(files):
+        content.add(np.frombuffer(lines(rows), np.uint8), f"jsonl:{NO_PARTITION}")
+    return content
+
+
+def _rows(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
     for file in files:
         with pa.memory_map(str(file)) as source:
             reader = pa.ipc.open_file(source)
-            for index in range(reader.num_record_batches):
-                rows = reader.get_batch(index)
-                columns = columns_of(rows, now)
-                keyless = numbers[turn % len(numbers)]
-                turn += 1
-                chosen, _, refusal = choose(columns, partitions_of(rows), numbers, keyless)
-                if refusal is not None:
-                    raise refusal
-                for number in np.unique(chosen).tolist():
-                    yield number, columns.take(np.flatnonzero(chosen == number))
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
+def _chunks(files: Sequence[Path], numbers: Sequence[int], now: int) -> Iterator[Chunk]:
+    for turn, rows in enumerate(_rows(files)):
+        columns = columns_of(rows, now)
+        chosen, _, refusal = choose(columns, partitions_of(rows), numbers, numbers[turn % len(numbers)])
+        if refusal is not None:
+            raise refusal
+        for number in np.unique(chosen).tolist():
+            yield number, columns.take(np.flatnonzero(chosen == number))

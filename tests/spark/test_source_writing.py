@@ -157,6 +157,40 @@ def test_a_named_batch_is_appended_once(door: Door) -> None:
     assert len(door.values()) == 8
 
 
+def test_other_rows_under_the_name_of_a_batch_that_was_appended_are_an_error(door: Door) -> None:
+    rows = [("k1", "a", 0), ("k1", "b", None), (None, "a", 1)]
+    schema = "key string, value string, partition int"
+    door.write(door.frame(rows, schema), batch="monday")
+    for other in (rows[:2], [*rows, rows[0]], [*rows[:2], (None, "c", 1)]):
+        with pytest.raises(PySparkException, match="was committed before with other lines"):
+            door.write(door.frame(other, schema), batch="monday")
+    door.write(door.frame(rows[::-1], schema, tasks=3), batch="monday")
+    assert door.values() == [b"a", b"a", b"b"]
+    assert door.staged() == []
+
+
+def test_a_batch_that_comes_again_when_there_is_no_daemon_any_more_is_known(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    served = DaemonMount(tmp_path)
+    try:
+        served.start()
+        for name in ("t-0", "t-1", "u-0"):
+            (served / name).mkdir()
+        rows = [(b"k", b"v\n", "t", 1, AT, [("h", b"x")]), (b"", None, "u", None, None, None)]
+        mounted = Door(spark, served.path, served.backing)
+        mounted.write(mounted.frame(rows, ALL), batch="once")
+        assert served.stop() == 0
+        closed = Door(spark, served.backing, served.backing)
+        closed.write(closed.frame(rows[::-1], ALL), batch="once")
+        assert closed.values() == [b"", b"v\n"]
+        with pytest.raises(PySparkException, match="was committed before with other lines"):
+            closed.write(closed.frame(rows[:1] * 2, ALL), batch="once")
+        assert served.alarms() == []
+    finally:
+        served.clear()
+
+
 def test_a_task_that_fails_leaves_nothing(door: Door) -> None:
     rows = door.spark.range(100).selectExpr(
         "if(id = 90, raise_error('as asked for'), cast(id as string)) as value"
