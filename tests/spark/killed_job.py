@@ -95,13 +95,18 @@ def write_batch(spark: SparkSession, path: Path) -> None:
 
 def start_readme(spark: SparkSession, place: Path) -> None:
     """The words of README."""
+    stream = spark.readStream.option("maxFilesPerTrigger", 1).text(str(place / "files"))
+    exec(for_each_batch(), {"stream": stream})
+
+
+def for_each_batch() -> str:
+    """README's code that writes a stream into an inbox."""
     (code,) = (
         block.partition("```")[0]
         for block in README.read_text().split("```python\n")[1:]
         if "foreachBatch" in block.partition("```")[0]
     )
-    stream = spark.readStream.option("maxFilesPerTrigger", 1).text(str(place / "files"))
-    exec(code, {"stream": stream})
+    return code
 
 
 # -- dying --------------------------------------------------------------------------------------------

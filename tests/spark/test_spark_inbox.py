@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "mount"))
 
 from daemon_mount import DaemonMount, delete
 from harness import missing
+from killed_job import for_each_batch
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -339,6 +340,23 @@ def test_for_each_batch_is_exactly_once_when_a_batch_is_replayed(
             assert "killed here" in str(error)  # noqa: PT017 - it may also do well
     assert not fails_after
     assert topic.values() == sorted(f"{number} {word}" for number in range(4) for word in ("one", "two"))
+
+
+def test_the_words_of_readme_lose_nothing_when_the_checkpoint_is_made_anew(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    stream = spark.readStream.text(str(source))
+    for number in range(3):
+        (source / f"{number}.txt").write_text(f"{number}\n")
+        code = for_each_batch().replace("mnt/topics/orders/inbox", str(topic.inbox))
+        exec(code.replace('"checkpoint"', repr(str(tmp_path / f"checkpoint {number}"))), {"stream": stream})
+        (query,) = spark.streams.active
+        query.processAllAvailable()
+        query.stop()
+        (source / f"{number}.txt").unlink()
+    assert topic.values() == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("step", [2, 5])
