@@ -1,7 +1,7 @@
 """The start and end of a partition for a query. Only committed records are read, as through the mount.
 
-If a daemon shows the log on this machine, its `status.json` gives both. Otherwise the files do: the end is behind
-the last complete batch, and the stable offset is found as a recovery would find it, from the newest producer
+If a query names a mount, attributes of the partition's directory there give both. Otherwise the files do: the end is
+behind the last complete batch, and the stable offset is found as a recovery would find it, from the newest producer
 snapshot on. After a clean stop that snapshot is at the end, and a running daemon writes one at each roll. So at most
 the headers of the active segment are read, and a stream reads only those that are new.
 
@@ -12,7 +12,6 @@ fails on their checksum, and says where.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from topicfs.engine.format.batch_header import (
 from topicfs.engine.format.paths import LOG_STARTS, log_file, snapshot_file
 from topicfs.engine.format.producer_snapshot import open_transactions
 from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.mount_attributes import FIRST_OFFSET, NEXT_OFFSET
 from topicfs.engine.spark.files import Files, offset_index
 from topicfs.engine.spark.place import Place
 
@@ -73,11 +73,11 @@ def told(place: Place, topic: str, number: int) -> Bounds | None:
     they may have more by then."""
     if place.mount is None:
         return None
+    directory = place.mount / f"{topic}-{number}"
     try:
-        found = json.loads((place.mount / f"{topic}-{number}" / "status.json").read_bytes())
+        return Bounds(int(os.getxattr(directory, FIRST_OFFSET)), int(os.getxattr(directory, NEXT_OFFSET)))
     except OSError:  # removed, not readable, or the daemon has ended: then the files are used
         return None
-    return Bounds(found["start_offset"], found["stable_offset"])
 
 
 def seen(

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from topicfs.engine.errors import InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
+from topicfs.engine.errors import ClosedError, InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.spark.bounds import Tail
 from topicfs.engine.spark.options import Key, Options
 from topicfs.engine.spark.place import Place, place_of
@@ -56,11 +56,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begun_s: float | None = None
 
     def _log(self) -> Place:
-        """Return the place of the log. While a daemon restarts, its mount point is an empty directory for a moment.
-        The files are then still where they were."""
+        """Return the place of the log. While a daemon restarts, its mount point is dead, and then an empty directory
+        for a moment. The files are still where they were."""
         try:
             self._place = place_of(self.options.path)
-        except InvalidNameError:
+        except (ClosedError, InvalidNameError):
             if self._place is None:
                 raise
             return Place(self._place.backing, None)

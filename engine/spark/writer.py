@@ -10,14 +10,13 @@ are done the driver renames the files of the successful tasks, and the inbox com
 topic. If rows of one batch go to several topics, these are committed one by one, and a retried batch adds what is
 missing.
 
-A log that a daemon has open is written through its mount, which must then be visible to all tasks. Otherwise the
-driver opens the log for the time of the commit.
+A log that a daemon has open is written through its mount, which is then the path, and must be visible to all tasks.
+Otherwise the driver opens the log for the time of the commit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -42,7 +41,7 @@ from topicfs.engine.errors import (
     UnknownPartitionError,
 )
 from topicfs.engine.format.paths import INBOX, STAGING, validate_topic
-from topicfs.engine.spark.place import Place, place_of
+from topicfs.engine.spark.place import ENDED, Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
 _OPTIONS: Final = ("path", "topic", "batch")
-_ENDED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 _TYPES: Final = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -81,19 +79,24 @@ class Staged(WriterCommitMessage):
 class WriteTarget:
     """The place where rows are written.
 
-    place  the log
+    path   a backing directory, or a mount of one
     topic  topic of rows that name none; None if every row must name one
     """
 
-    place: Place
+    path: str
     topic: str | None
+
+    @property
+    def place(self) -> Place:
+        """Return the log. It is looked up when it is needed: Spark makes the writer anew for a commit and for an abort,
+        also if the daemon has ended in between."""
+        return place_of(self.path)
 
     @property
     def inboxes(self) -> SinkInboxes:
         """Return the inboxes that rows are written to."""
-        if self.place.mount is not None:
-            return MountedInboxes(self.place.mount)
-        return ClosedInboxes(self.place.backing)
+        place = self.place
+        return ClosedInboxes(place.backing) if place.mount is None else MountedInboxes(place.mount)
 
 
 def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
@@ -110,7 +113,7 @@ def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
     check_columns(schema, topic)
     if topic is not None:
         validate_topic(topic)
-    return WriteTarget(place_of(lower["path"]), topic)
+    return WriteTarget(lower["path"], topic)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -265,7 +268,7 @@ def _served(mount: Path, then: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _ENDED:
+        if error.errno not in ENDED:
             raise
         raise ClosedError(
             f"{mount}: the daemon of this mount has ended ({error.strerror}): mount it, and write again{then}"
@@ -314,7 +317,7 @@ class MountedInboxes:
         try:
             (directory / "_SUCCESS").touch()
         except OSError as error:
-            if error.errno in _ENDED:
+            if error.errno in ENDED:
                 raise
             raise InvalidRecordError(
                 f"{directory}: nothing is appended: {self._reason(topic, error)}"
@@ -412,10 +415,11 @@ def _commit(target: WriteTarget, messages: Sequence[WriterCommitMessage | None])
 
 
 def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
-    for each in messages:
-        if isinstance(each, Staged):
-            for topic, file in each.files.items():
-                target.inboxes.discard(each.name, topic, file)
+    with contextlib.suppress(ClosedError):  # without its daemon an inbox keeps the files until it sweeps
+        for each in messages:
+            if isinstance(each, Staged):
+                for topic, file in each.files.items():
+                    target.inboxes.discard(each.name, topic, file)
 
 
 def _task() -> TaskContext:

@@ -15,7 +15,7 @@ from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Link, Owner, wants_writing
 from topicfs.fs.formats import Format
 from topicfs.fs.selections import base_name
-from topicfs.fs.tree.partition_entry import PartitionEntry
+from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs
 from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.view import View
 
@@ -120,11 +120,7 @@ class LogFile(PartitionEntry):
         return found._replace(stored=max(self.views.stored(), 1))
 
     def xattrs(self) -> dict[str, bytes]:
-        now = self.views.partition.offsets
-        return {
-            "user.topicfs.first_offset": str(now.start).encode(),
-            "user.topicfs.next_offset": str(now.stable).encode(),
-        }
+        return offset_xattrs(self.views)
 
     def open(self, flags: int) -> Handle:
         if not wants_writing(flags):

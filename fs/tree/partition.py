@@ -10,7 +10,7 @@ from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, FleetingFile, Link
 from topicfs.fs.formats import FORMATS, Format
 from topicfs.fs.tree.logs import CurrentLink, FollowFile, LogFile
-from topicfs.fs.tree.partition_entry import PartitionEntry, partition_mtime
+from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs, partition_mtime
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
 from topicfs.fs.tree.segments import SealedDirectory, SegmentsDirectory
 from topicfs.fs.tree.start import StartFile
@@ -55,6 +55,9 @@ class PartitionDirectory(Directory):
 
     def mtime_ns(self) -> int:
         return partition_mtime(self._views())
+
+    def xattr(self, name: str) -> bytes | None:
+        return offset_xattrs(self._views()).get(name)
 
     def names(self) -> Iterable[str]:
         # `follow` is not listed: `grep -r`, `cp -a` and `wc *` open all listed names, and would wait there for ever.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 
+from topicfs.engine.mount_attributes import FIRST_OFFSET, NEXT_OFFSET
 from topicfs.engine.segment.segment import Segment
 from topicfs.fs import errors
 from topicfs.fs.entry import Entry
@@ -46,6 +47,12 @@ def partition_mtime(views: PartitionViews) -> int:
     if known is None or known[0] is not active or known[1] != size:
         known = views.written = active, size, status_of(active).st_mtime_ns
     return known[2]
+
+
+def offset_xattrs(views: PartitionViews) -> dict[str, bytes]:
+    """Return the extended attributes that tell which offsets the whole log has."""
+    now = views.partition.offsets
+    return {FIRST_OFFSET: b"%d" % now.start, NEXT_OFFSET: b"%d" % now.stable}
 
 
 def status_of(segment: Segment) -> os.stat_result:

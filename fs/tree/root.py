@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 
 from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
 from topicfs.engine.format.paths import parse_partition_directory
+from topicfs.engine.mount_attributes import BACKING
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Entry, FleetingFile
 from topicfs.fs.tree.deleting import Deleting
@@ -57,6 +59,9 @@ class RootDirectory(Deleting):
 
     def mtime_ns(self) -> int:
         return self.context.mtime_ns()
+
+    def xattr(self, name: str) -> bytes | None:
+        return os.fsencode(self.context.store.backing) if name == BACKING else super().xattr(name)
 
     def names(self) -> Iterable[str]:
         yield from ("README.txt", "metrics", "topics")

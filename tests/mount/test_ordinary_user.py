@@ -243,6 +243,8 @@ def test_allow_other_lets_others_in_where_the_machine_grants_it(script: Script) 
         user sh -c 'echo one >> mnt/orders-0/log.txt'
         [ "$(other cat mnt/orders-0/log.txt)" = one ] || fail "another user could not read"
         [ "$(cat mnt/orders-0/log.txt)" = one ] || fail "root could not read"
+        told='import os; print(os.getxattr("mnt", "user.topicfs.backing").decode())'
+        [ "$(other "$PYTHON" -c "$told")" = "$PWD/data" ] || fail "another user is not told of data"
         ! other sh -c 'echo x >> mnt/orders-0/log.txt' 2> /dev/null || fail "another user could append"
         ! other "$PYTHON" -m topicfs.mountd.cli umount mnt || fail "another user could unmount"
         topicfs umount mnt

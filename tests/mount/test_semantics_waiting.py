@@ -442,6 +442,32 @@ def test_sizes_are_never_stale(mount: DaemonMount) -> None:
             assert (partition / "log.txt").stat().st_size == os.fstat(reader).st_size == 2 * at
 
 
+def test_the_mount_tells_what_it_shows(mount: DaemonMount, tmp_path: Path) -> None:
+    """T8. `user.topicfs.backing` of the mount's root is the path of BACKING, and a partition's directory has
+    `user.topicfs.first_offset` and `user.topicfs.next_offset`, as `log.<fmt>` has: for whoever may look into the
+    mount, with `--read-only` too; directories list no attributes, so nothing that copies them sets any.
+    """
+    partition = mount.new()
+    append(partition / "log.txt", b"a\nb\nc\n")
+    (partition / "start").write_text("1\n")
+    own = DaemonMount(tmp_path)
+    own.backing = mount.backing
+    try:
+        own.start("--read-only")
+        for shown in (mount, own):
+            directory = shown / partition.name
+            told = [os.getxattr(directory, f"user.topicfs.{end}_offset") for end in ("first", "next")]
+            assert told == [b"1", b"3"]
+            assert told == [
+                os.getxattr(directory / "log.txt", name) for name in os.listxattr(directory / "log.txt")
+            ]
+            assert Path(os.fsdecode(os.getxattr(shown.path, "user.topicfs.backing"))) == mount.backing
+            assert os.listxattr(shown.path) == os.listxattr(directory) == []
+        assert own.stop() == 0
+    finally:
+        own.clear()
+
+
 # -- limits of libfuse 2 ------------------------------------------------------------------------------
 
 

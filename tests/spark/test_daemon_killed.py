@@ -89,9 +89,9 @@ def wanted(count: int) -> list[str]:
     return [f"v{n:03d}" for n in range(count)]
 
 
-def read(spark: SparkSession, mount: DaemonMount) -> DataFrame:
+def read(spark: SparkSession, path: Path) -> DataFrame:
     """A batch query."""
-    rows = spark.read.format("topicfs").option("path", str(mount.path)).option("topic", "in").load()
+    rows = spark.read.format("topicfs").option("path", str(path)).option("topic", "in").load()
     return rows.selectExpr("key", "cast(value as string) as value", "offset")
 
 
@@ -157,16 +157,18 @@ def test_reading_goes_on_by_the_files_while_there_is_no_daemon(
     try:
         query.processAllAvailable()
         with ThreadPoolExecutor(1) as pool:
-            under_way = pool.submit(values, gate.through(read(spark, mount)))
+            under_way = pool.submit(values, gate.through(read(spark, mount.path)))
             gate.kill_behind(mount)
             assert under_way.result(LIMIT_S) == wanted(COUNT)
-        assert values(read(spark, mount)) == wanted(COUNT)
+        with pytest.raises(PySparkException, match="mount it again, or give its backing directory"):
+            read(spark, mount.path).collect()
+        assert values(read(spark, mount.backing)) == wanted(COUNT)
         query.processAllAvailable()
         mount.clear()  # as it is for a moment when the next daemon clears the dead mount away
         query.processAllAvailable()
         mount.start()
         add(mount, COUNT)
-        assert values(read(spark, mount)) == wanted(2 * COUNT)
+        assert values(read(spark, mount.path)) == wanted(2 * COUNT)
         query.processAllAvailable()
         assert values(followed) == wanted(2 * COUNT)
     finally:

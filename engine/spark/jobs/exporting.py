@@ -25,7 +25,9 @@ def export(
     """Write the committed records of topics, separated by commas, to `target`/topic=…/partition=…/. They are sorted
     by offset within each file, and have the columns of the data source. `options` are the data source's."""
     register(spark)
-    rows = spark.read.format("topicfs").option("path", str(place.backing)).option("topic", topics)
+    rows = (
+        spark.read.format("topicfs").option("path", str(place.mount or place.backing)).option("topic", topics)
+    )
     frame = rows.option("includeHeaders", "true").options(**options).load()
     # A task reads a range of one partition by rising offsets: that is the order in its file.
     frame.write.mode(mode).option("compression", "zstd").partitionBy(*BY).parquet(target)

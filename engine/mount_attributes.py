@@ -1,0 +1,14 @@
+"""The extended attributes by which a mount tells programs what it shows. `fs` gives them; `engine.spark` reads them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BACKING: Final = "user.topicfs.backing"
+"""Of the mount's root: the path of the backing directory."""
+
+FIRST_OFFSET: Final = "user.topicfs.first_offset"
+"""Of a partition's directory and of views: the first offset."""
+
+NEXT_OFFSET: Final = "user.topicfs.next_offset"
+"""Of a partition's directory and of views: the offset behind the last committed record."""
