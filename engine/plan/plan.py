@@ -72,11 +72,6 @@ class PartitionPlan:
         """The name of the partition, `<topic>-<number>`."""
         return f"{self.topic}-{self.number}"
 
-    @property
-    def removed_bytes(self) -> int:
-        """The bytes that retention would remove now."""
-        return sum(each.segment.size for each in self.removals)
-
 
 @dataclass(slots=True)
 class _Checkpoints:

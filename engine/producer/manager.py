@@ -8,8 +8,7 @@ calls `complete_transaction`. So a transaction whose index entry could not be wr
     open ──marker──▶ unreplicated ──high watermark above the marker──▶ forgotten
     └────────── both hold the stable offset down ──────────┘
 
-Changes need the partition's lock. `first_unstable_offset`, `map_end_offset`,
-`has_late_transaction` and `producers` may be read without it.
+Changes need the partition's lock. `first_unstable_offset`, `map_end_offset` and `producers` may be read without it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_PRODUCER_EPOCH, NO_PR
 
 log = logging.getLogger(__name__)
 
-LATE_TRANSACTION_BUFFER_MS: Final = 300_000  # the coordinator's time to end a timed-out transaction
 
 _SNAPSHOT: Final = re.compile(rf"([0-9]{{20}}){re.escape(SNAPSHOT_SUFFIX)}({re.escape(TEMPORARY_SUFFIX)})?")
 
@@ -312,15 +310,6 @@ class ProducerStates:
         latest = self.latest_snapshot_offset
         self._last_snapshot_offset = start_offset if latest is None else latest
 
-    def has_late_transaction(self, now: int, timeout_ms: int) -> bool:
-        """Whether the earliest open transaction has exceeded its time-out and the coordinator's time to end it."""
-        # A slice: the list may become empty at any moment.
-        for transaction in self._ongoing[:1]:
-            entry = self._producers.get(transaction.producer_id)
-            if entry is not None and entry.last_timestamp > 0:
-                return now - entry.last_timestamp > timeout_ms + LATE_TRANSACTION_BUFFER_MS
-        return False
-
     def _publish(self) -> None:
         heads = [*self._ongoing[:1], *self._unreplicated[:1]]
         self.first_unstable_offset = min(map(_first_offset, heads), default=None)
@@ -398,11 +387,6 @@ class ProducerStates:
         """The offset of the newest snapshot file."""
         return self._snapshots[-1] if self._snapshots else None
 
-    @property
-    def oldest_snapshot_offset(self) -> int | None:
-        """The offset of the oldest snapshot file."""
-        return self._snapshots[0] if self._snapshots else None
-
     def take_snapshot(self, *, fsync: bool) -> Path | None:
         """Write a snapshot at the map end offset, and return its path; None where the last one is not older.
 
@@ -417,11 +401,6 @@ class ProducerStates:
             insort(self._snapshots, offset)
         self._last_snapshot_offset = offset
         return path
-
-    def delete_snapshots_before(self, offset: int) -> None:
-        """Delete the snapshots below `offset`."""
-        for each in self._snapshots[: bisect_left(self._snapshots, offset)]:
-            self._delete_snapshot(each)
 
     def remove_stray_snapshots(self, segment_bases: Collection[int]) -> None:
         """Delete the snapshots at whose offset no segment begins. The newest of these stays unless below the last base.

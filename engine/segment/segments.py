@@ -62,17 +62,6 @@ class Segments:
 
     # -- other lists --------------------------------------------------------------------------------
 
-    def with_added(self, segment: Segment) -> Segments:
-        """Return this list with one more segment. It replaces a segment with the same base offset."""
-        if not self._bases or segment.base_offset > self._bases[-1]:
-            return Segments((*self._segments, segment), (*self._bases, segment.base_offset), self._maxima)
-        present = self.at(segment.base_offset)
-        return self.with_replaced(() if present is None else (present,), (segment,))
-
-    def with_removed(self, removed: Collection[Segment]) -> Segments:
-        """Return this list without some of its segments."""
-        return self.with_replaced(removed, ())
-
     def with_replaced(self, removed: Collection[Segment], added: Collection[Segment]) -> Segments:
         """Return this list with some segments instead of others. Segments are compared by identity."""
         gone = set(map(id, removed))

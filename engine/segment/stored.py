@@ -292,10 +292,6 @@ class StoredSegment:
         """Return whether there is an `.index` file. Without one, look-ups begin at position 0."""
         return self.offset_index.exists()
 
-    def has_time_index(self) -> bool:
-        """Return whether there is a `.timeindex` file. Without the file there are no entries."""
-        return self.time_index.exists()
-
     def _largest_known(self) -> tuple[int, int]:
         known = self._largest
         if known is None:

@@ -37,8 +37,8 @@ from topicfs.engine.format.paths import (
 from topicfs.engine.record import Clock
 from topicfs.engine.settings import topic as topic_settings
 from topicfs.engine.settings.broker import split_lines
-from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
-from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS, SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
+from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon
+from topicfs.engine.settings.lookup import SYNONYMS, TOPIC_BY_NAME, TOPIC_HINTS
 from topicfs.engine.settings.setting import Setting, refuse_unknown
 from topicfs.engine.settings.topic import (
     KEPT,
@@ -350,19 +350,6 @@ class Configuration:
                 overrides={name: each for name, each in state.overrides.items() if name != topic},
                 resolved={name: each for name, each in state.resolved.items() if name != topic},
             )
-
-    def change_daemon(self, changes: Mapping[str, str | None]) -> None:
-        """Change lines of server.properties; None removes one. A change takes precedence over a line that was given
-        at the opening, until the next opening."""
-        refuse_unknown("daemon", changes, DAEMON_BY_NAME, DAEMON_HINTS)
-        state = self._state
-        wanted = _changed(state.lines, changes)
-        daemon = validate_change(state.lines, wanted)
-        changed = _resolved(self._backing, wanted, daemon, state.overrides)
-        if changes:
-            with _unchanged_on_error(self._backing / SERVER_PROPERTIES):
-                edit_properties(self._backing / SERVER_PROPERTIES, changes)
-        self._state = changed
 
     def _publish(self, topic: str, overrides: Mapping[str, str], settings: TopicSettings) -> None:
         state = self._state

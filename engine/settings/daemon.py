@@ -10,7 +10,7 @@ from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.settings.definitions import DAEMON
 from topicfs.engine.settings.lookup import DAEMON_BY_NAME, DAEMON_HINTS
-from topicfs.engine.settings.setting import Setting, Value, refuse_unknown, text_of
+from topicfs.engine.settings.setting import refuse_unknown
 from topicfs.engine.settings.topic import resolve_topic
 
 # The bytes of one slot in the cleaner's table of keys: a hash of 16 bytes and an offset.
@@ -69,44 +69,6 @@ def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:
     settings = DaemonSettings(**fields)  # type: ignore[arg-type]
     _check_dedupe_buffer(settings)
     return settings
-
-
-def validate_change(current: Mapping[str, str], wanted: Mapping[str, str]) -> DaemonSettings:
-    """Return the settings after lines of server.properties change while the daemon runs.
-
-    InvalidSettingError where the new lines are not allowed at all, where a changed one needs a new mount,
-    or where log.cleaner.threads changes by more than a factor of two. A line with the same value as before,
-    written differently or equal to the default, is no change.
-    """
-    before, after = resolve_daemon(current), resolve_daemon(wanted)
-    for name in sorted(current.keys() | wanted.keys()):
-        setting = DAEMON_BY_NAME[name]
-        old, new = (_value(setting, lines) for lines in (current, wanted))
-        if old != new and not setting.running:
-            raise InvalidSettingError(
-                f"{name}: expected {_shown(old)} until the next mount, found {_shown(new)}"
-            )
-    _check_threads(before.log_cleaner_threads, after.log_cleaner_threads)
-    return after
-
-
-def _value(setting: Setting, lines: Mapping[str, str]) -> Value | None:
-    return setting.parse(lines[setting.name]) if setting.name in lines else setting.default
-
-
-def _shown(value: Value | None) -> str:
-    return "no value" if value is None else text_of(value)
-
-
-def _check_threads(running: int, wanted: int) -> None:
-    least, most = max(1, running // 2), running * 2
-    if wanted == running or least <= wanted <= most:
-        return
-    if running == 0:
-        raise InvalidSettingError(f"log.cleaner.threads: expected 0 until the next mount, found {wanted}")
-    raise InvalidSettingError(
-        f"log.cleaner.threads: expected {least} to {most} while {running} run, found {wanted}"
-    )
 
 
 def _check_dedupe_buffer(settings: DaemonSettings) -> None:

@@ -303,16 +303,14 @@ DAEMON: Final = (
         1,
         "how many partitions a new topic has",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "delete.topic.enable",
         ValueKind.BOOL,
         True,
         "whether topics and partitions can be deleted",
-        running=False,
     ),
-    Setting("log.cleaner.enable", ValueKind.BOOL, True, "whether topics are compacted at all", running=False),
+    Setting("log.cleaner.enable", ValueKind.BOOL, True, "whether topics are compacted at all"),
     Setting("log.cleaner.threads", ValueKind.INT, 1, "threads that compact", ranges=at_least(0)),
     Setting(
         "log.cleaner.dedupe.buffer.size",
@@ -355,7 +353,6 @@ DAEMON: Final = (
         5 * MINUTE_MS,
         "time between two looks for segments to delete",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "log.flush.scheduler.interval.ms",
@@ -363,7 +360,6 @@ DAEMON: Final = (
         MAX_INT64,
         "time between two looks for logs to fsync",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "log.flush.offset.checkpoint.interval.ms",
@@ -371,7 +367,6 @@ DAEMON: Final = (
         MINUTE_MS,
         "time between two writes of the recovery points",
         ranges=at_least(0),
-        running=False,
     ),
     Setting(
         "log.flush.start.offset.checkpoint.interval.ms",
@@ -379,7 +374,6 @@ DAEMON: Final = (
         MINUTE_MS,
         "time between two writes of the start offsets",
         ranges=at_least(0),
-        running=False,
     ),
     Setting(
         "log.initial.task.delay.ms",
@@ -387,7 +381,6 @@ DAEMON: Final = (
         30_000,
         "time from the start to the first background task",
         ranges=at_least(0),
-        running=False,
     ),
     Setting(
         "num.recovery.threads.per.data.dir",
@@ -395,7 +388,6 @@ DAEMON: Final = (
         2,
         "threads that load and recover logs",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "replica.high.watermark.checkpoint.interval.ms",
@@ -403,7 +395,6 @@ DAEMON: Final = (
         5_000,
         "time between two writes of the high watermarks",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "producer.id.expiration.ms",
@@ -418,7 +409,6 @@ DAEMON: Final = (
         10 * MINUTE_MS,
         "time between two looks for idle producers",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "transaction.max.timeout.ms",
@@ -426,7 +416,6 @@ DAEMON: Final = (
         15 * MINUTE_MS,
         "the longest time a transaction may stay open",
         ranges=at_least(1),
-        running=False,
     ),
     Setting(
         "log.dir.failure.timeout.ms",
@@ -434,7 +423,6 @@ DAEMON: Final = (
         30_000,
         "how long a broker waits for its controller to note a failed directory",
         ranges=at_least(1),
-        running=False,
         effect=False,
     ),
     # These are settings of the mount's writers. Kafka's producer has the same ones under these names.
@@ -460,6 +448,5 @@ DAEMON: Final = (
         False,
         "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
         # A name that the kernel knows must not change its kind, file or link, while the mount runs.
-        running=False,
     ),
 )

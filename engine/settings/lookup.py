@@ -20,11 +20,6 @@ _SYNONYM_RANGES: Final = {
     "log.roll.jitter.hours": (ValueKind.INT, at_least(0)),
 }
 
-# Kafka accepts no change of these while it runs. The forms in milliseconds take precedence over them anyway.
-_FIXED_SYNONYMS: Final = frozenset(
-    {"log.retention.minutes", "log.retention.hours", "log.roll.hours", "log.roll.jitter.hours"}
-)
-
 
 def _synonym_setting(topic: Setting, synonym: Synonym) -> Setting:
     kind, ranges = _SYNONYM_RANGES.get(synonym.name, (topic.kind, topic.ranges))
@@ -35,7 +30,6 @@ def _synonym_setting(topic: Setting, synonym: Synonym) -> Setting:
         f"default of the topic setting {topic.name}: {topic.doc}",
         ranges=ranges,
         choices=topic.choices,
-        running=synonym.name not in _FIXED_SYNONYMS,
         effect=topic.effect,
     )
 

@@ -68,7 +68,6 @@ class Setting:
     ranges    the ranges of numbers that are allowed, both ends included; none: any number of the kind
     choices   the strings, or items of a list, that are allowed; none: any
     synonyms  for a topic setting: the daemon's settings that give its default, the first one that is set counts
-    running   whether it may change while the daemon runs
     effect    False: it is accepted and checked, because Kafka's files have it, but has no effect on one machine
     """
 
@@ -79,7 +78,6 @@ class Setting:
     ranges: tuple[Range, ...] = ()
     choices: tuple[str, ...] = ()
     synonyms: tuple[Synonym, ...] = ()
-    running: bool = True
     effect: bool = True
 
     def parse(self, text: str) -> Value:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -809,23 +809,10 @@ class Store:
         with self._guard:
             self._check_writable()
             slots = self._slots_of(topic)
-            with self._following(slots):
-                self._configuration.change_topic(topic, changes)
-
-    def configure_daemon(self, changes: Mapping[str, str | None]) -> None:
-        """Change lines of server.properties; None removes one. All of them take effect at once, or none."""
-        with self._guard:
-            self._check_writable()
-            with self._following(self.slots()):
-                self._configuration.change_daemon(changes)
-
-    @contextlib.contextmanager
-    def _following(self, slots: Collection[Slot]) -> Iterator[None]:
-        """Apply the settings that change inside this context to the partitions. Where cleanup.policy changes, a
-        compaction by the old policy is aborted."""
-        before = {slot.key: self._configuration.topic(slot.topic).cleanup_policy for slot in slots}
-        yield
-        self._partitions.reconfigure(slots)
-        for slot in slots:
-            if self._configuration.topic(slot.topic).cleanup_policy != before[slot.key]:
-                self.cleaning.abort(slot.key)
+            before = self._configuration.topic(topic).cleanup_policy
+            self._configuration.change_topic(topic, changes)
+            self._partitions.reconfigure(slots)
+            if self._configuration.topic(topic).cleanup_policy != before:
+                # A compaction by the old policy is aborted.
+                for slot in slots:
+                    self.cleaning.abort(slot.key)

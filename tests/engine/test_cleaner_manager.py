@@ -357,21 +357,6 @@ def test_another_policy_breaks_the_clean_off(
     assert state(store_bench, "orders") == "none"
 
 
-def test_another_policy_of_the_daemon_breaks_the_clean_off(
-    store_bench: StoreBench, cleaner: StandInCleaner
-) -> None:
-    store_bench.store.configure_daemon({"log.cleanup.policy": "compact"})
-    partition = store_bench.store.create(
-        "orders", overrides={k: v for k, v in COMPACT.items() if "policy" not in k}
-    )
-    append(partition, 5)
-    thread = cleaning_in_a_thread(store_bench, cleaner)
-    store_bench.store.configure_daemon({"log.cleanup.policy": "delete"})
-    thread.join(SOON_S)
-    assert not thread.is_alive()
-    assert store_bench.store.cleaning.grab_filthiest(store_bench.now) is None
-
-
 def test_other_settings_leave_the_clean_alone(store_bench: StoreBench, cleaner: StandInCleaner) -> None:
     compacted(store_bench, "orders")
     thread = cleaning_in_a_thread(store_bench, cleaner)

@@ -579,38 +579,6 @@ def test_old_coordinator_epoch_is_only_noted_on_replay(
     assert states.producers[PRODUCER].coordinator_epoch == 0
 
 
-# -- late transactions ------------------------------------------------------------------------------
-
-
-def test_transaction_is_late_after_its_time_out_and_five_minutes(states: ProducerStates) -> None:
-    time_out = 60_000
-    late = NOW + time_out + 300_000
-    assert not states.has_late_transaction(late + 1, time_out)
-    append(states, data(0, 100, timestamp=NOW, transactional=True))
-    assert not states.has_late_transaction(late, time_out)
-    assert states.has_late_transaction(late + 1, time_out)
-    append(states, data(1, 101, timestamp=NOW + 1, transactional=True))
-    assert not states.has_late_transaction(late + 1, time_out)
-    append(states, data(0, 102, producer=2, timestamp=NOW - 9, transactional=True))
-    assert not states.has_late_transaction(late + 1, time_out)
-    mark(states, end(COMMIT, 103))
-    assert states.has_late_transaction(late + 1, time_out)
-    mark(states, end(COMMIT, 104, producer=2))
-    assert not states.has_late_transaction(late + 1, time_out)
-
-
-def test_late_transaction_survives_reload_and_is_cleared_by_truncation(states: ProducerStates) -> None:
-    append(states, data(0, 100, transactional=True))
-    states.take_snapshot(fsync=False)
-    late = NOW + 10**6
-    again = reloaded(states)
-    assert again.has_late_transaction(late, 1)
-    again.truncate_and_reload(0, 80, late)
-    assert not again.has_late_transaction(late, 1)
-    states.truncate_fully_and_start_at(150)
-    assert not states.has_late_transaction(late, 1)
-
-
 # -- expiry -----------------------------------------------------------------------------------------
 
 
@@ -672,7 +640,7 @@ def test_snapshot_is_named_after_the_map_end_and_not_empty(states: ProducerState
     path = states.take_snapshot(fsync=True)
     assert path == tmp_path / "00000000000000000002.snapshot"
     assert path.stat().st_size == 56
-    assert states.latest_snapshot_offset == states.oldest_snapshot_offset == 2
+    assert states._snapshots == [2]
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -745,7 +713,7 @@ def test_truncation_deletes_snapshots_out_of_range_and_loads_the_newest_within(
         states.take_snapshot(fsync=False)
     states.truncate_and_reload(1, 3, NOW)
     assert snapshot_files(tmp_path) == [2, 3]
-    assert (states.oldest_snapshot_offset, states.latest_snapshot_offset) == (2, 3)
+    assert states._snapshots == [2, 3]
     assert states.map_end_offset == 3
     assert states.producers[PRODUCER].last_sequence == 2
     append(states, data(3, 3))
@@ -798,18 +766,6 @@ def test_snapshot_is_taken_below_those_that_a_full_truncation_deleted(
     states.truncate_fully_and_start_at(29)
     assert states.take_snapshot(fsync=False) is not None
     assert snapshot_files(tmp_path) == [29]
-
-
-def test_snapshots_before_an_offset_are_deleted(states: ProducerStates, tmp_path: Path) -> None:
-    snapshots_at(states, 1, 2, 3)
-    states.delete_snapshots_before(1)
-    assert snapshot_files(tmp_path) == [1, 2, 3]
-    states.delete_snapshots_before(3)
-    assert snapshot_files(tmp_path) == [3]
-    assert states.oldest_snapshot_offset == 3
-    states.delete_snapshots_before(4)
-    assert os.listdir(tmp_path) == []
-    assert states.oldest_snapshot_offset is None
 
 
 @pytest.mark.parametrize(
@@ -880,7 +836,7 @@ def test_removal_of_strays_sees_what_others_wrote_and_deleted(tmp_path: Path) ->
     snapshots_at(ProducerStates.open(tmp_path, EXPIRATION), 1, 2, 3, 4)
     states.remove_stray_snapshots([1, 2, 4])
     assert snapshot_files(tmp_path) == [1, 2, 4]
-    assert (states.oldest_snapshot_offset, states.latest_snapshot_offset) == (1, 4)
+    assert states._snapshots == [1, 2, 4]
 
 
 def test_snapshot_is_renamed_for_deletion(states: ProducerStates, tmp_path: Path) -> None:
@@ -890,7 +846,7 @@ def test_snapshot_is_renamed_for_deletion(states: ProducerStates, tmp_path: Path
     assert renamed == tmp_path / "00000000000000000002.snapshot.deleted"
     assert renamed.exists()
     assert snapshot_files(tmp_path) == [5]
-    assert states.oldest_snapshot_offset == 5
+    assert states._snapshots == [5]
     assert states.mark_snapshot_for_deletion(2) is None
 
 
@@ -915,7 +871,7 @@ def test_open_knows_snapshot_files_by_their_names_alone(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "00000000000000000008.snapshot.tmp").write_bytes(b"half")
     states = ProducerStates.open(tmp_path, EXPIRATION)
-    assert (states.oldest_snapshot_offset, states.latest_snapshot_offset) == (3, 7)
+    assert states._snapshots == [3, 7]
     assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
@@ -923,7 +879,7 @@ def test_deleting_segments_keeps_the_producers_in_memory(states: ProducerStates,
     append(states, data(0, 0))
     states.take_snapshot(fsync=False)
     append(states, data(0, 1, producer=2))
-    states.delete_snapshots_before(2)
+    assert states.mark_snapshot_for_deletion(1) is not None
     states.on_start_offset(2)
     assert sorted(states.producers) == [1, 2]
     assert states.take_snapshot(fsync=False) is None

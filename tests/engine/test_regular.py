@@ -23,9 +23,10 @@ SETTINGS = {"server.properties", "t.properties"}
 
 def prepared(root: Path) -> Path:
     """A store with every kind of file."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "server.properties").write_text("log.retention.ms=-1\n")
     with Store.open(root, create=True) as store:
         store.create_topic("t", 1, {"retention.ms": "-1"})
-        store.configure_daemon({"log.retention.ms": "-1"})
         for number in range(4):
             store.partition("t-0").append(Record(b"%d" % number))
             store.partition("t-0").roll()
@@ -45,7 +46,6 @@ def use(root: Path) -> None:
             lambda: store.partition("t-0").flush(),
             lambda: store.delete_records("t", 0, 2),
             lambda: store.configure("t", {"retention.ms": "5000"}),
-            lambda: store.configure_daemon({"log.retention.ms": "6000"}),
             lambda: store.inboxes.of("t").commit("b", []),
             lambda: store.inboxes.of("t").commit("c", []),
         ):

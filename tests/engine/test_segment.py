@@ -890,7 +890,7 @@ def test_missing_indexes_are_told_and_not_created_by_reading(bench: Bench) -> No
         Path(segment._name(extension)).unlink()
     again = bench.load(segment)
     assert not again.has_offset_index()
-    assert not again.has_time_index()
+    assert not again.time_index.exists()
     assert again.position_of(1) is not None
     assert again.max_timestamp == 1000
     assert bench.names() == [".log"]

@@ -13,7 +13,7 @@ import pytest
 
 from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.record import MAX_INT32, MAX_INT64, Codec, TimestampType
-from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon, validate_change
+from topicfs.engine.settings.daemon import DaemonSettings, resolve_daemon
 from topicfs.engine.settings.definitions import DAEMON, TOPIC
 from topicfs.engine.settings.lookup import DAEMON_BY_NAME, TOPIC_BY_NAME
 from topicfs.engine.settings.setting import Setting, ValueKind, text_of
@@ -511,69 +511,3 @@ def test_each_cleaner_thread_needs_room_for_more_than_one_key(
 def test_cleaners_speed_limit_is_at_least_one_byte_a_second(text: str) -> None:
     with pytest.raises(InvalidSettingError, match=r"a number, at least 1, found"):
         resolve_daemon({"log.cleaner.io.max.bytes.per.second": text})
-
-
-# -- changes while the daemon runs ------------------------------------------------------------------
-
-
-def test_every_setting_of_a_topic_may_change_while_running() -> None:
-    assert all(setting.running for setting in TOPIC)
-
-
-@pytest.mark.parametrize(
-    ("current", "wanted"),
-    [
-        ({}, {"log.retention.ms": "5"}),
-        ({"log.retention.ms": "5"}, {}),
-        ({}, {"log.cleaner.backoff.ms": "1", "producer.id.expiration.ms": "7"}),
-        ({"num.partitions": "2"}, {"num.partitions": " +2"}),
-        ({}, {"num.partitions": "1"}),
-        ({"delete.topic.enable": "TRUE"}, {}),
-    ],
-)
-def test_change_that_needs_no_mount_gives_the_new_settings(
-    current: dict[str, str], wanted: dict[str, str]
-) -> None:
-    assert validate_change(current, wanted) == resolve_daemon(wanted)
-
-
-@pytest.mark.parametrize(
-    ("current", "wanted", "message"),
-    [
-        ({}, {"num.partitions": "3"}, r"^num\.partitions: expected 1 until the next mount, found 3"),
-        ({"delete.topic.enable": "false"}, {}, r"^delete\.topic\.enable: expected false until .* found true"),
-        ({}, {"log.retention.hours": "3"}, r"^log\.retention\.hours: expected no value until"),
-        ({"log.roll.hours": "3"}, {}, r"^log\.roll\.hours: expected 3 until the next mount, found no value"),
-        ({}, {"log.cleaner.backoff.ms": "-1"}, r"^log\.cleaner\.backoff\.ms: expected .* at least 0"),
-        ({}, {"nonsense": "1"}, "unknown daemon setting 'nonsense'"),
-    ],
-)
-def test_other_change_is_refused(current: dict[str, str], wanted: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidSettingError, match=message):
-        validate_change(current, wanted)
-
-
-@pytest.mark.parametrize(
-    ("running", "wanted", "allowed"),
-    [
-        (1, 1, True),
-        (1, 2, True),
-        (1, 3, False),
-        (1, 0, False),
-        (4, 2, True),
-        (4, 8, True),
-        (4, 1, False),
-        (4, 9, False),
-        (5, 2, True),
-        (5, 1, False),
-        (0, 0, True),
-        (0, 1, False),
-    ],
-)
-def test_cleaner_threads_change_within_half_and_double(running: int, wanted: int, allowed: bool) -> None:
-    current, changed = ({"log.cleaner.threads": str(threads)} for threads in (running, wanted))
-    if allowed:
-        assert validate_change(current, changed).log_cleaner_threads == wanted
-    else:
-        with pytest.raises(InvalidSettingError, match=rf"log\.cleaner\.threads: expected .* found {wanted}"):
-            validate_change(current, changed)

@@ -105,52 +105,6 @@ def test_an_unknown_topic_has_no_settings(store_bench: StoreBench) -> None:
             ask()
 
 
-# -- of the daemon ----------------------------------------------------------------------------------
-
-
-def test_a_daemons_change_is_written_and_reaches_the_topics_without_an_override(
-    store_bench: StoreBench,
-) -> None:
-    store_bench.file("server.properties", "# ours\nlog.retention.ms=5\nnum.partitions=1\n")
-    a = store_bench.open().create("a")
-    b = store_bench.store.create("b", overrides={"retention.ms": "6"})
-    store_bench.store.configure_daemon({"log.retention.ms": "7", "producer.id.expiration.ms": "1000"})
-    assert (a.settings.retention_ms, b.settings.retention_ms) == (7, 6)
-    assert a.log.producers.expiration_ms == store_bench.store.daemon.producer_id_expiration_ms == 1000
-    text = (store_bench.root / "server.properties").read_text()
-    assert text == "# ours\nlog.retention.ms=7\nnum.partitions=1\nproducer.id.expiration.ms=1000\n"
-    assert store_bench.reopen().partition("a-0").settings.retention_ms == 7
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"log.retention.ms": "7", "num.partitions": "2"},
-        {"log.retention.ms": "7", "log.retention.mss": None},
-        {"log.retention.ms": "7", "log.cleaner.threads": "9"},
-        {"log.retention.ms": "7", "log.cleaner.max.compaction.lag.ms": "5"},
-    ],
-)
-def test_a_daemons_change_with_one_bad_line_changes_nothing(
-    store_bench: StoreBench, changes: dict[str, str | None]
-) -> None:
-    partition = store_bench.open().create("orders", overrides={"min.compaction.lag.ms": "10"})
-    before = partition.settings, store_bench.store.daemon
-    with pytest.raises(InvalidSettingError):
-        store_bench.store.configure_daemon(changes)
-    assert (partition.settings, store_bench.store.daemon) == before
-    assert not (store_bench.root / "server.properties").exists()
-
-
-def test_a_line_that_open_was_given_can_be_changed_until_the_next_opening(store_bench: StoreBench) -> None:
-    given = {"log.retention.ms": "5"}
-    partition = store_bench.open(given).create("orders")
-    store_bench.store.configure_daemon({"log.retention.ms": "7"})
-    assert partition.settings.retention_ms == 7
-    assert store_bench.reopen(given).topic_settings("orders").retention_ms == 5
-    assert store_bench.reopen().topic_settings("orders").retention_ms == 7
-
-
 # -- editing a file ---------------------------------------------------------------------------------
 
 

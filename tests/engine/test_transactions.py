@@ -2,8 +2,6 @@
 
 What one partition's producer state decides alone is in test_producer_manager; a transaction index that cannot
 be written is in test_failures.
-
-Not here: a late transaction (has_late_transaction) is a metric, and is in test_producer_manager.
 """
 
 from __future__ import annotations

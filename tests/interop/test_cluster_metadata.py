@@ -175,10 +175,10 @@ def test_what_is_not_known_is_kept(directory: Directory, tmp_path: Path) -> None
             assert store.why_kept(topic) is not None
             assert store.partition(topic, 0).start_offset == 0
         assert store.partition("plain", 0).end_offset == 100
-        store.configure_daemon({"log.retention.ms": "3600000"})
+    with Store.open(backing, {"log.retention.ms": "3600000"}) as store:
         store.upkeep.retain(now_ms())
         assert store.partition("compacted", 0).start_offset == 0
-        store.configure_daemon({"log.cleanup.policy": "delete"})
+    with Store.open(backing, {"log.retention.ms": "3600000", "log.cleanup.policy": "delete"}) as store:
         assert store.why_kept("plain") is None
         assert store.why_kept("__consumer_offsets") is not None
         store.upkeep.retain(now_ms())

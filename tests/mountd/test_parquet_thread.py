@@ -48,10 +48,15 @@ def test_only_topics_that_want_files_have_them(store: Store) -> None:
     store.configure("wanted", {"parquet.enable": None})
     upkeep.run()
     assert on_disk(store) == {"wanted-0": 0}
-    store.configure_daemon({"log.parquet.enable": "true"})
-    store.configure("other", {"parquet.enable": None})
-    upkeep.run()
-    assert on_disk(store) == {"other-0": 1, "wanted-0": 1}
+
+
+def test_the_daemons_setting_counts_where_a_topic_has_none(tmp_path: Path) -> None:
+    with Store.open(tmp_path, {"log.parquet.enable": "true"}, create=True) as store:
+        fill(store, "other", False)
+        fill(store, "wanted", True)
+        store.configure("wanted", {"parquet.enable": None})
+        upkeep_of(store).run()
+        assert on_disk(store) == {"wanted-0": 1}
 
 
 def test_what_is_not_wanted_any_more_goes_also_after_a_restart(store: Store) -> None:
