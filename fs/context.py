@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,8 +15,8 @@ from topicfs.engine.errors import EngineError, PartitionNotEmptyError
 from topicfs.engine.format.paths import VIEWS, partition_directory
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.store.store import Store
-from topicfs.fs.appending.handle import Writers
-from topicfs.fs.entry import Remembered, Snapshot
+from topicfs.fs.appending.linger import Linger
+from topicfs.fs.entry import FleetingFile, Remembered
 from topicfs.fs.inbox.commits import Commits
 from topicfs.fs.inbox.topic_inbox import TopicInbox
 from topicfs.fs.views.partition_views import PartitionViews
@@ -39,7 +39,7 @@ class Context:
 
     store       the store, with every partition
     view_cache  the view cache, where size maps are kept
-    writers     the open writers, and their flusher
+    linger      the flusher, which knows how long lines wait
     read_ahead  renders the blocks that readers will need next
     batch_size  bytes of lines that make a batch, which is then appended
     tables      the Parquet files of sealed segments
@@ -56,13 +56,13 @@ class Context:
 
     store: Store
     view_cache: ViewCache
-    writers: Writers
+    linger: Linger
     batch_size: int
     read_ahead: ReadAhead = field(default_factory=ReadAhead)
     given_up: Callable[[], bool] = lambda: True
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     commits: Commits = field(default_factory=Commits)
-    snapshots: Remembered[Snapshot] = field(default_factory=lambda: Remembered(_SNAPSHOTS))
+    snapshots: Remembered[FleetingFile] = field(default_factory=lambda: Remembered(_SNAPSHOTS))
     deleted: Callable[[], None] = lambda: None
     _views: dict[tuple[str, int], PartitionViews] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
@@ -86,10 +86,15 @@ class Context:
             with self._lock:
                 views = self._views.get((topic, number))
                 if views is None or views.partition is not partition:
-                    views = PartitionViews(partition, self.view_cache, self.writers.linger, self.read_ahead)
+                    views = PartitionViews(partition, self)
                     partition.log.register_reader(views.before_removal)
                     self._views[topic, number] = views
         return views
+
+    def batch_size_for(self, flags: int) -> int:
+        """Return how many bytes of lines may gather for a file that is opened: none if each write is brought onto the
+        disk, so that its error is about its own lines."""
+        return 0 if flags & os.O_DSYNC else self.batch_size
 
     def turns(self, topic: str) -> Iterator[int]:
         """Return the counter, shared by all writers of a topic, that says which partition is next."""
@@ -131,45 +136,24 @@ class Context:
         """Return the views of the partitions that were looked at."""
         return list(self._views.values())
 
-    def remove_partition(self, topic: str, number: int) -> None:
-        """Delete an empty partition. PartitionNotEmptyError if it holds something."""
-        self._refuse_waiting_lines(topic, [number])
-        self.store.remove_empty(topic, number)
-        self._views.pop((topic, number), None)
-        self.deleted()
-
-    def remove_topic(self, topic: str) -> None:
-        """Delete an empty topic. PartitionNotEmptyError if it holds something."""
-        numbers = self.store.topics().get(topic, [])
-        self._refuse_waiting_lines(topic, numbers)
-        self.store.remove_empty_topic(topic)
-        self._forget(topic, numbers)
-
-    def delete_partition(self, topic: str, number: int) -> None:
-        """Delete a partition with its records."""
-        self.store.delete(topic, number)
-        self._views.pop((topic, number), None)
-        self.deleted()
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its records."""
-        numbers = self.store.topics().get(topic, [])
-        self.store.delete_topic(topic)
-        self._forget(topic, numbers)
-
-    def _refuse_waiting_lines(self, topic: str, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            views = self._views.get((topic, number))
-            if views is not None and self.writers.hold_lines_for(views.writers):
+    def delete(self, topic: str, number: int | None = None, only_empty: bool = False) -> None:
+        """Delete a partition, or without a number a topic, with its records. With `only_empty`, PartitionNotEmptyError
+        if it holds something."""
+        numbers = self.store.topics().get(topic, []) if number is None else [number]
+        for each in numbers if only_empty else ():
+            views = self._views.get((topic, each))
+            if views is not None and views.writers.holds_lines:
                 raise PartitionNotEmptyError(
-                    f"{topic}-{number}: expected no lines on their way into it, found some of an open file"
+                    f"{topic}-{each}: expected no lines on their way into it, found some of an open file"
                 )
-
-    def _forget(self, topic: str, numbers: Iterable[int]) -> None:
-        self.refusals.pop(topic, None)
-        self._inboxes.pop(topic, None)
-        for number in numbers:
-            self._views.pop((topic, number), None)
+        if number is None:
+            self.store.delete_topic(topic, only_empty)
+            self.refusals.pop(topic, None)
+            self._inboxes.pop(topic, None)
+        else:
+            self.store.delete(topic, number, only_empty)
+        for each in numbers:
+            self._views.pop((topic, each), None)
         self.deleted()
 
     def deletions(self) -> bytes:

@@ -10,19 +10,23 @@ partition (`topicfs.fs.views.partition_views`) and in open handles.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.fs import errors
+
+if TYPE_CHECKING:
+    from topicfs.fs.context import Context
 
 BLOCK: Final = 512
 
@@ -91,13 +95,10 @@ class Handle:
         """Fill `into` from a position on. Return how many bytes there were."""
         raise errors.NotReadableError("this descriptor was not opened for reading")
 
-    def write(self, data: Bytes) -> int:
-        """Take bytes that follow those taken before. Return how many were taken."""
+    def write(self, data: Bytes, position: int = 0) -> int:
+        """Take bytes. Return how many were taken. The position only counts if the bytes of the file have fixed ones:
+        else they follow those taken before."""
         raise errors.NotWritableError("this descriptor was not opened for writing")
-
-    def write_at(self, position: int, data: Bytes) -> int:
-        """Take bytes at a position, if the bytes of the file have fixed positions. Return how many were taken."""
-        return self.write(data)
 
     def flush(self) -> None:
         """Handle the close of a descriptor: it may be one of several, or a forked child's."""
@@ -109,6 +110,7 @@ class Handle:
         """Handle the close of the last descriptor. Errors reach no caller any more."""
 
 
+@dataclass(eq=False)
 class Entry:
     """A name in the tree. The base class refuses all calls that a kind of entry does not support.
 
@@ -117,13 +119,12 @@ class Entry:
     can_go     whether retention or compaction may remove it while it is open
     """
 
+    path: str
+
     kind = stat.S_IFREG
     permissions = 0o444
     fleeting = False
     can_go = False
-
-    def __init__(self, path: str) -> None:
-        self.path = path
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         """Return what stat reports. `size` is given if it is known, as for an open file."""
@@ -270,6 +271,13 @@ class Directory(Entry):
         """Return the path of a name in this directory."""
         return f"/{name}" if self.path == "/" else f"{self.path}/{name}"
 
+    def made(self, name: str, entries: Mapping[str, Callable[..., Entry]], *arguments: object) -> Entry:
+        """Make the entry of a name as a table says. NotFoundError if the table does not have the name."""
+        make = entries.get(name)
+        if make is None:
+            raise self.missing(name)
+        return make(self.child(name), *arguments)
+
     def missing(self, name: str) -> errors.NotFoundError:
         """Return the error for a name that does not exist here."""
         return errors.NotFoundError(f"there is no {self.child(name)}")
@@ -289,6 +297,15 @@ class Link(Entry):
 
     def open(self, flags: int) -> Handle:
         raise errors.NotSupportedError(f"{self.path} is a symbolic link")
+
+
+class ViewLink(Link):
+    """A link to the entry of the same name in `views`, a directory beside it that is not listed."""
+
+    directory = "views"
+
+    def target(self) -> str:
+        return f"{self.directory}/{self.path.rpartition('/')[2]}"
 
 
 class BytesHandle(Handle):
@@ -335,6 +352,12 @@ def refuse_writing(entry: Entry, flags: int) -> None:
         raise errors.AppendOnlyError(f"{entry.path} can only be read")
 
 
+def require_append(entry: Entry, flags: int) -> None:
+    """Refuse an open that would overwrite or cut, with EPERM."""
+    if flags & os.O_TRUNC or not flags & os.O_APPEND:
+        raise errors.AppendOnlyError(f"{entry.path} can only be appended to: use >>")
+
+
 class Remembered(Generic[Value]):
     """What names stood for at the kernel's recent look-ups, by version. An open that follows a look-up asks for it.
 
@@ -360,58 +383,36 @@ class Remembered(Generic[Value]):
                 self._found.popitem(last=False)
 
 
-class Snapshot(Entry):
-    """A generated file with the content that it had when the kernel looked up its name."""
-
-    fleeting = True
-
-    def __init__(self, file: Entry, content: bytes, version: int) -> None:
-        super().__init__(file.path)
-        self._file = file
-        self._content = content
-        self._version = version
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def generation(self) -> Hashable:
-        return self._file.generation
-
-    @property
-    def is_deleted(self) -> bool:
-        return self._file.is_deleted
-
-    def size(self) -> int:
-        return len(self._content)
-
-    def mtime_ns(self) -> int:
-        return self._file.mtime_ns()
-
-    def open(self, flags: int) -> Handle:
-        refuse_writing(self, flags)
-        return BytesHandle(self._content)
-
-
 class FleetingFile(GeneratedFile):
     """A generated file that can only be read, and is a new file to the kernel at each look-up, as its content changes.
 
-    snapshots  recent contents of all such files
+    context  the context that the tree shares: it remembers recent contents
+    _seen    the content at the look-up; None if this is the name itself, which has the present one
     """
 
-    snapshots: Remembered[Snapshot]
+    context: Context
+    fleeting = True
+    version = 0
+    _seen: bytes | None = None
+
+    def make(self) -> bytes:
+        """Make the present content."""
+        raise NotImplementedError
+
+    def content(self) -> bytes:
+        return self.make() if self._seen is None else self._seen
 
     def at(self, version: int) -> Entry:
-        found = self.snapshots.get(version)
+        found = self.context.snapshots.get(version)
         if found is None or found.path != self.path:
-            version = version_of("snapshot", next(_snapshots))
-            found = Snapshot(self, self.content(), version)
-            self.snapshots.keep(version, found)
+            found = copy.copy(self)
+            found._seen, found.version = self.make(), version_of("snapshot", next(SERIALS))
+            self.context.snapshots.keep(found.version, found)
         return found
 
 
-_snapshots: Final = itertools.count()
+SERIALS: Final = itertools.count(1)
+"""Numbers that tell things apart for the kernel, as long as the daemon runs."""
 
 
 @lru_cache(maxsize=65536)

@@ -15,7 +15,6 @@ from topicfs.engine.errors import ClosedError
 from topicfs.engine.jobs import LASTS, TICK_MS, Job
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
-from topicfs.fs.appending.handle import Writers
 from topicfs.fs.appending.linger import Linger
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Owner
@@ -83,9 +82,9 @@ class FileSystem:
         metrics: Callable[[], bytes] = bytes,
     ) -> None:
         status = os.stat(store.backing)
-        self.context = Context(store, view_cache, Writers(Linger(linger_ms, store.steady)), batch_size)
+        self.context = Context(store, view_cache, Linger(linger_ms, store.steady), batch_size)
         self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
-        self._root = RootDirectory(self.context, metrics)
+        self._root = RootDirectory("/", self.context, metrics)
         self._known: dict[str, Entry] = {"/": self._root}
         self._handles: dict[int, _Open] = {}
         self._held: dict[int, list[_Open]] = {}
@@ -272,7 +271,7 @@ class FileSystem:
             self._paged[handle] = content
 
     def write(self, handle: int, data: Bytes, position: int = 0) -> int:
-        return self._handles[handle].handle.write_at(position, data)
+        return self._handles[handle].handle.write(data, position)
 
     def flush(self, handle: int) -> None:
         self._handles[handle].handle.flush()
@@ -302,7 +301,7 @@ class FileSystem:
             return [ahead]
         return [
             ahead,
-            Job("linger", LASTS, context.writers.linger.run, 0, "linger"),
+            Job("linger", LASTS, context.linger.run, 0, "linger"),
             # A large log takes minutes, and no other job should wait for it.
             Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "views"),
         ]
@@ -320,10 +319,9 @@ class FileSystem:
     def close(self) -> None:
         """End the jobs, and append what open handles still hold: no more calls will come."""
         self.closing = True
-        self.context.writers.linger.stop()
+        self.context.linger.stop()
         self.context.read_ahead.stop()
         self.close_all()
-        self.context.writers.flush_all()
 
     def close_all(self) -> None:
         """Release all open files, as the mount goes away. Their unfinished lines are appended as complete lines."""

@@ -484,37 +484,24 @@ class Store:
 
     # -- deleting and cutting -------------------------------------------------------------------------
 
-    def delete(self, topic: str, number: int | None = None) -> Deletion:
+    def delete(self, topic: str, number: int | None = None, only_empty: bool = False) -> Deletion:
         """Delete a partition and its records. It is gone at once; its files are removed after `file.delete.delay.ms`,
-        and until then the deletion can be undone. The topic's settings stay, also without a partition."""
+        and until then the deletion can be undone. The topic's settings stay, also without a partition. With
+        `only_empty`, PartitionNotEmptyError where it holds a record, or is its topic's last one and the inbox holds
+        files."""
         with self._guard:
             self._check_writable()
             slot = self._partitions.find(topic, number)
-            return self._delete(slot.topic, [slot])
+            return self._delete(slot.topic, [slot], only_empty)
 
-    def delete_topic(self, topic: str) -> Deletion:
-        """Delete a topic: its partitions and records, its settings and its inbox. It can be undone like `delete`."""
+    def delete_topic(self, topic: str, only_empty: bool = False) -> Deletion:
+        """Delete a topic: its partitions and records, its settings and its inbox. It can be undone like `delete`. With
+        `only_empty`, PartitionNotEmptyError where it holds a record, or its inbox holds files."""
         with self._guard:
             self._check_writable()
-            return self._delete(topic, self._slots_of(topic), whole=True)
+            return self._delete(topic, self._slots_of(topic), only_empty, whole=True)
 
-    def remove_empty(self, topic: str, number: int | None = None) -> Deletion:
-        """Delete a partition that holds no record. PartitionNotEmptyError where it holds one, or where it is the last
-        one of its topic and the inbox holds files."""
-        with self._guard:
-            self._check_writable()
-            slot = self._partitions.find(topic, number)
-            return self._delete(slot.topic, [slot], only_empty=True)
-
-    def remove_empty_topic(self, topic: str) -> Deletion:
-        """Delete a topic that holds no record and has no files in its inbox; PartitionNotEmptyError otherwise."""
-        with self._guard:
-            self._check_writable()
-            return self._delete(topic, self._slots_of(topic), whole=True, only_empty=True)
-
-    def _delete(
-        self, topic: str, slots: Sequence[Slot], whole: bool = False, only_empty: bool = False
-    ) -> Deletion:
+    def _delete(self, topic: str, slots: Sequence[Slot], only_empty: bool, whole: bool = False) -> Deletion:
         if not self.daemon.delete_topic_enable:
             raise PolicyViolationError(f"{topic}: not deleted, as delete.topic.enable is false")
         slots = sorted(slots, key=lambda slot: slot.key)

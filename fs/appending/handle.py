@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.kernels.lines import first_newline, last_newline
-from topicfs.fs.appending.linger import Linger
-from topicfs.fs.appending.partition_writers import PartitionWriters
+from topicfs.fs.appending.targets import Target
+from topicfs.fs.entry import Handle
 
 log = logging.getLogger(__name__)
-
-NOTHING: Final = np.empty(0, np.uint8)
 
 PIECE: Final = 4096
 """A write of this many bytes, a full buffer of stdio, may be one piece of a long text. A shorter write is complete."""
@@ -34,45 +32,13 @@ _LARGE_PIECE: Final = 64 * 1024
 """A request of at least this many bytes may be followed by another of the same write(2), up to 128 KiB each."""
 
 
-class Target(Protocol):
-    """The place that complete lines go to.
-
-    refusal  why the last `add` did not take everything; None if it did
-    """
-
-    refusal: EngineError | None
-
-    def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
-        """Take complete lines; `head` is the first of them. Return how many bytes were taken: all up to the first line
-        that is refused, or that does not fit on the disk. After an error nothing was taken."""
-
-    def hold_room(self, size: int) -> None:
-        """Make sure that there is room for an unfinished line of this many bytes, as far as that is possible. OSError
-        if there is no room."""
-
-    def hold_line(self, line: Bytes) -> None:
-        """Make sure that there is room for a line that is probably at its end, as a descriptor is closed."""
-
-    def flush(self) -> None:
-        """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""
-
-    def persist(self) -> None:
-        """Append the waiting lines, and bring them onto the disk."""
-
-    def line_limit(self) -> int:
-        """Return the longest line in bytes. A longer line is refused before its end has come."""
-
-    def leave(self) -> None:
-        """Note that the writer is closed."""
-
-    def writers(self) -> tuple[PartitionWriters, ...]:
-        """Return the writing sides of all partitions that it may append to."""
-
-
-class AppendHandle:
-    """One writer: the unfinished line that it wrote, and the target of its complete lines.
+class AppendHandle(Handle):
+    """A file that is open for appending: the unfinished line that was written, and the target of its complete lines.
 
     target      where complete lines go
+    _reader     reads, if the file was opened for that too
+    _synced     whether the complete lines of each write are brought onto the disk: with direct_io the kernel leaves
+                O_SYNC and O_DSYNC to the daemon
     _tail       the beginning of a line whose newline has not come
     _tail_lost  why the tail was dropped, if its writer is still to be told. Either a close(2) or an fsync reported a
                 failure, so the tail must not be appended. Or the line was refused, and the kernel may not have passed
@@ -80,26 +46,34 @@ class AppendHandle:
     _size       bytes of the last write
     """
 
-    def __init__(self, target: Target, writers: Writers) -> None:
+    def __init__(self, target: Target, synced: bool, reader: Handle) -> None:
         self.target = target
-        self._writers = writers
+        self._reader = reader
+        self._synced = synced
         self._tail = bytearray()
         self._tail_lost: EngineError | OSError | None = None
         self._size = 0
         self._lock = threading.Lock()
 
-    def write(self, data: Bytes) -> int:
-        """Take bytes. Return fewer than all of them if a line is refused behind lines that were taken. The writer then
-        writes the rest again, which begins with the refused line, and gets the error."""
-        with self._lock:
-            return self._write(data, last_newline(data, 0, data.size) + 1)
+    @classmethod
+    def open(cls, target: Target, flags: int, reader: Handle | None = None) -> AppendHandle:
+        """Open a writer, with a reader if the file was opened for both."""
+        handle = cls(target, bool(flags & os.O_DSYNC), reader or Handle())
+        for writers in target.writers:
+            writers.handles.add(handle)
+        return handle
 
-    def write_through(self, data: Bytes) -> int:
-        """Take bytes as `write` does, and bring the complete lines onto the disk. An error applies to all bytes."""
+    def read(self, position: int, into: Bytes) -> int:
+        return self._reader.read(position, into)
+
+    def write(self, data: Bytes, position: int = 0) -> int:
+        """Take bytes. Return fewer than all of them if a line is refused behind lines that were taken. The writer then
+        writes the rest again, which begins with the refused line, and gets the error. If the lines are brought onto the
+        disk, an error of that applies to all bytes."""
         with self._lock:
             end = last_newline(data, 0, data.size) + 1
             done = self._write(data, end)
-            if end:
+            if self._synced and end:
                 try:
                     self.target.persist()
                 except (EngineError, OSError):
@@ -109,10 +83,13 @@ class AppendHandle:
             return done
 
     def _write(self, data: Bytes, end: int) -> int:
-        """Take bytes as `write` does; `end` is where the complete lines end."""
-        for writers in self.target.writers():
+        """Take bytes; `end` is where the complete lines end."""
+        for writers in self.target.writers:
             writers.end_close(self)
-        self._tell_of_lost_tail()
+        if self._tail_lost is not None:
+            # It is told again: the close(2) that was told of it may be a forked child's.
+            error, self._tail_lost = self._tail_lost, None
+            raise error
         # If a later piece of a write(2) fails, its writer is told of a short write, and begins the next write in the
         # middle of the refused line.
         is_piece = bool(self._tail) and self._size >= _LARGE_PIECE
@@ -127,9 +104,9 @@ class AppendHandle:
                 if not end:
                     raise
         if not done:
-            error = self._refused()
-            self._tail_lost = error if is_piece else None
-            raise error
+            refusal = self._refused()
+            self._tail_lost = refusal if is_piece else None
+            raise refusal
         return done
 
     def _take(self, lines: Bytes) -> int:
@@ -163,12 +140,6 @@ class AppendHandle:
             self._tail += rest.tobytes()
         return True
 
-    def _tell_of_lost_tail(self) -> None:
-        """Report the error of a lost tail again: the close(2) that was told of it may be a forked child's."""
-        if self._tail_lost is not None:
-            error, self._tail_lost = self._tail_lost, None
-            raise error
-
     def _forget_tail(self) -> None:
         if self._tail:
             self._tail.clear()
@@ -177,7 +148,7 @@ class AppendHandle:
     def _refused(self) -> EngineError:
         error = self.target.refusal
         assert error is not None
-        for writers in self.target.writers():
+        for writers in self.target.writers:
             writers.note_refusal(error)
         return error
 
@@ -192,7 +163,7 @@ class AppendHandle:
                         self.target.hold_line(np.frombuffer(bytes(self._tail), np.uint8))
             finally:
                 if self._tail:
-                    for writers in self.target.writers():
+                    for writers in self.target.writers:
                         writers.begin_close(self)
 
     @contextlib.contextmanager
@@ -218,8 +189,9 @@ class AppendHandle:
 
     def release(self) -> None:
         """Append an unfinished line as a complete one, at the last close. Errors reach no caller any more."""
+        self._reader.release()
         if self._tail:
-            for writers in self.target.writers():
+            for writers in self.target.writers:
                 writers.note_last_close(self)
         with self._lock:
             try:
@@ -231,51 +203,10 @@ class AppendHandle:
                 self.target.flush()
             except (EngineError, OSError) as error:
                 log.error(f"lines are lost at the last close: {error}")
-                for writers in self.target.writers():
+                for writers in self.target.writers:
                     writers.note_refusal(error)
             finally:
-                for writers in self.target.writers():
+                for writers in self.target.writers:
                     writers.end_close(self)
+                    writers.handles.discard(self)
                 self.target.leave()
-                self._writers.forget(self)
-
-
-@dataclass(slots=True)
-class Writers:
-    """All open writers.
-
-    linger  the flusher, which knows how long lines wait
-    _open   the open writers
-    """
-
-    linger: Linger
-    _open: dict[AppendHandle, None] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def open(self, target: Target) -> AppendHandle:
-        """Open a new writer."""
-        handle = AppendHandle(target, self)
-        with self._lock:
-            self._open[handle] = None
-        return handle
-
-    def hold_lines_for(self, writers: PartitionWriters) -> bool:
-        """Tell whether lines wait for a partition, or a writer that may append to it holds the beginning of one."""
-        with self._lock:
-            handles = list(self._open)
-        return writers.queue.holds_lines or any(
-            handle.holds_tail and writers in handle.target.writers() for handle in handles
-        )
-
-    def forget(self, handle: AppendHandle) -> None:
-        """Remove a writer that is closed."""
-        with self._lock:
-            self._open.pop(handle, None)
-
-    def flush_all(self) -> None:
-        """Append all waiting lines, as the mount goes away."""
-        with self._lock:
-            handles = list(self._open)
-        for handle in handles:
-            with contextlib.suppress(EngineError, OSError):
-                handle.release()

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import Codec, TimestampType
 from topicfs.fs.appending.linger import Linger
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +54,14 @@ _UNFINISHED_STEP: Final = 4096
 class Sender:
     """One writer, as a queue knows it.
 
+    batch_size   bytes of its lines that may gather
     has_written  whether a write of it was taken
     lost         why lines of it were dropped; None once the writer was told
     held         bytes that the log has promised for its unfinished line
     """
 
-    __slots__ = ("has_written", "held", "lost")
-
-    def __init__(self) -> None:
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
         self.has_written = False
         self.lost: EngineError | OSError | None = None
         self.held = 0
@@ -145,11 +142,10 @@ class LineQueue:
 
     # -- writers --------------------------------------------------------------------------------------
 
-    def join(self) -> Sender:
-        """Add a writer that was opened."""
+    def join(self) -> None:
+        """Count a writer that was opened."""
         with self._lock:
             self._senders += 1
-        return Sender()
 
     def leave(self, sender: Sender) -> None:
         """Remove a writer that was closed. After the last one, the room that is left over is given back."""
@@ -163,11 +159,6 @@ class LineQueue:
                     self._has_room = False
                     with contextlib.suppress(OSError):
                         self._partition.log.release_room()
-
-    def waits_for(self, sender: Sender) -> bool:
-        """Tell whether lines of a writer wait."""
-        with self._lock:
-            return self._has(sender)
 
     @property
     def holds_lines(self) -> bool:
@@ -185,7 +176,7 @@ class LineQueue:
     # -- taking lines ---------------------------------------------------------------------------------
 
     def put_lines(
-        self, sender: Sender, head: Bytes, lines: Bytes, now: int, batch_size: int
+        self, sender: Sender, head: Bytes, lines: Bytes, now: int
     ) -> tuple[int, EngineError | None]:
         """Take complete lines, each of which is a value; `head` is the first if it is not empty. Return how many bytes
         were taken, and why the next line is refused. After an error nothing was taken."""
@@ -194,57 +185,53 @@ class LineQueue:
             size += RECORD_OVERHEAD * (1 + int(np.count_nonzero(lines == NEWLINE)))
         with self._lock:
             self._tell_of_loss(sender)
-            if self._gathers(sender, size, batch_size):
+            if self._gathers(sender, size):
                 # They are copied, as the bytes are in libfuse's memory.
                 kept = np.concatenate((head, lines))
-                if self._gather(sender, kept, now, size, batch_size):
+                if self._gather(sender, kept, now, size):
                     return whole, None
             return self._append_behind(sender, head, lines, now)
 
-    def put_columns(self, sender: Sender, columns: Columns, now: int, batch_size: int) -> int:
+    def put_columns(self, sender: Sender, columns: Columns, now: int) -> int:
         """Take records that were checked. Return how many were taken. After an error none was taken."""
         size = columns_size(columns)
         with self._lock:
             self._tell_of_loss(sender)
-            if self._gathers(sender, size, batch_size) and self._gather(
-                sender, columns, now, size, batch_size
-            ):
+            if self._gathers(sender, size) and self._gather(sender, columns, now, size):
                 return len(columns)
             self._flush()
             return self._append_columns(sender, columns)
 
-    def keep_columns(self, sender: Sender, columns: Columns, now: int, batch_size: int) -> None:
+    def keep_columns(self, sender: Sender, columns: Columns, now: int) -> None:
         """Take records that can no longer be refused, because other records of their write are appended elsewhere.
         Those that cannot be appended wait."""
         size = columns_size(columns)
         with self._lock:
             try:
-                if self._gathers(sender, size, batch_size) and self._gather(
-                    sender, columns, now, size, batch_size
-                ):
+                if self._gathers(sender, size) and self._gather(sender, columns, now, size):
                     return
             except (EngineError, OSError) as error:
                 # Earlier lines could not be appended. These records wait behind them.
                 self._refused(error)
             self._keep_or_append(sender, columns, now)
 
-    def _gathers(self, sender: Sender, size: int, batch_size: int) -> bool:
+    def _gathers(self, sender: Sender, size: int) -> bool:
         """Tell whether lines of this size may wait for others."""
         if self._failed is not None or not sender.has_written or not self._partition.is_open:
             return False
-        if HEADER_SIZE + size > min(batch_size, batch_limit(self._partition.settings), LARGE):
+        if HEADER_SIZE + size > min(sender.batch_size, batch_limit(self._partition.settings), LARGE):
             return False
         if self._waiting:
             return True
         return self._last is not None and self._linger.clock() - self._last < self._linger.linger_ms
 
-    def _gather(self, sender: Sender, piece: Bytes | Columns, now: int, size: int, batch_size: int) -> bool:
+    def _gather(self, sender: Sender, piece: Bytes | Columns, now: int, size: int) -> bool:
         """Add lines to those that wait. Return False if the log cannot promise room for them."""
         if self._waiting and self._size + HEADER_SIZE + size > self._promised:
             self._flush()
         if not self._waiting:
             limit = batch_limit(self._partition.settings)
-            if not self._promise(HEADER_SIZE + size, min(batch_size, limit)):
+            if not self._promise(HEADER_SIZE + size, min(sender.batch_size, limit)):
                 return False
             self._limit = limit
         if not self._waiting or type(self._waiting[-1].piece) is not type(piece):
@@ -517,16 +504,12 @@ class LineQueue:
                 return
         sender.held = wanted
 
-    def find_room(self, sender: Sender, columns: Columns, batch_size: int) -> None:
+    def find_room(self, sender: Sender, columns: Columns) -> None:
         """Raise OSError if there is no room for records. Do nothing if that cannot be known."""
         size = HEADER_SIZE + columns_size(columns)
         with self._lock:
             self._tell_of_loss(sender)
-            if (
-                self._waiting
-                and self._gathers(sender, size, batch_size)
-                and self._size + size <= self._promised
-            ):
+            if self._waiting and self._gathers(sender, size) and self._size + size <= self._promised:
                 return
             self._flush()
             self._has_room = True

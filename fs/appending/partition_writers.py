@@ -6,12 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
 from topicfs.fs.appending.line_queue import LineQueue
 from topicfs.fs.appending.linger import Linger
+
+if TYPE_CHECKING:
+    from topicfs.fs.appending.handle import AppendHandle
 
 CLOSE_GRACE: Final = 0.1
 """Seconds that a reader waits for a close to finish: the kernel reports the last close after close(2) has returned."""
@@ -24,6 +27,7 @@ class PartitionWriters:
     refusal    the last refusal: its time in milliseconds, the reason in words, and the path if it is known; None before
                the first
     queue      the lines that wait to be appended
+    handles    the open files that may append to it
     _closing   the writers with an unfinished line that are being closed, and until when a reader waits for each
     """
 
@@ -33,8 +37,14 @@ class PartitionWriters:
         self.partition = partition
         self.refusal: tuple[int, str, str | None] | None = None
         self.queue = LineQueue(partition, linger, appended, self.note_refusal)
+        self.handles: set[AppendHandle] = set()
         self._closed = threading.Condition()
         self._closing: dict[object, float] = {}
+
+    @property
+    def holds_lines(self) -> bool:
+        """Tell whether lines wait for the partition, or a writer that may append to it holds the beginning of one."""
+        return self.queue.holds_lines or any(handle.holds_tail for handle in tuple(self.handles))
 
     def note_refusal(self, error: Exception, path: str | None = None) -> None:
         """Remember why something was refused, as the caller was told only an errno."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -11,9 +11,8 @@ from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes, Ints
 from topicfs.engine.errors import EngineError, InvalidRecordError
 from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
-from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, check_records
-from topicfs.fs.appending.handle import NOTHING
+from topicfs.fs.appending.line_queue import Sender
 from topicfs.fs.appending.partition_writers import PartitionWriters
 from topicfs.fs.formats import Format
 
@@ -22,40 +21,37 @@ LINE_GROWTH: Final = 6
 
 LINE_FRAME: Final = 1024
 
+NOTHING: Final = np.empty(0, np.uint8)
+
 _NEWLINE: Final = np.frombuffer(b"\n", np.uint8)
 
 
-class PartitionTarget:
-    """A writer's target in one partition: lines go into the partition's queue.
+class PartitionTarget(Sender):
+    """A writer's target in one partition: it is one of the senders of the partition's queue.
 
-    format     the format of the lines
-    refusal    why the last `add` did not take everything; None if it did
+    format   the format of the lines
+    number   the number of the partition
+    writers  the writing sides of all partitions that it may append to
+    refusal  why the last `add` did not take everything; None if it did
     """
 
     def __init__(self, writers: PartitionWriters, fmt: Format, batch_size: int) -> None:
+        super().__init__(batch_size)
         self.format = fmt
+        self.number = writers.partition.number
+        self.writers: tuple[PartitionWriters, ...] = (writers,)
         self.refusal: EngineError | None = None
-        self._writers = writers
-        self._partition: Partition = writers.partition
-        self._batch_size = batch_size
+        self._partition = writers.partition
         self._queue = writers.queue
-        self._sender = self._queue.join()
-
-    @property
-    def number(self) -> int:
-        return self._partition.number
-
-    def writers(self) -> tuple[PartitionWriters, ...]:
-        return (self._writers,)
+        self._queue.join()
 
     def line_limit(self) -> int:
+        """Return the longest line in bytes. A longer line is refused before its end has come."""
         return LINE_GROWTH * batch_limit(self._partition.settings) + LINE_FRAME
 
-    def waits(self) -> bool:
-        """Tell whether lines that were taken are still to be appended."""
-        return self._queue.waits_for(self._sender)
-
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
+        """Take complete lines; `head` is the first of them. Return how many bytes were taken: all up to the first line
+        that is refused, or that does not fit on the disk. After an error nothing was taken."""
         now = self._partition.log.clock()
         if self.format != Format.TXT:
             lines = joined(head, lines)
@@ -72,7 +68,7 @@ class PartitionTarget:
         except EngineError as error:
             self.refusal = error
             return 0
-        taken, self.refusal = self._queue.put_lines(self._sender, head, lines, now, self._batch_size)
+        taken, self.refusal = self._queue.put_lines(self, head, lines, now)
         return taken
 
     def add_columns(self, columns: Columns, now: int) -> int:
@@ -80,41 +76,48 @@ class PartitionTarget:
         wanted, self.refusal = first_refused(columns, self._partition.settings, now)
         if not wanted:
             return 0
-        return self._queue.put_columns(self._sender, columns.rows(0, wanted), now, self._batch_size)
+        return self._queue.put_columns(self, columns.rows(0, wanted), now)
 
     def find_room(self, columns: Columns) -> None:
         """Raise OSError if there is no room for records, as far as that can be known."""
-        self._queue.find_room(self._sender, columns, self._batch_size)
+        self._queue.find_room(self, columns)
 
     def keep_columns(self, columns: Columns, now: int) -> None:
         """Take records that were checked, while others of their write are appended elsewhere. They may wait."""
-        self._queue.keep_columns(self._sender, columns, now, self._batch_size)
+        self._queue.keep_columns(self, columns, now)
 
     def hold_room(self, size: int) -> None:
-        self._queue.hold(self._sender, size)
+        """Make sure that there is room for an unfinished line of this many bytes, as far as that is possible. OSError
+        if there is no room."""
+        self._queue.hold(self, size)
 
     def hold_line(self, line: Bytes) -> None:
-        self.hold_room(line.size)
+        """Make sure that there is room for a line that is probably at its end, as a descriptor is closed."""
+        self._queue.hold(self, line.size)
 
     def give_room_back(self) -> None:
         """Give back the room of an unfinished line, which has ended and goes to another partition."""
-        self._queue.give_room_back(self._sender)
+        self._queue.give_room_back(self)
 
     def flush(self) -> None:
-        self._queue.flush(self._sender)
+        """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""
+        self._queue.flush(self)
 
     def persist(self) -> None:
-        self._queue.flush(self._sender)
+        """Append the waiting lines, and bring them onto the disk."""
+        self._queue.flush(self)
         self._partition.flush()
 
     def leave(self) -> None:
-        self._queue.leave(self._sender)
+        """Note that the writer is closed."""
+        self._queue.leave(self)
 
 
 class TopicTarget:
-    """A writer's target in a topic. A record goes to the partition that its jsonl line names, or that the hash of its
-    key gives, as with Kafka's producers. Records without a key go to the partitions in turn.
+    """A writer's target in a topic, with the same methods. A record goes to the partition that its jsonl line names,
+    or that the hash of its key gives, as with Kafka's producers. Records without a key go to the partitions in turn.
 
+    writers  the writing sides of all partitions that it may append to
     refusal  why the last `add` did not take everything; None if it did
     _parts   the target in each partition, by its number
     _turns   a counter that all writers of the topic share: it says which partition is next for records without a key
@@ -123,24 +126,18 @@ class TopicTarget:
     _chosen  the partition of that line, if it has no key and is probably complete: its turn is taken
     """
 
-    def __init__(self, parts: dict[int, PartitionTarget], fmt: Format, turns: Iterator[int]) -> None:
-        self.format = fmt
+    def __init__(self, parts: Sequence[PartitionTarget], turns: Iterator[int]) -> None:
+        self.format = parts[0].format
+        self.writers = tuple(writers for part in parts for writers in part.writers)
         self.refusal: EngineError | None = None
-        self._parts = parts
-        self._numbers = sorted(parts)
+        self._parts = {part.number: part for part in parts}
+        self._numbers = sorted(self._parts)
         self._turns = turns
         self._held: PartitionTarget | None = None
         self._chosen: PartitionTarget | None = None
 
-    def writers(self) -> tuple[PartitionWriters, ...]:
-        return tuple(writers for part in self._parts.values() for writers in part.writers())
-
     def line_limit(self) -> int:
         return max(part.line_limit() for part in self._parts.values())
-
-    def waits(self) -> bool:
-        """Tell whether lines that were taken are still to be appended."""
-        return any(part.waits() for part in self._parts.values())
 
     def add(self, lines: Bytes, head: Bytes = NOTHING) -> int:
         self.refusal = None
@@ -150,11 +147,11 @@ class TopicTarget:
             self.refusal = part.refusal
             return taken
         lines = joined(head, lines)
-        now = self.writers()[0].partition.log.clock()
+        now = self.writers[0].partition.log.clock()
         parsed = self.format.parse(lines, now)
         # Refused records are found before anything is taken: what went to one partition cannot be taken back when
         # another partition refuses an earlier line.
-        taken, refusal = first_refused(parsed.columns, self.writers()[0].partition.settings, now)
+        taken, refusal = first_refused(parsed.columns, self.writers[0].partition.settings, now)
         chosen, known, unknown = self._choose(parsed.columns, parsed.partitions)
         if known < taken:
             taken, refusal = known, unknown
@@ -225,7 +222,7 @@ class TopicTarget:
         be refused."""
         if self.format == Format.TXT:
             return self._held
-        parsed = self.format.parse(joined(line, _NEWLINE), self.writers()[0].partition.log.clock())
+        parsed = self.format.parse(joined(line, _NEWLINE), self.writers[0].partition.log.clock())
         if not len(parsed.columns):
             return None
         chosen, known, _ = self._choose(parsed.columns, parsed.partitions)
@@ -255,6 +252,10 @@ class TopicTarget:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+Target = PartitionTarget | TopicTarget
+"""The place that complete lines go to."""
 
 
 def joined(head: Bytes, lines: Bytes) -> Bytes:

@@ -61,7 +61,7 @@ class ControlHandle(Handle):
     """A writer of a control file, which may also read the content at the open.
 
     _file        the control file that lines are applied to
-    _reader      the content at the open; None if the file was opened for writing only
+    _reader      reads the content at the open, if the file was opened for that too
     _tail        the beginning of a line whose newline has not come
     _is_done     whether the tail, as it is, was carried out at a close
     _lines       the complete lines since the last fsync
@@ -73,7 +73,7 @@ class ControlHandle(Handle):
 
     def __init__(self, file: ControlFile, flags: int) -> None:
         self._file = file
-        self._reader = BytesHandle(file.content()) if flags & os.O_ACCMODE == os.O_RDWR else None
+        self._reader = BytesHandle(file.content()) if flags & os.O_ACCMODE == os.O_RDWR else Handle()
         self._tail = b""
         self._is_done = False
         self._lines: list[bytes] = []
@@ -83,9 +83,9 @@ class ControlHandle(Handle):
         self._lock = threading.Lock()
 
     def read(self, position: int, into: Bytes) -> int:
-        return super().read(position, into) if self._reader is None else self._reader.read(position, into)
+        return self._reader.read(position, into)
 
-    def write(self, data: Bytes) -> int:
+    def write(self, data: Bytes, position: int = 0) -> int:
         """Carry out the complete lines, and keep the beginning of the next one. After an error nothing stays in force
         that came through this open file, and nothing is kept."""
         with self._lock:

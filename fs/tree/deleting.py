@@ -14,9 +14,10 @@ attributes do not see them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from topicfs.fs import errors
+from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory
 
@@ -25,19 +26,23 @@ UNDELETE: Final = "user.topicfs.undelete"
 DELETED: Final = "user.topicfs.deleted"
 
 
+@dataclass(eq=False)
 class Deleting(Directory):
-    """A directory whose names can be deleted with all that they hold, and taken back.
+    """A directory whose names can be deleted with all that they hold, and taken back. rmdir deletes what is empty.
 
     context  the context that the tree shares
     """
 
     context: Context
 
+    def mtime_ns(self) -> int:
+        return self.context.mtime_ns()
+
     def xattr(self, name: str) -> bytes | None:
         return self.context.deletions() if name == DELETED else super().xattr(name)
 
     def set_xattr(self, name: str, value: bytes) -> None:
-        tasks: dict[str, Callable[[str], None]] = {DELETE: self.delete, UNDELETE: self.undelete}
+        tasks: dict[str, Callable[[str], None]] = {DELETE: self._delete, UNDELETE: self.undelete}
         task = tasks.get(name)
         if task is None:
             super().set_xattr(name, value)
@@ -45,11 +50,20 @@ class Deleting(Directory):
         try:
             wanted = value.decode("ascii")
         except UnicodeDecodeError:
-            raise errors.NotFoundError(f"there is no {self.path.rstrip('/')}/{value!r}") from None
+            raise self.missing(repr(value)) from None
         task(wanted)
 
-    def delete(self, name: str) -> None:
-        """Delete what has this name, with all that it holds."""
+    def remove_directory(self, name: str) -> None:
+        self._delete(name, only_empty=True)
+
+    def _delete(self, name: str, only_empty: bool = False) -> None:
+        try:
+            self.context.delete(*self.place_of(name), only_empty)
+        except (UnknownPartitionError, InvalidNameError):
+            raise self.missing(name) from None
+
+    def place_of(self, name: str) -> tuple[str, int | None]:
+        """Return the topic, and the number of the partition, that a name stands for; no number for a whole topic."""
         raise NotImplementedError
 
     def undelete(self, name: str) -> None:

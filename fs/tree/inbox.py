@@ -16,6 +16,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
@@ -46,6 +47,7 @@ _STREAMS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Scratch(Entry):
     """What all entries of an inbox have in common. chmod and chown succeed without effect, as Spark and cp need;
     utimens sets the times.
@@ -54,10 +56,8 @@ class Scratch(Entry):
     parts        the path in the inbox
     """
 
-    def __init__(self, path: str, topic_inbox: TopicInbox, parts: Parts) -> None:
-        super().__init__(path)
-        self.topic_inbox = topic_inbox
-        self.parts = parts
+    topic_inbox: TopicInbox
+    parts: Parts
 
     def status(self) -> os.stat_result:
         with as_told(self.path):
@@ -273,7 +273,7 @@ class ScratchHandle(Handle):
     def read(self, position: int, into: Bytes) -> int:
         return self._file.read(position, into)
 
-    def write_at(self, position: int, data: Bytes) -> int:
+    def write(self, data: Bytes, position: int = 0) -> int:
         if self.writing is not None:
             self.writing.is_closed = False
         return self._file.write(position, data)
@@ -317,13 +317,13 @@ class ArrivingHandle(ScratchHandle):
         self._is_taken = False
         entry.topic_inbox.arriving[entry.parts[0]] = self
 
-    def write_at(self, position: int, data: Bytes) -> int:
+    def write(self, data: Bytes, position: int = 0) -> int:
         if self._is_taken:
             raise errors.NotSupportedError(
                 f"{self._entry.path} was appended when it was closed: nothing is added"
             )
         self.is_whole = False
-        return super().write_at(position, data)
+        return super().write(data, position)
 
     def flush(self) -> None:
         super().flush()

@@ -6,19 +6,19 @@ The names exist only for topics with `parquet.enable`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import UnknownPartitionError
 from topicfs.engine.files.integers import parse_int32
-from topicfs.engine.parquet.table import OpenTableFile, TableFile, Tables
+from topicfs.engine.parquet.table import OpenTableFile, TableFile
 from topicfs.fs import errors
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
 from topicfs.fs.selections import base_name, parse_base
-from topicfs.fs.tree.partition_entry import PartitionEntry
+from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs
 from topicfs.fs.tree.topic_entry import TopicEntry
-from topicfs.fs.views.partition_views import PartitionViews
 
 PARQUET: Final = "parquet"
 TABLE: Final = "table"
@@ -45,20 +45,18 @@ class ParquetHandle(Handle):
         self._file.close()
 
 
+@dataclass(eq=False)
 class ParquetFile(PartitionEntry):
     """A sealed segment as a Parquet file. Its modification time is that of the segment's `.log`."""
 
-    can_go = True
+    file: TableFile
 
-    def __init__(self, path: str, views: PartitionViews, tables: Tables, file: TableFile) -> None:
-        super().__init__(path, views)
-        self.tables = tables
-        self.file = file
+    can_go = True
 
     @property
     def is_there(self) -> bool:
         partition = self.views.partition
-        return partition.is_open and self.tables.find(partition, self.file.base_offset) == self.file
+        return partition.is_open and self.context.tables.find(partition, self.file.base_offset) == self.file
 
     @property
     def is_current(self) -> bool:
@@ -84,16 +82,12 @@ class ParquetFile(PartitionEntry):
         return self.file.mtime_ns
 
     def xattrs(self) -> dict[str, bytes]:
-        return {
-            "user.topicfs.first_offset": str(self.file.base_offset).encode(),
-            "user.topicfs.next_offset": str(self.file.next_offset).encode(),
-            "user.topicfs.max_timestamp": str(self.file.max_timestamp).encode(),
-        }
+        return range_xattrs(self.file.base_offset, self.file.next_offset, self.file.max_timestamp)
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
         try:
-            file = self.tables.open(self.views.partition, self.file)
+            file = self.context.tables.open(self.views.partition, self.file)
         except FileNotFoundError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
         return ParquetHandle(file, self.file.size)
@@ -102,25 +96,21 @@ class ParquetFile(PartitionEntry):
 class ParquetDirectory(PartitionEntry, Directory):
     """A partition's Parquet files. A name exists only when its bytes are final, and contain a record."""
 
-    def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
-        super().__init__(path, views)
-        self.tables = tables
-
     @property
     def is_current(self) -> bool:
         return super().is_current and self.views.partition.settings.parquet_enable
 
     def names(self) -> Iterable[str]:
-        for file in self.tables.files(self.views.partition):
+        for file in self.context.tables.files(self.views.partition):
             yield f"{base_name(file.base_offset)}.{PARQUET}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
-        found = None if base is None else self.tables.find(self.views.partition, base)
+        found = None if base is None else self.context.tables.find(self.views.partition, base)
         if found is None or suffix != PARQUET:
             raise self.missing(name)
-        return ParquetFile(self.child(name), self.views, self.tables, found)
+        return ParquetFile(self.child(name), self.views, found)
 
 
 class TableDirectory(TopicEntry, Directory):
@@ -138,13 +128,12 @@ class TableDirectory(TopicEntry, Directory):
             views = self.context.views(self.topic, number)
         except UnknownPartitionError:
             raise self.missing(name) from None
-        return ParquetDirectory(self.child(name), views, self.context.tables)
+        return ParquetDirectory(self.child(name), views)
 
 
-def table_of(path: str, context: Context, topic: str) -> TableDirectory | None:
-    """Return a topic's table; None if its settings ask for none."""
+def has_table(context: Context, topic: str) -> bool:
+    """Tell whether a topic is there, and its settings ask for a table."""
     try:
-        wanted = context.store.topic_settings(topic).parquet_enable
+        return context.store.topic_settings(topic).parquet_enable
     except UnknownPartitionError:
-        return None
-    return TableDirectory(path, context, topic) if wanted else None
+        return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from topicfs.fs.context import Context
-from topicfs.fs.entry import Directory, Entry, FleetingFile, Link
-from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.entry import Directory, Entry, FleetingFile, ViewLink
+from topicfs.fs.formats import Format
 from topicfs.fs.tree.logs import CurrentLink, FollowFile, LogFile
 from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs, partition_mtime
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
@@ -17,18 +19,8 @@ from topicfs.fs.tree.start import StartFile
 from topicfs.fs.upkeep_status import upkeep
 from topicfs.fs.views.partition_views import PartitionViews
 
-STATUS: Final = "status.json"
-VIEWS: Final = "views"
-LINKED: Final = (
-    *(f"log.{suffix}" for suffix in FORMATS if suffix != Format.TXT.suffix),
-    "offset",
-    "time",
-    "segments",
-    "sealed",
-)
-"""The views of records that `log.txt` contains as well."""
 
-
+@dataclass(eq=False)
 class PartitionDirectory(Directory):
     """The directory of a partition. `log.txt` has each record once. Every other view of the same records is listed as a
     link, which tools that go through whole trees do not follow.
@@ -36,12 +28,10 @@ class PartitionDirectory(Directory):
     _found  the partition's views as they were last found; the partition may have been deleted since
     """
 
-    def __init__(self, path: str, context: Context, topic: str, number: int) -> None:
-        super().__init__(path)
-        self.context = context
-        self.topic = topic
-        self.number = number
-        self._found: PartitionViews | None = None
+    context: Context
+    topic: str
+    number: int
+    _found: PartitionViews | None = None
 
     @property
     def is_current(self) -> bool:
@@ -60,90 +50,35 @@ class PartitionDirectory(Directory):
         return offset_xattrs(self._views()).get(name)
 
     def names(self) -> Iterable[str]:
-        # `follow` is not listed: `grep -r`, `cp -a` and `wc *` open all listed names, and would wait there for ever.
-        for kind in ("log", "current"):
-            for suffix in FORMATS:
-                yield f"{kind}.{suffix}"
-        yield from ("offset", "time", "segments", "sealed", "start", STATUS)
+        return _LISTED
 
     def lookup(self, name: str) -> Entry:
-        views, path = self._views(), self.child(name)
-        if name == VIEWS:
-            return ViewsDirectory(path, self.context, views)
-        if name in LINKED:
-            return (
-                view_of(path, name, self.context, views)
-                if self.context.lists_all
-                else ViewLink(path, views, name)
-            )
-        match name:
-            case "start":
-                return StartFile(path, self.context, views)
-            case "status.json":
-                return StatusFile(path, self.context, views)
-        kind, _, suffix = name.partition(".")
-        fmt = FORMATS.get(suffix)
-        if fmt is not None:
-            match kind:
-                case "log":
-                    return LogFile(path, self.context, views, fmt)
-                case "current":
-                    return CurrentLink(path, views, fmt)
-                case "follow":
-                    return FollowFile(path, self.context, views, fmt)
-        raise self.missing(name)
+        views = self._views()
+        if name in _LINKED and not self.context.lists_all:
+            return PartitionViewLink(self.child(name), views)
+        return self.made(name, _ENTRIES, views)
 
 
-def view_of(path: str, name: str, context: Context, views: PartitionViews) -> Entry:
-    """Return the entry that a link leads to. Its name is one of LINKED."""
-    match name:
-        case "offset":
-            return OffsetDirectory(path, views)
-        case "time":
-            return TimeDirectory(path, views)
-        case "segments":
-            return SegmentsDirectory(path, views)
-        case "sealed":
-            return SealedDirectory(path, views, context.tables)
-    return LogFile(path, context, views, FORMATS[name.partition(".")[2]])
-
-
-class ViewLink(PartitionEntry, Link):
+class PartitionViewLink(PartitionEntry, ViewLink):
     """A link to the entry of the same name in `views`."""
-
-    def __init__(self, path: str, views: PartitionViews, name: str) -> None:
-        super().__init__(path, views)
-        self.name = name
-
-    def target(self) -> str:
-        return f"{VIEWS}/{self.name}"
 
 
 class ViewsDirectory(PartitionEntry, Directory):
     """The targets of a partition's links. This directory is not listed itself."""
 
-    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
-        super().__init__(path, views)
-        self.context = context
-
     def names(self) -> Iterable[str]:
-        return LINKED
+        return _LINKED
 
     def lookup(self, name: str) -> Entry:
-        if name not in LINKED:
+        if name not in _LINKED:
             raise self.missing(name)
-        return view_of(self.child(name), name, self.context, self.views)
+        return self.made(name, _ENTRIES, self.views)
 
 
-class StatusFile(PartitionEntry, FleetingFile):
+class StatusFile(FleetingFile, PartitionEntry):
     """A partition's offsets and sizes, what upkeep does next with it, and its last refusal, as JSON."""
 
-    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
-        super().__init__(path, views)
-        self.context = context
-        self.snapshots = context.snapshots
-
-    def content(self) -> bytes:
+    def make(self) -> bytes:
         partition, log = self.views.partition, self.views.partition.log
         now = log.snapshot
         segments = now.segments
@@ -178,3 +113,24 @@ class StatusFile(PartitionEntry, FleetingFile):
             else dict(zip(("timestamp", "reason", "path"), refusal, strict=True)),
         }
         return json.dumps(status, indent=2).encode() + b"\n"
+
+
+_ENTRIES: Final[Mapping[str, Callable[[str, PartitionViews], Entry]]] = {
+    **{f"log.{fmt.suffix}": partial(LogFile, format=fmt) for fmt in Format},
+    **{f"current.{fmt.suffix}": partial(CurrentLink, format=fmt) for fmt in Format},
+    "offset": OffsetDirectory,
+    "time": TimeDirectory,
+    "segments": SegmentsDirectory,
+    "sealed": SealedDirectory,
+    "start": StartFile,
+    "status.json": StatusFile,
+    # `follow` is not listed: `grep -r`, `cp -a` and `wc *` open all listed names, and would wait there for ever.
+    **{f"follow.{fmt.suffix}": partial(FollowFile, format=fmt) for fmt in Format},
+    ViewLink.directory: ViewsDirectory,
+}
+"""Every name in a partition's directory."""
+
+_LISTED: Final = [name for name in _ENTRIES if not name.startswith(("follow", ViewLink.directory))]
+
+_LINKED: Final = ("log.tsv", "log.jsonl", "offset", "time", "segments", "sealed")
+"""The views of records that `log.txt` contains as well."""

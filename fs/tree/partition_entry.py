@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from topicfs.engine.mount_attributes import FIRST_OFFSET, NEXT_OFFSET
 from topicfs.engine.segment.segment import Segment
 from topicfs.fs import errors
+from topicfs.fs.context import Context
 from topicfs.fs.entry import Entry
 from topicfs.fs.views.partition_views import PartitionViews
 
 
+@dataclass(eq=False)
 class PartitionEntry(Entry):
     """An entry that shows something of a partition."""
 
-    def __init__(self, path: str, views: PartitionViews) -> None:
-        super().__init__(path)
-        self.views = views
+    views: PartitionViews
+
+    @property
+    def context(self) -> Context:
+        return self.views.context
 
     @property
     def is_current(self) -> bool:
@@ -52,7 +57,7 @@ def partition_mtime(views: PartitionViews) -> int:
 def offset_xattrs(views: PartitionViews) -> dict[str, bytes]:
     """Return the extended attributes that tell which offsets the whole log has."""
     now = views.partition.offsets
-    return {FIRST_OFFSET: b"%d" % now.start, NEXT_OFFSET: b"%d" % now.stable}
+    return range_xattrs(now.start, now.stable)
 
 
 def status_of(segment: Segment) -> os.stat_result:
@@ -61,3 +66,11 @@ def status_of(segment: Segment) -> os.stat_result:
         return os.stat(segment.log.path)
     except FileNotFoundError:
         raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None
+
+
+def range_xattrs(first: int, end: int, max_timestamp: int | None = None) -> dict[str, bytes]:
+    """Return the extended attributes of a file that shows the records in [first, end)."""
+    found = {FIRST_OFFSET: b"%d" % first, NEXT_OFFSET: b"%d" % end}
+    if max_timestamp is not None:
+        found["user.topicfs.max_timestamp"] = str(max_timestamp).encode()
+    return found

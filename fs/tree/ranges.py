@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
 
 from topicfs.engine.partition.timestamps import MAX
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.fs.entry import (
+    SERIALS,
     Attributes,
     BytesHandle,
     Directory,
@@ -32,9 +34,9 @@ from topicfs.fs.selections import (
     parse_offsets,
     parse_times,
 )
-from topicfs.fs.tree.partition_entry import PartitionEntry
-from topicfs.fs.tree.segments import ViewHandle
-from topicfs.fs.views.partition_views import SERIALS, PartitionViews
+from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs
+from topicfs.fs.views.handle import ViewHandle
+from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.view import View
 
 
@@ -55,6 +57,7 @@ def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | Non
             return partition.first_offset_at(max(0, partition.log.clock() - span)), None
 
 
+@dataclass(eq=False)
 class ResolvedRange(PartitionEntry):
     """Some records in a format: from `start` to before `end`, or without an end.
 
@@ -63,15 +66,13 @@ class ResolvedRange(PartitionEntry):
     _measured  the `_changes` and the size at the last measurement; it is only used if the range can no longer grow
     """
 
-    def __init__(
-        self, path: str, views: PartitionViews, fmt: Format, start: int, end: int | None, fleeting: bool
-    ) -> None:
-        super().__init__(path, views)
-        self.format = fmt
-        self.start = start
-        self.end = end
-        self.fleeting = fleeting
-        self._version = version_of("look", next(SERIALS)) if fleeting else 0
+    format: Format
+    start: int
+    end: int | None
+    fleeting: bool
+
+    def __post_init__(self) -> None:
+        self._version = version_of("look", next(SERIALS)) if self.fleeting else 0
         self._measured: tuple[Hashable, int] = (None, 0)
 
     @property
@@ -109,14 +110,13 @@ class ResolvedRange(PartitionEntry):
         return ViewHandle(self._view(), content=changes)
 
 
+@dataclass(eq=False)
 class RangeFile(PartitionEntry):
     """Some records in a format, as a name selects them. If it may select other records each time, each look-up of the
     name gives a new file, so that two that are open and mapped do not share pages."""
 
-    def __init__(self, path: str, views: PartitionViews, selection: Selection, fmt: Format) -> None:
-        super().__init__(path, views)
-        self.selection = selection
-        self.format = fmt
+    selection: Selection
+    format: Format
 
     def at(self, version: int) -> Entry:
         known = self.views.ranges.get(version)
@@ -139,21 +139,17 @@ class RangeFile(PartitionEntry):
     def xattrs(self) -> dict[str, bytes]:
         start, end = resolve(self.views, self.selection)
         stable = self.views.partition.stable_offset
-        return {
-            "user.topicfs.first_offset": str(start).encode(),
-            "user.topicfs.next_offset": str(stable if end is None else min(end, stable)).encode(),
-        }
+        return range_xattrs(start, stable if end is None else min(end, stable))
 
     def open(self, flags: int) -> Handle:
         return self.at(0).open(flags)
 
 
+@dataclass(eq=False)
 class ValueFile(PartitionEntry):
     """The value of one record, exactly. A null value is an empty file."""
 
-    def __init__(self, path: str, views: PartitionViews, record: Record) -> None:
-        super().__init__(path, views)
-        self.record = record
+    record: Record
 
     @property
     def is_current(self) -> bool:
@@ -171,11 +167,7 @@ class ValueFile(PartitionEntry):
 
     def xattrs(self) -> dict[str, bytes]:
         offset = self.record.offset
-        found = {
-            "user.topicfs.first_offset": str(offset).encode(),
-            "user.topicfs.next_offset": str(offset + 1).encode(),
-            "user.topicfs.max_timestamp": str(self.record.timestamp).encode(),
-        }
+        found = range_xattrs(offset, offset + 1, self.record.timestamp)
         if self.record.key is not None:
             found["user.topicfs.key"] = self.record.key
         return found
@@ -238,12 +230,11 @@ class TimeDirectory(PartitionEntry, Directory):
         return RangeFile(self.child(name), self.views, selection, fmt)
 
 
+@dataclass(eq=False)
 class DayDirectory(PartitionEntry, Directory):
     """The hours of a day, in UTC. It lists those that have records."""
 
-    def __init__(self, path: str, views: PartitionViews, day: int) -> None:
-        super().__init__(path, views)
-        self.day = day
+    day: int
 
     def names(self) -> Iterable[str]:
         for hour in periods(self.views, self.day, self.day + DAY_MS, HOUR_MS):

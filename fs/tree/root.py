@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
+from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.format.paths import parse_partition_directory
 from topicfs.engine.mount_attributes import BACKING
-from topicfs.fs.context import Context
+from topicfs.fs import errors
+from topicfs.fs.context import TOPICS, Context
 from topicfs.fs.entry import Entry, FleetingFile
 from topicfs.fs.tree.deleting import Deleting
 from topicfs.fs.tree.partition import PartitionDirectory
@@ -43,44 +46,43 @@ A slash behind a link, as in `find orders-0/segments/`, has such tools follow it
 """
 
 
+@dataclass(eq=False)
 class RootDirectory(Deleting):
     """Partitions, topics, and two files about the store. mkdir creates a partition, rmdir removes an empty one."""
 
-    permissions = 0o777
+    metrics: Callable[[], bytes]
 
-    def __init__(self, context: Context, metrics: Callable[[], bytes]) -> None:
-        super().__init__("/")
-        self.context = context
-        self.metrics = metrics
+    permissions = 0o777
 
     @property
     def is_current(self) -> bool:
         return True
 
-    def mtime_ns(self) -> int:
-        return self.context.mtime_ns()
-
     def xattr(self, name: str) -> bytes | None:
         return os.fsencode(self.context.store.backing) if name == BACKING else super().xattr(name)
 
     def names(self) -> Iterable[str]:
-        yield from ("README.txt", "metrics", "topics")
+        yield from self._about_all()
         for topic, number in self.context.store.partitions():
             yield f"{topic}-{number}"
 
     def lookup(self, name: str) -> Entry:
         path = self.child(name)
-        match name:
-            case "README.txt":
-                return TextFile(path, lambda: README, self.context)
-            case "metrics":
-                return TextFile(path, self.metrics, self.context)
-            case "topics":
-                return TopicsDirectory(path, self.context)
+        make = self._about_all().get(name)
+        if make is not None:
+            return make(path, self.context)
         topic, number = self._partition(name)
         if f"{topic}-{number}" not in self.context.store:
             raise self.missing(name)
         return PartitionDirectory(path, self.context, topic, number)
+
+    def _about_all(self) -> Mapping[str, Callable[[str, Context], Entry]]:
+        """Return the entries that are about the whole store, by name."""
+        return {
+            "README.txt": partial(TextFile, text=lambda: README),
+            "metrics": partial(TextFile, text=self.metrics),
+            TOPICS: TopicsDirectory,
+        }
 
     def _partition(self, name: str) -> tuple[str, int]:
         try:
@@ -93,42 +95,32 @@ class RootDirectory(Deleting):
 
     def create_directory(self, name: str) -> None:
         topic, number, suffix = parse_partition_directory(name)
-        if suffix or name == "topics":
+        if suffix or name == TOPICS:
             raise InvalidNameError(f"{name} cannot be a partition: expected <topic>-<number>")
         self.context.store.create(topic, number)
 
     def remove_directory(self, name: str) -> None:
-        if name == "topics":
-            super().remove_directory(name)
-        topic, number = self._partition(name)
-        try:
-            self.context.remove_partition(topic, number)
-        except UnknownPartitionError:
-            raise self.missing(name) from None
+        if name == TOPICS:
+            raise errors.NotSupportedError(f"{self.child(name)} cannot be removed")
+        super().remove_directory(name)
 
-    def delete(self, name: str) -> None:
-        topic, number = self._partition(name)
-        try:
-            self.context.delete_partition(topic, number)
-        except UnknownPartitionError:
-            raise self.missing(name) from None
+    def place_of(self, name: str) -> tuple[str, int | None]:
+        return self._partition(name)
 
     def undelete(self, name: str) -> None:
         topic, number = self._partition(name)
         self.context.store.undelete(topic, number)
 
 
+@dataclass(eq=False)
 class TextFile(FleetingFile):
     """A text about the whole store."""
 
-    def __init__(self, path: str, make: Callable[[], bytes], context: Context) -> None:
-        super().__init__(path)
-        self.make = make
-        self.context = context
-        self.snapshots = context.snapshots
+    context: Context
+    text: Callable[[], bytes]
 
-    def content(self) -> bytes:
-        return self.make()
+    def make(self) -> bytes:
+        return self.text()
 
     def mtime_ns(self) -> int:
         return self.context.mtime_ns()

@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.files.birth import Birth
-from topicfs.engine.parquet.table import Tables
 from topicfs.engine.segment.segment import Segment
 from topicfs.fs import errors
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
-from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.formats import Format
 from topicfs.fs.selections import base_name, parse_base
 from topicfs.fs.tree.parquet import PARQUET, ParquetDirectory
-from topicfs.fs.tree.partition_entry import PartitionEntry, status_of
+from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs, status_of
+from topicfs.fs.views.handle import ViewHandle
 from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.view import View
 
-RAW = "log"
 
-
-class ViewHandle(Handle):
-    """An open view that belongs to this handle alone. The kernel keeps the pages of a view that can no longer change.
-
-    _content  what the shown bytes depend on, beside the version
-    _base     the base offset of the segment that was read last
-    """
-
-    def __init__(self, view: View, final: bool = False, content: Hashable = None) -> None:
-        self.view = view
-        self._content = content
-        self.direct_io = not final
-        self.keep_cache = final
-        self._base = -1
-
-    def size(self) -> int:
-        return self.view.size()
-
-    def content(self) -> Hashable:
-        return self._content
-
-    def read(self, position: int, into: Bytes) -> int:
-        done = self.view.read(position, into)
-        base = self.view.base_at(position)
-        if base != self._base and not self.is_paged:
-            self._base = base
-            if self.view.end_offset is None:
-                # It may be followed for ever, so it releases what was read. A view with an end keeps all of it.
-                self.view.release_below(position)
-        return done
-
-    def release(self) -> None:
-        self.view.close()
-
-
+@dataclass(eq=False)
 class OfSegment(PartitionEntry):
     """An entry that shows a segment. To the kernel each `.log` is a file of its own, whatever its name. A segment that
     may still grow and the same segment when it is final are two files as well: only pages of final bytes are kept."""
 
-    can_go = True
+    segment: Segment
 
-    def __init__(self, path: str, views: PartitionViews, segment: Segment) -> None:
-        super().__init__(path, views)
-        self.segment = segment
+    can_go = True
 
     @property
     def is_there(self) -> bool:
@@ -104,13 +70,14 @@ class OfSegment(PartitionEntry):
         return status_of(self.segment).st_mtime_ns
 
 
+@dataclass(eq=False)
 class SegmentFile(OfSegment):
     """A segment in a format. The active one grows; a sealed one never changes."""
 
-    def __init__(self, path: str, views: PartitionViews, segment: Segment, fmt: Format) -> None:
-        super().__init__(path, views, segment)
-        self.format = fmt
-        self._found_in = views.partition.log.snapshot.segments
+    format: Format
+
+    def __post_init__(self) -> None:
+        self._found_in = self.views.partition.log.snapshot.segments
 
     @property
     def is_final(self) -> bool:
@@ -134,7 +101,7 @@ class SegmentFile(OfSegment):
         now = self.views.partition.log.snapshot
         following = now.segments.higher(self.segment.base_offset)
         end = now.stable if following is None else min(following.base_offset, now.stable)
-        return _xattrs(self.segment.base_offset, end, self.segment.max_timestamp)
+        return range_xattrs(self.segment.base_offset, end, self.segment.max_timestamp)
 
     def open(self, flags: int) -> Handle:
         refuse_writing(self, flags)
@@ -186,78 +153,69 @@ class RawFile(OfSegment):
         return RawHandle(self.segment, final)
 
 
+@dataclass(eq=False)
 class SegmentsDirectory(PartitionEntry, Directory):
     """Every segment, in all formats and raw. The active one grows."""
 
     def names(self) -> Iterable[str]:
         for segment in self.views.partition.log.snapshot.segments:
-            stem = base_name(segment.base_offset)
-            for suffix in FORMATS:
-                yield f"{stem}.{suffix}"
-            yield f"{stem}.{RAW}"
+            if self._shows(segment):
+                for suffix in self._kinds():
+                    yield f"{base_name(segment.base_offset)}.{suffix}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
         base = parse_base(stem)
         segment = None if base is None else self.views.partition.log.snapshot.segments.at(base)
-        if segment is not None and suffix == RAW:
-            return RawFile(self.child(name), self.views, segment)
-        fmt = FORMATS.get(suffix)
-        if segment is None or fmt is None:
+        make = self._kinds().get(suffix)
+        if segment is None or make is None or not self._shows(segment):
             raise self.missing(name)
-        return SegmentFile(self.child(name), self.views, segment, fmt)
+        return make(self.child(name), self.views, segment)
+
+    def _kinds(self) -> Mapping[str, _Maker]:
+        """Return what a segment is shown as, by the suffix of a name."""
+        return _KINDS
+
+    def _shows(self, segment: Segment) -> bool:
+        return True
 
 
-class SealedDirectory(PartitionEntry, Directory):
-    """One directory for each format, with the segments that can no longer change. It is made for Spark."""
-
-    def __init__(self, path: str, views: PartitionViews, tables: Tables) -> None:
-        super().__init__(path, views)
-        self.tables = tables
-
-    def names(self) -> Iterable[str]:
-        yield from FORMATS
-        if self.views.partition.settings.parquet_enable:
-            yield PARQUET
-
-    def lookup(self, name: str) -> Entry:
-        if name == PARQUET and self.views.partition.settings.parquet_enable:
-            return ParquetDirectory(self.child(name), self.views, self.tables)
-        fmt = FORMATS.get(name)
-        if fmt is None:
-            raise self.missing(name)
-        return SealedFormatDirectory(self.child(name), self.views, fmt)
-
-
-class SealedFormatDirectory(PartitionEntry, Directory):
+@dataclass(eq=False)
+class SealedFormatDirectory(SegmentsDirectory):
     """The sealed segments in one format. A name exists only when its bytes are final, and there are some."""
 
-    def __init__(self, path: str, views: PartitionViews, fmt: Format) -> None:
-        super().__init__(path, views)
-        self.format = fmt
+    format: Format
 
-    def names(self) -> Iterable[str]:
-        for segment in self.views.partition.log.snapshot.segments.non_active:
-            if self._is_final(segment):
-                yield f"{base_name(segment.base_offset)}.{self.format.suffix}"
+    def _kinds(self) -> Mapping[str, _Maker]:
+        return {self.format.suffix: partial(SegmentFile, format=self.format)}
 
-    def lookup(self, name: str) -> Entry:
-        stem, _, suffix = name.partition(".")
-        base = parse_base(stem)
-        segment = None if base is None else self.views.partition.log.snapshot.segments.at(base)
-        if segment is None or suffix != self.format.suffix or not self._is_final(segment):
-            raise self.missing(name)
-        return SegmentFile(self.child(name), self.views, segment, self.format)
-
-    def _is_final(self, segment: Segment) -> bool:
+    def _shows(self, segment: Segment) -> bool:
         now = self.views.partition.log.snapshot
         text = self.views.rendered.of(segment, self.format)
         return text.is_complete(now) and text.size(now) > 0
 
 
-def _xattrs(first: int, end: int, max_timestamp: int) -> dict[str, bytes]:
-    return {
-        "user.topicfs.first_offset": str(first).encode(),
-        "user.topicfs.next_offset": str(end).encode(),
-        "user.topicfs.max_timestamp": str(max_timestamp).encode(),
-    }
+class SealedDirectory(PartitionEntry, Directory):
+    """One directory for each format, with the segments that can no longer change. It is made for Spark."""
+
+    def names(self) -> Iterable[str]:
+        return self._directories()
+
+    def lookup(self, name: str) -> Entry:
+        return self.made(name, self._directories(), self.views)
+
+    def _directories(self) -> Mapping[str, Callable[[str, PartitionViews], Entry]]:
+        parquet = {PARQUET: ParquetDirectory} if self.views.partition.settings.parquet_enable else {}
+        return {**_SEALED, **parquet}
+
+
+_Maker = Callable[[str, PartitionViews, Segment], OfSegment]
+
+_KINDS: Final[Mapping[str, _Maker]] = {
+    **{fmt.suffix: partial(SegmentFile, format=fmt) for fmt in Format},
+    "log": RawFile,
+}
+
+_SEALED: Final[Mapping[str, Callable[[str, PartitionViews], Entry]]] = {
+    fmt.suffix: partial(SealedFormatDirectory, format=fmt) for fmt in Format
+}

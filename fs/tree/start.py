@@ -7,18 +7,12 @@ from collections.abc import Sequence
 from topicfs.engine.errors import OffsetOutOfRangeError, shown
 from topicfs.engine.files.integers import parse_int64
 from topicfs.fs import errors
-from topicfs.fs.context import Context
 from topicfs.fs.tree.control_files import ControlFile, TakeBack
 from topicfs.fs.tree.partition_entry import PartitionEntry
-from topicfs.fs.views.partition_views import PartitionViews
 
 
 class StartFile(PartitionEntry, ControlFile):
     """The start offset. A written number deletes the records below it; -1 deletes all that are committed."""
-
-    def __init__(self, path: str, context: Context, views: PartitionViews) -> None:
-        super().__init__(path, views)
-        self.context = context
 
     def content(self) -> bytes:
         return b"%d\n" % self.views.partition.start_offset

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Entry
 
 
+@dataclass(eq=False)
 class TopicEntry(Entry):
     """An entry that shows something of a topic."""
 
-    def __init__(self, path: str, context: Context, topic: str) -> None:
-        super().__init__(path)
-        self.context = context
-        self.topic = topic
+    context: Context
+    topic: str
 
     def mtime_ns(self) -> int:
         return self.context.mtime_ns()

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
 from topicfs.fs import errors
+from topicfs.fs.appending.handle import AppendHandle
 from topicfs.fs.appending.targets import PartitionTarget, TopicTarget
 from topicfs.fs.context import Context
-from topicfs.fs.entry import Directory, Entry, Handle, Link
-from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.entry import Directory, Entry, Handle, ViewLink, require_append
+from topicfs.fs.formats import Format
 from topicfs.fs.tree.config import ConfigFile
 from topicfs.fs.tree.deleting import Deleting
 from topicfs.fs.tree.inbox import INBOX, InboxDirectory
-from topicfs.fs.tree.logs import WriterHandle, batch_size_for, require_append
-from topicfs.fs.tree.parquet import TABLE, table_of
-from topicfs.fs.tree.partition import VIEWS
+from topicfs.fs.tree.parquet import TABLE, TableDirectory, has_table
 from topicfs.fs.tree.topic_entry import TopicEntry
-
-WAYS_IN: Final = tuple(f"in.{suffix}" for suffix in FORMATS)
 
 
 class TopicsDirectory(Deleting):
     """All topics. mkdir creates one, rmdir removes an empty one."""
 
     permissions = 0o777
-
-    def __init__(self, path: str, context: Context) -> None:
-        super().__init__(path)
-        self.context = context
-
-    def mtime_ns(self) -> int:
-        return self.context.mtime_ns()
 
     def names(self) -> Iterable[str]:
         return sorted(self.context.store.topics())
@@ -48,17 +39,8 @@ class TopicsDirectory(Deleting):
             raise errors.ExistsError(f"topic {name} exists")
         self.context.store.create_topic(name)
 
-    def remove_directory(self, name: str) -> None:
-        try:
-            self.context.remove_topic(name)
-        except (UnknownPartitionError, InvalidNameError):
-            raise self.missing(name) from None
-
-    def delete(self, name: str) -> None:
-        try:
-            self.context.delete_topic(name)
-        except (UnknownPartitionError, InvalidNameError):
-            raise self.missing(name) from None
+    def place_of(self, name: str) -> tuple[str, int | None]:
+        return name, None
 
     def undelete(self, name: str) -> None:
         for deletion in self.context.store.deletions():
@@ -72,79 +54,63 @@ class TopicDirectory(TopicEntry, Directory):
     """One topic. What only repeats the partitions' records, and what cannot be read, is listed as a link."""
 
     def names(self) -> Iterable[str]:
-        yield "config"
-        yield from WAYS_IN
-        yield INBOX
-        if table_of(self.child(TABLE), self.context, self.topic) is not None:
-            yield TABLE
+        return self._entries()
 
     def lookup(self, name: str) -> Entry:
-        path = self.child(name)
-        if name == "config":
-            return ConfigFile(path, self.context, self.topic)
-        if name == INBOX:
-            return InboxDirectory(path, self.context.inbox(self.topic), ())
-        if name == VIEWS:
-            return TopicViewsDirectory(path, self.context, self.topic)
-        found = self.view(path, name)
-        return found if self.context.lists_all else TopicViewLink(path, self.context, self.topic, name)
+        entries = {**self._entries(), ViewLink.directory: TopicViewsDirectory}
+        if name in entries and name not in _NO_VIEWS and not self.context.lists_all:
+            return TopicViewLink(self.child(name), self.context, self.topic)
+        return self.made(name, entries, self.context, self.topic)
 
-    def view(self, path: str, name: str) -> Entry:
-        """Return the entry that a link leads to."""
-        table = table_of(path, self.context, self.topic) if name == TABLE else None
-        if table is not None:
-            return table
-        if name not in WAYS_IN:
-            raise self.missing(name)
-        return InFile(path, self.context, self.topic, FORMATS[name.partition(".")[2]])
+    def _entries(self) -> Mapping[str, _Maker]:
+        """Return the listed entries."""
+        return {**_ENTRIES, TABLE: TableDirectory} if has_table(self.context, self.topic) else _ENTRIES
 
 
-class TopicViewLink(TopicEntry, Link):
+class TopicViewLink(TopicEntry, ViewLink):
     """A link to the entry of the same name in `views`."""
-
-    def __init__(self, path: str, context: Context, topic: str, name: str) -> None:
-        super().__init__(path, context, topic)
-        self.name = name
-
-    def target(self) -> str:
-        return f"{VIEWS}/{self.name}"
 
 
 class TopicViewsDirectory(TopicDirectory):
     """The targets of a topic's links. This directory is not listed itself."""
 
-    def names(self) -> Iterable[str]:
-        yield from WAYS_IN
-        if table_of(self.child(TABLE), self.context, self.topic) is not None:
-            yield TABLE
-
     def lookup(self, name: str) -> Entry:
-        return self.view(self.child(name), name)
+        return self.made(name, self._entries(), self.context, self.topic)
+
+    def _entries(self) -> Mapping[str, _Maker]:
+        return {name: make for name, make in super()._entries().items() if name not in _NO_VIEWS}
 
 
+@dataclass(eq=False)
 class InFile(TopicEntry):
     """A file for appending: a line goes to the partition that its key gives, or to the partitions in turn."""
 
-    permissions = 0o222
+    format: Format
 
-    def __init__(self, path: str, context: Context, topic: str, fmt: Format) -> None:
-        super().__init__(path, context, topic)
-        self.format = fmt
+    permissions = 0o222
 
     def open(self, flags: int) -> Handle:
         if flags & os.O_ACCMODE != os.O_WRONLY:
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
-        size = batch_size_for(flags, self.context)
         numbers = self.context.store.topics().get(self.topic)
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")
-        parts = {
-            number: PartitionTarget(self.context.views(self.topic, number).writers, self.format, size)
-            for number in numbers
-        }
-        for part in parts.values():
-            for writers in part.writers():
-                writers.await_closing()
-        target = TopicTarget(parts, self.format, self.context.turns(self.topic))
-        return WriterHandle(self.context.writers.open(target), flags)
+        writers = [self.context.views(self.topic, number).writers for number in numbers]
+        for each in writers:
+            each.await_closing()
+        size = self.context.batch_size_for(flags)
+        parts = [PartitionTarget(each, self.format, size) for each in writers]
+        return AppendHandle.open(TopicTarget(parts, self.context.turns(self.topic)), flags)
+
+
+_Maker = Callable[[str, Context, str], Entry]
+
+_ENTRIES: Final[Mapping[str, _Maker]] = {
+    "config": ConfigFile,
+    **{f"in.{fmt.suffix}": partial(InFile, format=fmt) for fmt in Format},
+    INBOX: lambda path, context, topic: InboxDirectory(path, context.inbox(topic), ()),
+}
+
+_NO_VIEWS: Final = ("config", INBOX, ViewLink.directory)
+"""What is listed as it is, never as a link."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.files.birth import Birth, birth
 from topicfs.engine.partition.partition import Partition
@@ -14,19 +13,17 @@ from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import Record
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.fs.appending.linger import Linger
 from topicfs.fs.appending.partition_writers import PartitionWriters
-from topicfs.fs.entry import Entry, Remembered
+from topicfs.fs.entry import SERIALS, Entry, Remembered
 from topicfs.fs.formats import Format
-from topicfs.fs.views.read_ahead import ReadAhead
-from topicfs.fs.views.rendered_segments import RenderedSegments, ViewCache
+from topicfs.fs.views.rendered_segments import RenderedSegments
 from topicfs.fs.views.shared_log_view import SharedLogViews
+
+if TYPE_CHECKING:
+    from topicfs.fs.context import Context
 
 RANGES: Final = 1024
 """How many resolved ranges are remembered between the look-up of a name and its opening."""
-
-SERIALS: Final = itertools.count(1)
-"""Numbers that tell things apart for the kernel, as long as the daemon runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,7 @@ class PartitionViews:
     """What the views of one partition share.
 
     partition       the partition that is shown
+    context         the context that the whole tree shares
     rendered        its rendered segments, in all formats
     writers         what the writers of the partition share
     written         the active segment, its size and its file's modification time, when that time was last read
@@ -64,13 +62,12 @@ class PartitionViews:
     _stored_sealed  a list of segments, and the bytes of the `.log` files of its sealed segments
     """
 
-    def __init__(
-        self, partition: Partition, view_cache: ViewCache, linger: Linger, read_ahead: ReadAhead | None = None
-    ) -> None:
+    def __init__(self, partition: Partition, context: Context) -> None:
         self.partition = partition
-        self.rendered = RenderedSegments(partition, view_cache, read_ahead)
+        self.context = context
+        self.rendered = RenderedSegments(partition, context.view_cache, context.read_ahead)
         self.shared_log = SharedLogViews(self.rendered)
-        self.writers = PartitionWriters(partition, linger, self.rendered.note)
+        self.writers = PartitionWriters(partition, context.linger, self.rendered.note)
         self.serial = next(SERIALS)
         self.rewrites = 0
         self.ranges: Remembered[Entry] = Remembered(RANGES)

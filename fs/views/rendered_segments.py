@@ -54,12 +54,10 @@ class RenderedSegments:
     _latest     the newest of them
     """
 
-    def __init__(
-        self, partition: Partition, view_cache: ViewCache, read_ahead: ReadAhead | None = None
-    ) -> None:
+    def __init__(self, partition: Partition, view_cache: ViewCache, read_ahead: ReadAhead) -> None:
         self.partition = partition
         self.view_cache = view_cache
-        self.read_ahead = read_ahead or ReadAhead()
+        self.read_ahead = read_ahead
         self._rendered: dict[tuple[int, str], RenderedSegment] = {}
         self._saved: set[tuple[int, str]] = set()
         self.open_views: set[View] = set()

@@ -27,20 +27,67 @@ from topicfs.fs.views.view import View
 class SharedLogView:
     """A view of the whole log, and the readers that have it open.
 
-    excess  bytes from the origin to where the view begins
-    places  the position of each reader in the view
-    holds   by reader: segments pinned for a reader that joined later; the view may have released them, when all earlier
-            readers were past them
+    excess   bytes from the origin to where the view begins
+    readers  the readers
     """
 
     view: View
     excess: int = 0
-    places: dict[object, int] = field(default_factory=dict)
-    holds: dict[object, Hold] = field(default_factory=dict)
+    readers: set[LogReader] = field(default_factory=set)
+
+    def size(self) -> int:
+        """Return the bytes from the origin to the end."""
+        return self.excess + self.view.size()
 
     def release(self) -> None:
         """Release the segments that all readers have passed."""
-        self.view.release_below(min(self.places.values()))
+        self.view.release_below(min(reader.place for reader in self.readers))
+
+
+@dataclass(slots=True, eq=False)
+class LogReader:
+    """One reader of a shared log view.
+
+    shared   the view that it joined
+    place    its position in the view
+    _hold    segments pinned for a reader that joined later; the view may have released them, when all earlier readers
+             were past them
+    _others  the shared views of this format, the newest last
+    _lock    held while a reader joins, moves or leaves
+    """
+
+    shared: SharedLogView
+    place: int
+    _hold: Hold | None
+    _others: list[SharedLogView]
+    _lock: threading.Lock
+
+    def first(self, position: int) -> int:
+        """Return which position of the view is the file's first, if the reader begins to read at a position."""
+        view = self.shared.view
+        start = view.position_of(view.rendered.partition.start_offset)
+        return start if position == 0 else -self.shared.excess
+
+    def passed(self, position: int) -> None:
+        """Note that the reader has come to another segment, and release what all readers have passed. Otherwise a
+        `tail -f` would keep retention from freeing anything."""
+        with self._lock:
+            self.place = position
+            if self._hold is not None:
+                self._hold.release(self.shared.view.base_at(position))
+            self.shared.release()
+
+    def close(self) -> None:
+        """Remove the reader. After the last of all readers, the origin is the start offset again."""
+        with self._lock:
+            self.shared.readers.remove(self)
+            if self._hold is not None:
+                self._hold.release()
+            if self.shared.readers:
+                self.shared.release()
+            else:
+                self._others.remove(self.shared)
+                self.shared.view.close()
 
 
 class SharedLogViews:
@@ -55,8 +102,8 @@ class SharedLogViews:
         self._views: dict[Format, list[SharedLogView]] = {}
         self._lock = threading.Lock()
 
-    def join(self, fmt: Format, reader: object) -> SharedLogView:
-        """Return the view that shows the log as it is now. Its positions continue those of earlier views."""
+    def join(self, fmt: Format) -> LogReader:
+        """Open a reader of the view that shows the log as it is now. Its positions continue those of earlier views."""
         log = self._rendered.partition.log
         with self._lock:
             views = self._views.setdefault(fmt, [])
@@ -68,63 +115,28 @@ class SharedLogViews:
                 if hold is not None:
                     hold.release()
                 shared, hold = self._begin(fmt, now.start, views), None
-            if hold is not None:
-                shared.holds[reader] = hold
             late = now.start > shared.view.start_offset
-            shared.places[reader] = shared.view.position_of(now.start) if late else 0
-            return shared
+            place = shared.view.position_of(now.start) if late else 0
+            reader = LogReader(shared, place, hold, views, self._lock)
+            shared.readers.add(reader)
+            return reader
 
     def _begin(self, fmt: Format, start: int, views: list[SharedLogView]) -> SharedLogView:
         shared = SharedLogView(View.open(self._rendered, fmt, start))
         if views:
             # The order matters: what is appended in between can only make the size grow, never shrink.
             size = shared.view.size()
-            shared.excess = max(0, _size(views[-1]) - size)
+            shared.excess = max(0, views[-1].size() - size)
         views.append(shared)
         return shared
 
-    def leave(self, fmt: Format, reader: object, shared: SharedLogView) -> None:
-        """Remove a reader. After the last of all readers, the origin is the start offset again."""
-        with self._lock:
-            del shared.places[reader]
-            if (hold := shared.holds.pop(reader, None)) is not None:
-                hold.release()
-            if shared.places:
-                shared.release()
-                return
-            views = self._views[fmt]
-            views.remove(shared)
-            if not views:
-                del self._views[fmt]
-            shared.view.close()
-
-    def move(self, reader: object, shared: SharedLogView, position: int) -> None:
-        """Note that a reader has come to another segment, and release what all readers have passed. Otherwise a `tail
-        -f` would keep retention from freeing anything."""
-        with self._lock:
-            shared.places[reader] = position
-            if (hold := shared.holds.get(reader)) is not None:
-                hold.release(shared.view.base_at(position))
-            shared.release()
-
     def size(self, fmt: Format, otherwise: Callable[[], int]) -> int:
         """Return the bytes from the origin to the end, or `otherwise()` if no reader holds the log."""
-        views = self._views.get(fmt)
-        try:
-            newest = views[-1] if views else None
-        except IndexError:
-            newest = None  # the last reader has just gone
-        return otherwise() if newest is None else _size(newest)
-
-    def is_held(self, fmt: Format) -> bool:
-        """Tell whether some reader holds the log open in a format."""
-        return bool(self._views.get(fmt))
+        # The last reader may go at any moment: a slice of an empty list is no error.
+        newest = self._views.get(fmt, [])[-1:]
+        return newest[0].size() if newest else otherwise()
 
     @property
     def readers(self) -> int:
         """Return how many readers hold the log open."""
-        return sum(len(shared.places) for views in list(self._views.values()) for shared in list(views))
-
-
-def _size(shared: SharedLogView) -> int:
-    return shared.excess + shared.view.size()
+        return sum(len(shared.readers) for views in list(self._views.values()) for shared in list(views))

@@ -165,6 +165,17 @@ class View:
         part = self._part_at(position)
         return -1 if part is None else part.text.segment.base_offset
 
+    def first(self, position: int) -> int:
+        """Return which position of the view is the file's first, if a reader begins to read at a position: always 0, as
+        the view is not shared."""
+        return 0
+
+    def passed(self, position: int) -> None:
+        """Release what the only reader has passed. A view with an end keeps all of it; one without may be followed for
+        ever."""
+        if self.end_offset is None:
+            self.release_below(position)
+
     def release_below(self, position: int) -> None:
         """Release the segments that end before a position. They can be read again as long as the log has them."""
         parts = self._parts

@@ -51,20 +51,20 @@ def test_what_holds_a_record_is_not_removed_as_empty(store_bench: StoreBench) ->
     store_bench.store.create_topic("orders", 2)
     some(store_bench.store.partition("orders-1"), 1)
     for remove in (
-        lambda: store_bench.store.remove_empty("orders-1"),
-        lambda: store_bench.store.remove_empty_topic("orders"),
+        lambda: store_bench.store.delete("orders-1", only_empty=True),
+        lambda: store_bench.store.delete_topic("orders", only_empty=True),
     ):
         with pytest.raises(PartitionNotEmptyError, match=r"orders-1.*offsets 0 to 0"):
             remove()
     assert store_bench.store.topics() == {"orders": [0, 1]}
-    store_bench.store.remove_empty("orders-0")
+    store_bench.store.delete("orders-0", only_empty=True)
     assert store_bench.store.topics() == {"orders": [1]}
 
 
 def test_what_retention_or_a_start_offset_has_emptied_is_removed(store_bench: StoreBench) -> None:
     some(store_bench.store.create("orders"))
     store_bench.store.partition("orders-0").delete_records(-1)
-    store_bench.store.remove_empty_topic("orders")
+    store_bench.store.delete_topic("orders", only_empty=True)
     assert store_bench.store.topics() == {}
 
 
@@ -73,7 +73,7 @@ def test_what_has_only_records_of_an_open_transaction_is_not_empty(store_bench: 
     partition.append(Record(b"x"), Producer(5, 0, 0, transactional=True))
     assert values(partition) == []
     with pytest.raises(PartitionNotEmptyError):
-        store_bench.store.remove_empty("orders-0")
+        store_bench.store.delete("orders-0", only_empty=True)
 
 
 def test_a_partition_that_cannot_be_read_counts_as_one_that_holds_something(
@@ -89,7 +89,7 @@ def test_a_partition_that_cannot_be_read_counts_as_one_that_holds_something(
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load", fail)
         with pytest.raises(ClosedError):
-            store_bench.store.remove_empty("orders-0")
+            store_bench.store.delete("orders-0", only_empty=True)
     assert store_bench.names() == ["orders-0"]
 
 
@@ -99,14 +99,14 @@ def test_files_in_the_inbox_keep_a_topic_from_being_removed_as_empty(store_bench
     box.staging.make_directory(("b",))
     box.staging.open(("b", "x.txt"), os.O_WRONLY | os.O_CREAT).close()
     with pytest.raises(PartitionNotEmptyError, match="inbox"):
-        store_bench.store.remove_empty_topic("t")
-    store_bench.store.remove_empty("t-0")
+        store_bench.store.delete_topic("t", only_empty=True)
+    store_bench.store.delete("t-0", only_empty=True)
     with pytest.raises(PartitionNotEmptyError, match="inbox"):
-        store_bench.store.remove_empty("t-1")
+        store_bench.store.delete("t-1", only_empty=True)
     box.staging.destroy(("b", "x.txt"))
     # What a committed batch leaves is nothing that could be lost.
     box.staging.open(("b", "_SUCCESS"), os.O_WRONLY | os.O_CREAT).close()
-    store_bench.store.remove_empty("t-1")
+    store_bench.store.delete("t-1", only_empty=True)
     assert store_bench.store.topics() == {}
 
 
@@ -128,7 +128,7 @@ def test_an_append_at_the_same_moment_is_either_refused_or_keeps_the_partition(
         writer = threading.Thread(target=append)
         writer.start()
         try:
-            store_bench.store.remove_empty("orders", number)
+            store_bench.store.delete("orders", number, only_empty=True)
             removed = True
         except PartitionNotEmptyError:
             removed = False
@@ -623,8 +623,8 @@ def test_nothing_is_removed_while_delete_topic_enable_is_false(store_bench: Stor
     store_bench.store.create("orders")
     store_bench.reopen({"delete.topic.enable": "false"})
     for remove in (
-        lambda: store_bench.store.remove_empty("orders-0"),
-        lambda: store_bench.store.remove_empty_topic("orders"),
+        lambda: store_bench.store.delete("orders-0", only_empty=True),
+        lambda: store_bench.store.delete_topic("orders", only_empty=True),
     ):
         with pytest.raises(PolicyViolationError):
             remove()

@@ -44,7 +44,7 @@ def writer(place: TreeBench, name: str = "log.txt", batch_size: int | None = Non
     views = place.views()
     fmt = place.entry(f"/t-0/{name}").format  # type: ignore[attr-defined]
     size = place.files.context.batch_size if batch_size is None else batch_size
-    return place.files.context.writers.open(PartitionTarget(views.writers, fmt, size))
+    return AppendHandle.open(PartitionTarget(views.writers, fmt, size), APPEND)
 
 
 FIRST = {
@@ -58,7 +58,7 @@ def busy_writer(place: TreeBench, name: str = "log.txt") -> AppendHandle:
     """One whose next lines gather: its first line, with the value `first`, was appended just now."""
     made = writer(place, name)
     made.write(array(FIRST[name]))
-    assert not made.target.waits()
+    assert not place.views().writers.queue.holds_lines
     return made
 
 
@@ -277,7 +277,7 @@ def test_good_lines_of_a_short_write_do_not_wait_longer_than_others(place: TreeB
     handle.write(array(b"k\tone\nbad\n"))
     assert values(place) == [b"first"]
     place.clock.ms += LINGER_MS
-    place.files.context.writers.linger.flush_due()
+    place.files.context.linger.flush_due()
     assert values(place) == [b"first", b"one"]
 
 
@@ -356,7 +356,7 @@ def test_a_refused_line_leaves_nothing_waiting(place: TreeBench) -> None:
     handle = writer(place)
     with pytest.raises(RecordTooLargeError):
         handle.write(array(b"y" * 2000 + b"\n"))
-    assert not handle.target.waits()
+    assert not place.views().writers.queue.holds_lines
 
 
 # -- a full disk --------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def test_what_a_close_was_told_of_is_never_appended(place: TreeBench) -> None:
     other.flush()
     one.release()
     place.clock.ms += 10 * RETRY_MS
-    place.files.context.writers.linger.flush_due()
+    place.files.context.linger.flush_due()
     assert values(place) == [b"first", b"first", b"later"]
 
 
@@ -638,7 +638,7 @@ def test_what_is_tried_again_keeps_its_place(place: TreeBench) -> None:
     one.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
     with broken_disk():
-        place.files.context.writers.linger.flush_due()
+        place.files.context.linger.flush_due()
         assert place.views().writers.refusal is not None
         # Nothing comes in front of it.
         assert refused(lambda: other.write(array(b"other\n"))) == errno.EIO
@@ -681,7 +681,7 @@ def test_close_succeeds_where_the_disk_does_well_again_whatever_failed_before(pl
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
     with broken_disk():
-        place.files.context.writers.linger.flush_due()
+        place.files.context.linger.flush_due()
         assert place.views().writers.refusal is not None
     assert values(place) == [b"first"]
     handle.flush()
@@ -692,7 +692,7 @@ def test_the_flusher_tries_again_and_not_all_the_time(place: TreeBench) -> None:
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
-    linger = place.files.context.writers.linger
+    linger = place.files.context.linger
     with broken_disk():
         linger.flush_due()
     linger.flush_due()
@@ -733,7 +733,7 @@ def test_appending_to_a_partition_that_was_deleted_fails(place: TreeBench) -> No
 
 
 def test_lines_wait_for_the_linger_time_and_no_longer(place: TreeBench) -> None:
-    linger = place.files.context.writers.linger
+    linger = place.files.context.linger
     handle = busy_writer(place)
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS - 1
@@ -757,7 +757,7 @@ def test_the_flusher_does_not_wait_for_a_writer_at_work_which_looks_at_the_time_
     handle.write(array(b"one\n"))
     place.clock.ms += LINGER_MS
     with place.views().writers.queue._lock:
-        place.files.context.writers.linger.flush_due()
+        place.files.context.linger.flush_due()
     assert values(place) == [b"first"]
     handle.write(array(b"two\n"))
     assert values(place) == [b"first", b"one", b"two"]
@@ -768,30 +768,30 @@ def test_a_clock_that_is_set_back_stops_no_line(tmp_path: Path) -> None:
     with tree_bench(tmp_path) as place:
         place.create()
         steady = Clock(1000)
-        place.files.context.writers.linger.clock = steady
+        place.files.context.linger.clock = steady
         handle = busy_writer(place)
         handle.write(array(b"one\n"))
         place.clock.ms -= 3_600_000
         steady.ms += LINGER_MS
-        place.files.context.writers.linger.flush_due()
+        place.files.context.linger.flush_due()
         assert values(place) == [b"first", b"one"]
 
 
 def test_a_writer_that_is_gone_is_forgotten(place: TreeBench) -> None:
-    writers = place.files.context.writers
+    linger = place.files.context.linger
     handle = busy_writer(place)
     handle.write(array(b"one\ntail"))
     handle.release()
-    writers.linger.flush_due()
-    assert not writers._open
-    assert not writers.linger._waiting
+    linger.flush_due()
+    assert not place.views().writers.handles
+    assert not linger._waiting
 
 
 def test_the_end_of_the_mount_appends_everything(place: TreeBench) -> None:
-    one, other = writer(place), writer(place)
-    one.write(array(b"one\nunfinished"))
-    other.write(array(b"other\n"))
-    place.files.context.writers.flush_all()
+    one, other = (place.files.open("/t-0/log.txt", APPEND).handle for _ in range(2))
+    place.files.write(one, array(b"one\nunfinished"))
+    place.files.write(other, array(b"other\n"))
+    place.files.close()
     assert sorted(filter(None, values(place))) == [b"one", b"other", b"unfinished"]
 
 

@@ -152,12 +152,12 @@ def set_clock(partition: Partition, later_ms: int) -> None:
 
 def delete(partition: Partition) -> None:
     """Delete the partition with its records."""
-    FILES[0].context.delete_partition(partition.topic, partition.number)
+    FILES[0].context.delete(partition.topic, partition.number)
 
 
 def delete_topic(partition: Partition) -> None:
     """Delete its topic, with all records."""
-    FILES[0].context.delete_topic(partition.topic)
+    FILES[0].context.delete(partition.topic)
 
 
 def files(partition: Partition) -> str:

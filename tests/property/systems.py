@@ -67,7 +67,7 @@ class Hand:
 
     def delete(self, topic: str) -> None:
         """The topic with all its files."""
-        delete = self.store.delete_topic if self.files is None else self.files.context.delete_topic
+        delete = self.store.delete_topic if self.files is None else self.files.context.delete
         delete(topic)
         self.store.upkeep.remove_due(2**62)
 
@@ -120,10 +120,13 @@ class Hand:
         """Whether somebody has the whole log open."""
         assert self.files is not None
         topic, _, number = name.rpartition("-")
-        return self.files.context.views(topic, int(number)).shared_log.is_held(FORMATS[suffix])
+        return bool(self.files.context.views(topic, int(number)).shared_log._views.get(FORMATS[suffix]))
 
     def writers(self) -> int:
-        return 0 if self.files is None else len(self.files.context.writers._open)
+        if self.files is None:
+            return 0
+        looked_at = self.files.context.looked_at()
+        return len({handle for views in looked_at for handle in views.writers.handles})
 
 
 class Files(Protocol):
@@ -238,7 +241,6 @@ class ServedFileSystem(FileSystem):
 
     def destroyed(self) -> None:
         self.close_all()
-        self.context.writers.flush_all()
         self.context.store.close()
 
 
