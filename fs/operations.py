@@ -170,8 +170,8 @@ class FileSystem:
             if mask & asked and not mode & bits:
                 raise errors.NoAccessError(f"{path} has no bits of {bits:o} in {mode:o}")
 
-    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
-        return [(name, None) for name in self._entry(path).names()]
+    def readdir(self, path: str) -> Iterable[str]:
+        return list(self._entry(path).names())
 
     def readlink(self, path: str) -> str:
         return self._entry(path).target()

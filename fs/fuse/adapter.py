@@ -32,7 +32,6 @@ from topicfs.fs.fuse.libfuse import (
     ENCODING,
     File,
     OperationsTable,
-    Stat,
     StatVfs,
     Times,
     asked,
@@ -80,6 +79,11 @@ OPTIONS: Final[Mapping[str, str | bool]] = {
 _LIFE: Final = frozenset({"init", "destroy"})
 """Callbacks that do not come from a call of a program."""
 
+_PLAIN: Final = frozenset(
+    {"access", "chmod", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "symlink", "unlink"}
+)
+"""Callbacks whose arguments are names and numbers, which the operations get as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -103,11 +107,10 @@ class FileOperations(Protocol):
     """The operations that are served. Each method is looked for once, at the mount. If it is missing or None, the
     callback stays null in libfuse's table: the kernel then gets ENOSYS and asks no more. Only `getattr` is required.
 
-    Five more methods are called if they exist. `wait_until(given_up)` is called before all others, with a function that
-    tells a waiting call whether to give up. `forget_pages_by(drop)` is next, with a function that makes the kernel drop
-    the pages of an inode, given by the kernel's number. `opendir(path) -> int` gives the handle for `readdir` (else 0),
-    and `releasedir(handle)` ends it. `refused(error, paths, handle)` is called after a call that failed, with its
-    paths, or with its handle if it has no path.
+    Three more methods are called if they exist. `wait_until(given_up)` is called before all others, with a function
+    that tells a waiting call whether to give up. `forget_pages_by(drop)` is next, with a function that makes the kernel
+    drop the pages of an inode, given by the kernel's number. `refused(error, paths, handle)` is called after a call
+    that failed, with its paths, or with its handle if it has no path.
 
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
@@ -117,8 +120,8 @@ class FileOperations(Protocol):
         it asks for, with its version, or 0 if it asks by name. `StaleError` if the path stands for another version now.
         `caller` is the thread that the kernel asks for."""
 
-    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
-        """Return the names in a directory, without `.` and `..`. Of the attributes, the inode and the kind are used."""
+    def readdir(self, path: str) -> Iterable[str]:
+        """Return the names in a directory, without `.` and `..`."""
 
     def access(self, path: str, mask: int) -> None:
         """Check access(2) and chdir(2), if the kernel does not check permissions itself."""
@@ -245,7 +248,7 @@ def _words(options: Mapping[str, str | bool]) -> Iterable[str]:
 
 class Adapter:
     """libfuse's callbacks. A method with the name of a member of struct fuse_operations is called for that member, with
-    the arguments that fuse.h states.
+    the arguments that fuse.h states. Members in `_PLAIN` need none.
 
     operations       the operations that answer
     failure          why `init` failed; None if it did not
@@ -253,7 +256,7 @@ class Adapter:
     _states          keeps the Python states of libfuse's threads
     answered         whether the mount was there: `init` was called
     _libfuse_stderr  catches what libfuse prints, until the mount answers
-    _directories     open directories by number: the path, and the operations' handle
+    _directories     the paths of open directories, by number
     """
 
     __slots__ = (
@@ -280,7 +283,7 @@ class Adapter:
         self._states = states
         self._libfuse_stderr = libfuse_stderr
         self.answered = False
-        self._directories: dict[int, tuple[str, int]] = {}
+        self._directories: dict[int, str] = {}
         self._numbers = itertools.count(1)
 
     def table(self) -> OperationsTable:
@@ -288,13 +291,23 @@ class Adapter:
         table = OperationsTable(flag_nullpath_ok=1, flag_nopath=1, flag_utime_omit_ok=1)
         for name, kind in [(field[0], field[1]) for field in OperationsTable._fields_]:
             if is_callback(kind) and self._is_offered(name):
-                setattr(table, name, kind(self._guarded(name, getattr(self, name))))
+                function = self._plain(name) if name in _PLAIN else getattr(self, name)
+                setattr(table, name, kind(self._guarded(name, function)))
         return table
+
+    def _plain(self, name: str) -> Callable[..., int]:
+        operation = getattr(self.operations, name)
+
+        def call(*arguments: bytes | int) -> int:
+            operation(*(path_of(each) if isinstance(each, bytes) else each for each in arguments))
+            return 0
+
+        return call
 
     def _is_offered(self, name: str) -> bool:
         if name in _LIFE:
             return True
-        if not hasattr(self, name):
+        if name not in _PLAIN and not hasattr(self, name):
             return False
         needed = {
             "fgetattr": "getattr",
@@ -363,14 +376,6 @@ class Adapter:
         fill(stat, self.operations.getattr(path_of(path), File.from_address(file).fh, *asked()))
         return 0
 
-    def access(self, path: bytes, mask: int) -> int:
-        self.operations.access(path_of(path), mask)
-        return 0
-
-    def chmod(self, path: bytes, mode: int) -> int:
-        self.operations.chmod(path_of(path), mode)
-        return 0
-
     def chown(self, path: bytes, uid: int, gid: int) -> int:
         self.operations.chown(path_of(path), ctypes.c_int(uid).value, ctypes.c_int(gid).value)
         return 0
@@ -411,73 +416,26 @@ class Adapter:
         self.operations.setxattr(path_of(path), path_of(name), given, flags)
         return 0
 
-    def removexattr(self, path: bytes, name: bytes) -> int:
-        self.operations.removexattr(path_of(path), path_of(name))
-        return 0
-
     # -- names ------------------------------------------------------------------------------------------
 
     def opendir(self, path: bytes, file: int) -> int:
-        offered = getattr(self.operations, "opendir", None)
-        directory = path_of(path)
-        handle = 0 if offered is None else offered(directory)
-        number = next(self._numbers)
-        self._directories[number] = (directory, handle)
-        File.from_address(file).fh = number
+        number = File.from_address(file).fh = next(self._numbers)
+        self._directories[number] = path_of(path)
         return 0
 
     def readdir(self, path: bytes | None, buffer: int, filler: Any, offset: int, file: int) -> int:
-        directory, handle = self._directories[File.from_address(file).fh]
-        stat = Stat()
-        address = ctypes.addressof(stat)
-        filler(buffer, b".", None, 0)
-        filler(buffer, b"..", None, 0)
-        for name, attributes in self.operations.readdir(directory, handle):
-            if attributes is None:
-                filler(buffer, name.encode(*ENCODING), None, 0)
-            else:
-                stat.st_ino, stat.st_mode = attributes.ino, attributes.mode
-                filler(buffer, name.encode(*ENCODING), address, 0)
+        names = self.operations.readdir(self._directories[File.from_address(file).fh])
+        for name in (".", "..", *names):
+            filler(buffer, name.encode(*ENCODING), None, 0)
         return 0
 
     def releasedir(self, path: bytes | None, file: int) -> int:
-        _, handle = self._directories.pop(File.from_address(file).fh)
-        offered = getattr(self.operations, "releasedir", None)
-        if offered is not None:
-            offered(handle)
+        del self._directories[File.from_address(file).fh]
         return 0
 
     def readlink(self, path: bytes, buffer: int, size: int) -> int:
         target = self.operations.readlink(path_of(path)).encode(*ENCODING)[: size - 1] + b"\0"
         ctypes.memmove(buffer, target, len(target))
-        return 0
-
-    def mkdir(self, path: bytes, mode: int) -> int:
-        self.operations.mkdir(path_of(path), mode)
-        return 0
-
-    def rmdir(self, path: bytes) -> int:
-        self.operations.rmdir(path_of(path))
-        return 0
-
-    def unlink(self, path: bytes) -> int:
-        self.operations.unlink(path_of(path))
-        return 0
-
-    def rename(self, old: bytes, new: bytes) -> int:
-        self.operations.rename(path_of(old), path_of(new))
-        return 0
-
-    def symlink(self, target: bytes, path: bytes) -> int:
-        self.operations.symlink(path_of(target), path_of(path))
-        return 0
-
-    def link(self, existing: bytes, path: bytes) -> int:
-        self.operations.link(path_of(existing), path_of(path))
-        return 0
-
-    def mknod(self, path: bytes, mode: int, device: int) -> int:
-        self.operations.mknod(path_of(path), mode, device)
         return 0
 
     # -- files ------------------------------------------------------------------------------------------

@@ -135,20 +135,13 @@ class Small:
 
     # -- names ----------------------------------------------------------------------------------------
 
-    def opendir(self, path: str) -> int:
-        self._note("opendir", path)
-        return 77
-
-    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
-        self._note("readdir", path, handle)
+    def readdir(self, path: str) -> Iterable[str]:
+        self._note("readdir", path)
         start = path.rstrip("/") + "/"
         for other in list(self.files):
             name = other.removeprefix(start)
             if other.startswith(start) and name and "/" not in name:
-                yield name, self.getattr(other, None)
-
-    def releasedir(self, handle: int) -> None:
-        self._note("releasedir", handle)
+                yield name
 
     def readlink(self, path: str) -> str:
         return self._find(path).target

@@ -33,8 +33,8 @@ class Nothing:
             raise NotFoundError(f"there is no {path}")
         return _FILE
 
-    def readdir(self, path: str, handle: int) -> Iterable[tuple[str, Attributes | None]]:
-        return [("direct", _FILE), ("cached", _FILE)]
+    def readdir(self, path: str) -> Iterable[str]:
+        return ["direct", "cached"]
 
     def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
         if path[1:2].isdigit():

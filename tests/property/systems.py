@@ -204,7 +204,7 @@ class Called:
         return self._told(lambda: self.made.getattr(path, None).size)
 
     def names(self, path: str) -> list[str]:
-        return [name for name, _ in self.made.readdir(path, 0)]
+        return list(self.made.readdir(path))
 
 
 class Operations(Engine):
