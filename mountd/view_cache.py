@@ -35,7 +35,7 @@ class DirectoryViewCache:
         """Save data under a name, and replace what was there. It is not synced: what a power cut takes is rebuilt."""
         path = self.directory / partition / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data, sync=False)
+        write_atomically(path, data, durable=False)
 
     def remove(self, partition: str, name: str) -> None:
         """Remove what was saved under this name."""

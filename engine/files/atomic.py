@@ -8,27 +8,53 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.regular import read_regular, write_regular
+from topicfs.engine.files.regular import open_regular, read_regular
 from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 
 
-def write_atomically(path: Path, data: bytes | bytearray, sync: bool = True) -> None:
-    """Replace the file's content. With `sync` it is durable when this returns. A failed write keeps the old content;
-    only after an error of the last fsync, of the directory, the file has the new one."""
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[int]:
+    """Give the descriptor of an empty file, which takes the place of the file when the block is done. With `durable` it
+    is on disk then. An error keeps the old content; only after one of the last fsync, of the directory, the file has
+    the new one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        write_regular(temporary, data, sync)
+        descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            yield descriptor
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         # The half-written file takes room, which a full disk needs.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    if sync:
+    if durable:
         sync_directory(path.parent)
+
+
+def write_atomically(path: Path, data: bytes | bytearray, durable: bool = True) -> None:
+    """Replace the file's content, as `replacing` does."""
+    with replacing(path, durable) as descriptor:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def sync_file(path: Path | str) -> None:
+    """fsync a file that nobody in this process has open for writing."""
+    descriptor = open_regular(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

@@ -53,19 +53,6 @@ def open_regular(
     return descriptor
 
 
-def write_regular(path: Path, data: bytes | bytearray, sync: bool) -> None:
-    """Write a file with these bytes; the content of an existing file is replaced."""
-    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read_regular(path: Path | str, follow: bool = False) -> BinaryIO:
     """Open a regular file for reading."""
     return os.fdopen(open_regular(path, os.O_RDONLY, follow=follow), "rb")

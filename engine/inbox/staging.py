@@ -22,8 +22,7 @@ import numpy as np
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import InvalidRecordError
-from topicfs.engine.files.regular import open_regular
-from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.descriptors import Descriptors, OtherFile
 
 Parts = tuple[str, ...]
 
@@ -32,47 +31,6 @@ _PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 BLOCK: Final = 1 << 20
 """The number of bytes of a file that are read at once."""
-
-
-class StagedFile:
-    """An open file in a staging directory.
-
-    descriptor  the file descriptor; closed by `close`
-    _places     the limit of open files, to which this file counts
-    """
-
-    __slots__ = ("_places", "descriptor")
-
-    def __init__(self, descriptor: int, places: Descriptors) -> None:
-        self.descriptor = descriptor
-        self._places = places
-
-    def read(self, position: int, into: Bytes) -> int:
-        """Read into `into` from a position on. Return the number of bytes, which is less at the end of the file."""
-        done = 0
-        while done < into.size:
-            size = os.preadv(self.descriptor, [memoryview(into)[done:]], position + done)
-            if not size:
-                break
-            done += size
-        return done
-
-    def write(self, position: int, data: Bytes) -> int:
-        """Write at a position. Return the number of bytes that were written, which is less on a full disk."""
-        return os.pwrite(self.descriptor, memoryview(data), position)
-
-    def status(self) -> os.stat_result:
-        return os.fstat(self.descriptor)
-
-    def truncate(self, length: int) -> None:
-        os.ftruncate(self.descriptor, length)
-
-    def sync(self) -> None:
-        os.fsync(self.descriptor)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-        self._places.take_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +97,14 @@ class Staging:
 
     # -- changing -------------------------------------------------------------------------------------
 
-    def open(self, parts: Parts, flags: int) -> StagedFile:
+    def open(self, parts: Parts, flags: int) -> OtherFile:
         """Open a file as open(2) does. O_APPEND is dropped, as each write comes with its position. NotRegularError
         where it is not a regular file."""
         if flags & os.O_CREAT:
             self._make_room(parts)
         kept = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC
-        self.places.lend()
-        try:
-            with self._above(parts) as (above, name):
-                return StagedFile(open_regular(name, flags & kept, directory=above), self.places)
-        except BaseException:
-            self.places.take_back()
-            raise
+        with self._above(parts) as (above, name):
+            return self.places.open_other(name, flags & kept, above)
 
     def make_directory(self, parts: Parts) -> None:
         self._make_room(parts)

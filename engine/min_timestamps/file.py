@@ -82,7 +82,7 @@ def write(path: Path, noted: MinTimestamps) -> None:
     """Write the file and put it in place in one step. It is not synced: damage by a power cut is detected, and the
     file is made again."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _packed(noted), sync=False)
+    write_atomically(path, _packed(noted), durable=False)
 
 
 def _packed(noted: MinTimestamps) -> bytes:

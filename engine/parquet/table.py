@@ -22,13 +22,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.files.atomic import read_bounded, write_atomically
-from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.paths import PARQUET_LIST, PARQUET_SUFFIX, TEMPORARY_SUFFIX, made_of
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.descriptors import Descriptors, OtherFile
 from topicfs.engine.segment.segment import Segment
 
 # About 300 bytes for each segment of a partition.
@@ -91,34 +89,6 @@ class Failure:
     retry_ms: int
 
 
-class OpenTableFile:
-    """A file that can be read until it is closed, even after another one has replaced it."""
-
-    def __init__(self, path: Path, places: Descriptors) -> None:
-        places.lend()
-        try:
-            self._descriptor = open_regular(path, os.O_RDONLY)
-        except BaseException:
-            places.take_back()
-            raise
-        self._places = places
-
-    def read_into(self, position: int, into: Bytes) -> int:
-        """Fill the buffer from a position on. Return how many bytes there were."""
-        done = 0
-        while done < into.size:
-            count = os.preadv(self._descriptor, [memoryview(into)[done:]], position + done)
-            if count == 0:
-                break
-            done += count
-        return done
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-        self._places.take_back()
-
-
 _base_offset = attrgetter("base_offset")
 
 
@@ -166,10 +136,10 @@ class Tables:
         file = files[at] if at < len(files) and files[at].base_offset == base_offset else None
         return file if file is not None and file.records and file.next_offset > first else None
 
-    def open(self, partition: Partition, file: TableFile) -> OpenTableFile:
+    def open(self, partition: Partition, file: TableFile) -> OtherFile:
         """Open a file for reading. FileNotFoundError if it was removed in the meantime."""
         try:
-            return OpenTableFile(self.path(partition.name, file.name), self.places)
+            return self.places.open_other(self.path(partition.name, file.name), os.O_RDONLY)
         except FileNotFoundError:
             # If somebody deleted the file, the list is read again, and the file is made again.
             self._tables.pop(partition.name, None)

@@ -7,19 +7,18 @@ One row group at a time is in memory.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.regular import open_regular
-from topicfs.engine.format.paths import TEMPORARY_SUFFIX
+from topicfs.engine.files.atomic import replacing
 from topicfs.engine.parquet.schema import FILE_SCHEMA, batches
 from topicfs.engine.parquet.table import TableFile
 from topicfs.engine.record import NO_TIMESTAMP
@@ -45,37 +44,25 @@ def write_file(
 ) -> TableFile:
     """Write the records, and return `like` completed with their numbers. When this returns, the complete file is on
     disk under its name. After an error there is no file. Without records there is none either."""
-    beside = path.with_name(path.name + TEMPORARY_SUFFIX)
     count, latest = 0, NO_TIMESTAMP
     try:
-        with contextlib.ExitStack() as stack:
-            writer: pq.ParquetWriter | None = None
-            for group in _groups(records, topic, partition, stop):
-                if writer is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    writer = stack.enter_context(_writer(beside))
-                writer.write_table(group, row_group_size=group.num_rows)
-                count += group.num_rows
-                latest = max(latest, _latest_ms(group))
-        if not count:
-            return _described(like, 0, 0, NO_TIMESTAMP)
-        size = _sync(beside)
-        os.replace(beside, path)
-        sync_directory(path.parent)
-    except BaseException:
-        # A full disk stays full as long as the unfinished file exists.
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+        groups: Iterator[pa.Table] = _groups(records, topic, partition, stop)
+        first = next(groups, None)
+        if first is None:
+            return replace(like, records=0, size=0, max_timestamp=NO_TIMESTAMP)
+        groups = itertools.chain((first,), groups)
+        del first  # one row group at a time is in memory
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as descriptor:
+            with os.fdopen(descriptor, "wb", closefd=False) as file, _writer(file) as writer:
+                for group in groups:
+                    writer.write_table(group, row_group_size=group.num_rows)
+                    count += group.num_rows
+                    latest = max(latest, _latest_ms(group))
+            size = os.fstat(descriptor).st_size
     finally:
         pa.default_memory_pool().release_unused()
-    return _described(like, count, size, latest)
-
-
-def _described(like: TableFile, records: int, size: int, max_timestamp: int) -> TableFile:
-    return TableFile(
-        like.name, like.base_offset, like.next_offset, records, size, max_timestamp, like.mtime_ns
-    )
+    return replace(like, records=count, size=size, max_timestamp=latest)
 
 
 def _groups(
@@ -97,9 +84,9 @@ def _groups(
         yield pa.Table.from_batches(pending, FILE_SCHEMA)
 
 
-def _writer(path: Path) -> pq.ParquetWriter:
+def _writer(file: BinaryIO) -> pq.ParquetWriter:
     return pq.ParquetWriter(
-        path,
+        file,
         FILE_SCHEMA,
         compression="zstd",
         use_dictionary=["topic", "key", "headers.list.element.key"],
@@ -114,13 +101,3 @@ def _writer(path: Path) -> pq.ParquetWriter:
 def _latest_ms(group: pa.Table) -> int:
     column = group.column("timestamp")
     return max(int(chunk.cast(pa.int64()).to_numpy().max()) for chunk in column.chunks) // 1000
-
-
-def _sync(path: Path) -> int:
-    """fsync the file. Return its size."""
-    descriptor = open_regular(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)

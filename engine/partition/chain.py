@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from topicfs.engine.errors import ClosedError
-from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.atomic import sync_directory, sync_file
 from topicfs.engine.format.paths import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
@@ -23,7 +23,7 @@ from topicfs.engine.format.paths import (
     transaction_index_file,
 )
 from topicfs.engine.record import Clock, steady_beside
-from topicfs.engine.segment.descriptors import Descriptors, sync_file
+from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
 from topicfs.engine.segment.stored import SegmentSettings

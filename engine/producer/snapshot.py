@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptSnapshotError
-from topicfs.engine.files.atomic import sync_directory, write_atomically
-from topicfs.engine.files.regular import open_regular, read_regular
+from topicfs.engine.files.atomic import sync_directory, sync_file, write_atomically
+from topicfs.engine.files.regular import read_regular
 from topicfs.engine.format.producer_snapshot import CHECKED_FROM, ENTRY, HEADER, VERSION, header_in
 from topicfs.engine.kernels.crc import crc32c
 from topicfs.engine.producer.entry import BatchMetadata, ProducerEntry
@@ -49,13 +49,9 @@ def write(path: Path, entries: Collection[ProducerEntry], *, fsync: bool) -> Non
 def flush(path: Path) -> None:
     """Make a snapshot durable that was written without fsync. It may be deleted by now."""
     try:
-        descriptor = open_regular(path, os.O_RDONLY)
+        sync_file(path)
     except FileNotFoundError:
         return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     sync_directory(path.parent)
 
 

@@ -21,9 +21,12 @@ import logging
 import os
 import resource
 import threading
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
+from topicfs.engine.files.atomic import sync_file
 from topicfs.engine.files.regular import open_regular
 
 log = logging.getLogger(__name__)
@@ -158,6 +161,15 @@ class Descriptors(SecondChance):
     def __init__(self, limit: int = 512) -> None:
         super().__init__(limit)
 
+    def open_other(self, path: Path | str, flags: int, directory: int | None = None) -> OtherFile:
+        """Open a file of another kind as `open_regular` does, and lend it a place until it is closed."""
+        self.lend()
+        try:
+            return OtherFile(open_regular(path, flags, directory=directory), self)
+        except BaseException:
+            self.take_back()
+            raise
+
     def lend(self) -> None:
         """Lend a place to a file of another kind. OSError (EMFILE) if segments have no more places than they need:
         the error concerns the user of this one file only."""
@@ -174,6 +186,47 @@ class Descriptors(SecondChance):
         """Return a lent place: its file is closed."""
         with self._lock:
             self.limit += 1
+
+
+class OtherFile:
+    """An open file of another kind than segments', which has borrowed a place.
+
+    descriptor  the file descriptor; closed by `close`
+    _places     where the place is borrowed
+    """
+
+    __slots__ = ("_places", "descriptor")
+
+    def __init__(self, descriptor: int, places: Descriptors) -> None:
+        self.descriptor = descriptor
+        self._places = places
+
+    def read(self, position: int, into: Bytes) -> int:
+        """Read into `into` from a position on. Return the number of bytes, which is less at the end of the file."""
+        done = 0
+        while done < into.size:
+            size = os.preadv(self.descriptor, [memoryview(into)[done:]], position + done)
+            if not size:
+                break
+            done += size
+        return done
+
+    def write(self, position: int, data: Bytes) -> int:
+        """Write at a position. Return the number of bytes that were written, which is less on a full disk."""
+        return os.pwrite(self.descriptor, memoryview(data), position)
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self.descriptor, length)
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self._places.take_back()
 
 
 class WrittenFile:
@@ -431,15 +484,6 @@ def cut_file(fd: int, size: int) -> None:
     """Set the file's length, and leave the file (and its mtime) alone if it has that length."""
     if os.fstat(fd).st_size != size:
         os.ftruncate(fd, size)
-
-
-def sync_file(path: str) -> None:
-    """fsync a file that nobody in this process has open for writing."""
-    fd = open_regular(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def raise_descriptor_limit() -> int:

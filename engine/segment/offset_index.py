@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.files.atomic import sync_file
 from topicfs.engine.files.regular import read_regular
 from topicfs.engine.format.index import OFFSET_ENTRY
 from topicfs.engine.kernels.search import floor_slot, lookup_offset
@@ -24,7 +25,6 @@ from topicfs.engine.segment.descriptors import (
     SecondChance,
     WrittenFile,
     cut_file,
-    sync_file,
     write_exactly,
 )
 

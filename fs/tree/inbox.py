@@ -22,7 +22,8 @@ from typing import Final
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.inbox.inbox import SPENT
-from topicfs.engine.inbox.staging import Parts, StagedFile
+from topicfs.engine.inbox.staging import Parts
+from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.fs import errors
 from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
 from topicfs.fs.inbox.claims import Writing
@@ -197,7 +198,7 @@ class InboxFile(Scratch):
     """
 
     permissions = 0o666
-    file: StagedFile | None = None
+    file: OtherFile | None = None
 
     def status(self) -> os.stat_result:
         return super().status() if self.file is None else self.file.status()
@@ -208,7 +209,7 @@ class InboxFile(Scratch):
     def mtime_ns(self) -> int:
         return self.status().st_mtime_ns
 
-    def opened(self, flags: int) -> tuple[StagedFile, Writing | None]:
+    def opened(self, flags: int) -> tuple[OtherFile, Writing | None]:
         """Open the file itself. An open for writing is noted in the claims."""
         claims = self.topic_inbox.claims
         writes = wants_writing(flags)

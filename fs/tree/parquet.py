@@ -12,7 +12,8 @@ from typing import Final
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import UnknownPartitionError
 from topicfs.engine.files.integers import parse_int32
-from topicfs.engine.parquet.table import OpenTableFile, TableFile
+from topicfs.engine.parquet.table import TableFile
+from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.fs import errors
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
@@ -31,7 +32,7 @@ class ParquetHandle(Handle):
     direct_io = False
     keep_cache = True
 
-    def __init__(self, file: OpenTableFile, size: int) -> None:
+    def __init__(self, file: OtherFile, size: int) -> None:
         self._file = file
         self._size = size
 
@@ -39,7 +40,7 @@ class ParquetHandle(Handle):
         return self._size
 
     def read(self, position: int, into: Bytes) -> int:
-        return self._file.read_into(position, into)
+        return self._file.read(position, into)
 
     def release(self) -> None:
         self._file.close()

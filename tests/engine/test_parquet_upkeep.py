@@ -297,9 +297,9 @@ def test_a_file_that_is_open_can_be_read_though_it_was_replaced(kept: Keeping) -
     kept.compact()
     kept.run()
     found = np.empty(file.size + 10, np.uint8)
-    assert reader.read_into(0, found) == file.size
+    assert reader.read(0, found) == file.size
     assert found[: file.size].tobytes() == whole
-    assert reader.read_into(file.size, found) == 0
+    assert reader.read(file.size, found) == 0
     reader.close()
 
 
@@ -344,11 +344,11 @@ def test_a_full_disk_leaves_nothing_half_and_is_tried_again(
     kept.store_bench.warnings = True
     kept.segment("a")
 
-    def full(path: Path) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def full(group: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(write, "_sync", full)
+        patch.setattr(write, "_latest_ms", full)
         kept.run()
     assert kept.bases == []
     assert not [name for name in kept.on_disk() if name != PARQUET_LIST]

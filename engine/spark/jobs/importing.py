@@ -32,7 +32,7 @@ import pyarrow as pa
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import InvalidSettingError, PartitionExistsError
-from topicfs.engine.files.atomic import sync_directory
+from topicfs.engine.files.atomic import sync_directory, sync_file
 from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
@@ -56,7 +56,7 @@ from topicfs.engine.partition.chain import segment_settings
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
-from topicfs.engine.segment.descriptors import Descriptors, sync_file
+from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.topic import TopicSettings
@@ -375,7 +375,7 @@ def _finish(logs: Path, topic: str, partitions: int, topic_id: str) -> None:
         latest = now_ms() - len(segments)
         for place, path in enumerate(segments):
             os.utime(path, ns=((latest + place) * 1_000_000,) * 2)
-            sync_file(str(path))
+            sync_file(path)
         sync_directory(directory)
     sync_directory(logs)
 
