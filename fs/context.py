@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from topicfs.engine.errors import EngineError, PartitionNotEmptyError
@@ -56,8 +57,6 @@ class Context:
 
     store: Store
     view_cache: ViewCache
-    linger: Linger
-    batch_size: int
     read_ahead: ReadAhead = field(default_factory=ReadAhead)
     given_up: Callable[[], bool] = lambda: True
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -69,8 +68,12 @@ class Context:
     _inboxes: dict[str, TopicInbox] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     tables: Tables = field(init=False)
+    linger: Linger = field(init=False)
+    batch_size: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.linger = Linger(self.store.daemon.linger_ms, self.store.steady)
+        self.batch_size = self.store.daemon.batch_size
         self.tables = Tables(self.store.backing / VIEWS, self.store.descriptors)
 
     @property
@@ -106,13 +109,9 @@ class Context:
         with self._lock:
             found = self._inboxes.get(topic)
             if found is None or found.inbox is not inbox:
-                found = self._inboxes[topic] = TopicInbox(
-                    self.store,
-                    inbox,
-                    lambda number: self.views(topic, number),
-                    self.turns(topic),
-                    self.commits,
-                )
+                views = partial(self.views, topic)
+                found = TopicInbox(inbox, self.commits, self.store, views, self.turns(topic))
+                self._inboxes[topic] = found
             return found
 
     def note_refusal(self, error: Exception, path: str) -> bool:

@@ -83,31 +83,15 @@ class Format(IntEnum):
     # -- records → lines ------------------------------------------------------------------------------
 
     def sizes(
-        self,
-        buffer: Bytes,
-        table: Longs,
-        origin: int,
-        topic: str,
-        partition: int,
-        first_offset: int = 0,
-        end_offset: int = MAX_INT64,
+        self, buffer: Bytes, table: Longs, origin: int, prefix: Bytes, first: int = 0, end: int = MAX_INT64
     ) -> Longs:
-        """Return how many bytes each batch of `table` takes: its records in [first_offset, end_offset), 0 for a control
-        batch. `origin` is the table's position of buffer[0]."""
+        """Return how many bytes each batch of `table` takes: its records of the offsets [first, end), 0 for a control
+        batch. `origin` is the table's position of buffer[0], and `prefix` as `prefix_of` gives it."""
         found = np.zeros(len(table), np.int64)
-        prefix = _prefix(topic, partition).size
-        for first, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
-            status, batch, index, at = sizing.sizes(
-                int(self),
-                data,
-                start,
-                rows,
-                first_offset,
-                end_offset,
-                prefix,
-                found[first : first + len(rows)],
-            )
-            _raise_if_bad(status, rows, batch, index, at)
+        for row, data, rows, start in _plain_parts(buffer, table, origin, first, end):
+            sizes = found[row : row + len(rows)]
+            problem = sizing.sizes(int(self), data, start, rows, first, end, prefix.size, sizes)
+            _raise_if_bad(rows, *problem)
         return found
 
     def render(
@@ -115,53 +99,22 @@ class Format(IntEnum):
         buffer: Bytes,
         table: Longs,
         origin: int,
-        first_offset: int,
-        end_offset: int,
+        first: int,
+        end: int,
         out: Bytes,
-        position: int,
-        topic: str,
-        partition: int,
+        at: int,
+        prefix: Bytes,
     ) -> int:
-        """Write the records in [first_offset, end_offset) of the batches of `table` at out[position:]. Return the
-        position behind them. Bytes of `out` behind it are undefined. ValueError if `out` is too small."""
-        prefix = _prefix(topic, partition)
-        for _, data, rows, start in _plain_parts(buffer, table, origin, first_offset, end_offset):
-            status, batch, index, at, position = rendering.render(
-                int(self), data, start, rows, first_offset, end_offset, prefix, out, position
-            )
-            if status == rendering.NO_ROOM:
+        """Write the records of the offsets [first, end) of the batches of `table` at out[at:]. Return the position
+        behind them. Bytes of `out` behind it are undefined. ValueError if `out` is too small."""
+        for _, data, rows, start in _plain_parts(buffer, table, origin, first, end):
+            *problem, at = rendering.render(int(self), data, start, rows, first, end, prefix, out, at)
+            if problem[0] == rendering.NO_ROOM:
                 raise ValueError(
-                    f"{self.suffix} of {topic}-{partition}: a line from byte {position} on does not fit into "
-                    f"{out.size} bytes"
+                    f"{self.suffix}: a line from byte {at} on does not fit into {out.size} bytes"
                 )
-            _raise_if_bad(status, rows, batch, index, at)
-        return position
-
-    def text(
-        self,
-        buffer: Bytes,
-        table: Longs,
-        origin: int,
-        first_offset: int,
-        end_offset: int,
-        topic: str,
-        partition: int,
-    ) -> Bytes:
-        """Return what `render` writes, in an array of its size. Each compressed batch is decompressed once."""
-        parts = list(_plain_parts(buffer, table, origin, first_offset, end_offset))
-        out = np.empty(
-            sum(
-                int(self.sizes(data, rows, start, topic, partition, first_offset, end_offset).sum())
-                for _, data, rows, start in parts
-            ),
-            np.uint8,
-        )
-        position = 0
-        for _, data, rows, start in parts:
-            position = self.render(
-                data, rows, start, first_offset, end_offset, out, position, topic, partition
-            )
-        return out
+            _raise_if_bad(rows, *problem)
+        return at
 
     # -- lines → records ------------------------------------------------------------------------------
 
@@ -195,7 +148,7 @@ _SUFFIXES: Final = {fmt: fmt.name.lower() for fmt in Format}
 
 
 @lru_cache(maxsize=1024)
-def _prefix(topic: str, partition: int) -> Bytes:
+def prefix_of(topic: str, partition: int) -> Bytes:
     """Return the beginning of a jsonl line of this partition, up to its offset."""
     name = json.dumps(topic, ensure_ascii=False)
     return np.frombuffer(f'{{"topic":{name},"partition":{partition},"offset":'.encode(), np.uint8)
@@ -226,7 +179,7 @@ def _plain_parts(
         yield first, buffer, np.ascontiguousarray(table[first:]), origin
 
 
-def _raise_if_bad(status: int, table: Longs, batch: int, index: int, at: int) -> None:
+def _raise_if_bad(table: Longs, status: int, batch: int, index: int, at: int) -> None:
     if status != decoding.GOOD:
         row = table[batch]
         raise CorruptBatchError(

@@ -15,7 +15,6 @@ from topicfs.engine.errors import ClosedError
 from topicfs.engine.jobs import LASTS, TICK_MS, Job
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
-from topicfs.fs.appending.linger import Linger
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Owner
 from topicfs.fs.fuse.adapter import VERSION_SHIFT, Opened
@@ -73,16 +72,9 @@ class FileSystem:
     _drop     makes the kernel drop the pages of an inode
     """
 
-    def __init__(
-        self,
-        store: Store,
-        view_cache: ViewCache,
-        batch_size: int,
-        linger_ms: int,
-        metrics: Callable[[], bytes] = bytes,
-    ) -> None:
+    def __init__(self, store: Store, view_cache: ViewCache, metrics: Callable[[], bytes] = bytes) -> None:
         status = os.stat(store.backing)
-        self.context = Context(store, view_cache, Linger(linger_ms, store.steady), batch_size)
+        self.context = Context(store, view_cache)
         self.owner = Owner(status.st_uid, status.st_gid, status.st_mode & 0o777)
         self._root = RootDirectory("/", self.context, metrics)
         self._known: dict[str, Entry] = {"/": self._root}
@@ -96,9 +88,11 @@ class FileSystem:
         self._numbers = itertools.count(1)
         self.closing = False
 
-    def wait_until(self, given_up: Callable[[], bool]) -> None:
-        """Set the function that a waiting read calls now and then, to learn whether its caller has given up."""
+    def connected(self, given_up: Callable[[], bool], drop: Callable[[int], object]) -> None:
+        """Set the function that a waiting read calls now and then, to learn whether its caller has given up, and the
+        one that makes the kernel drop the pages of an inode."""
         self.context.given_up = given_up
+        self._drop = drop
 
     def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:
         """Note a call that has failed. If it was a refusal, the status of the partitions concerned shows the reason."""
@@ -108,10 +102,6 @@ class FileSystem:
                 self.context.note_refusal(error, path)
                 for path in (paths if opened is None else [opened.entry.path])
             )
-
-    def forget_pages_by(self, drop: Callable[[int], object]) -> None:
-        """Set the function that makes the kernel drop the pages of an inode."""
-        self._drop = drop
 
     def _drop_deleted(self) -> None:
         """Drop the pages of open files of deleted partitions. The kernel then asks, and is told that they are gone."""
@@ -335,11 +325,10 @@ class FileSystem:
             f"{path}: files are not made here; partitions and topics are made by mkdir"
         )
 
-    def symlink(self, target: str, path: str) -> None:
-        raise errors.NotSupportedError(f"{path}: links are not made here")
-
     def link(self, existing: str, path: str) -> None:
         raise errors.NotSupportedError(f"{path}: links are not made here")
+
+    symlink = link
 
     def truncate(self, path: str, length: int, handle: int | None) -> None:
         entry = self._entry(path) if handle is None or path else self._handles[handle].entry

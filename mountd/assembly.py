@@ -29,9 +29,7 @@ class CountedFileSystem(FileSystem):
         self.view_cache = (ReadOnlyViewCache if store.read_only else DirectoryViewCache)(
             store.backing / VIEWS
         )
-        super().__init__(
-            store, self.view_cache, store.daemon.batch_size, store.daemon.linger_ms, metrics.render
-        )
+        super().__init__(store, self.view_cache, metrics.render)
         metrics.tell_of(self.context.tables)
 
     def jobs(self) -> list[Job]:

@@ -189,7 +189,6 @@ class AppendHandle(Handle):
 
     def release(self) -> None:
         """Append an unfinished line as a complete one, at the last close. Errors reach no caller any more."""
-        self._reader.release()
         if self._tail:
             for writers in self.target.writers:
                 writers.note_last_close(self)
@@ -209,4 +208,7 @@ class AppendHandle(Handle):
                 for writers in self.target.writers:
                     writers.end_close(self)
                     writers.handles.discard(self)
-                self.target.leave()
+                try:
+                    self.target.leave()
+                finally:
+                    self._reader.release()

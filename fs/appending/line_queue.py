@@ -22,7 +22,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -95,6 +95,7 @@ class _Waiting:
     size: int
 
 
+@dataclass(slots=True, eq=False)
 class LineQueue:
     """The lines that wait to be appended to one partition.
 
@@ -116,28 +117,23 @@ class LineQueue:
     _has_room   whether room was asked for since it was last given back
     """
 
-    def __init__(
-        self,
-        partition: Partition,
-        linger: Linger,
-        appended: Callable[[Appended, int], None],
-        refused: Callable[[Exception], None],
-    ) -> None:
-        self._partition = partition
-        self._appended = appended
-        self._refused = refused
-        self._linger = linger
-        self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
-        self._size = 0
-        self._promised = 0
-        self._limit = 0
-        self._since: int | None = None
-        self._last: int | None = None
-        self._failed: int | None = None
-        self._senders = 0
-        self._builder: batches.BatchBuilder | None = None
-        self._has_room = False
+    _partition: Partition
+    _linger: Linger
+    _appended: Callable[[Appended, int], None]
+    _refused: Callable[[Exception], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _size: int = 0
+    _promised: int = 0
+    _limit: int = 0
+    _since: int | None = None
+    _last: int | None = None
+    _failed: int | None = None
+    _senders: int = 0
+    _builder: batches.BatchBuilder | None = None
+    _has_room: bool = False
+
+    def __post_init__(self) -> None:
         self._partition.log.register_queue(self.flush_all)
 
     # -- writers --------------------------------------------------------------------------------------

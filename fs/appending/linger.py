@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.record import Clock, steady_ms
 
+if TYPE_CHECKING:
+    from topicfs.fs.appending.line_queue import LineQueue
+
 _LEAST_PAUSE_S: Final = 0.0005
 """Seconds after which a queue is tried again, if a writer holds its lock."""
-
-
-class Lingering(Protocol):
-    """A queue of one partition in which lines may wait.
-
-    due_ms  when the lines have waited long enough, by the steady clock; None if none wait
-    """
-
-    @property
-    def due_ms(self) -> int | None: ...
-
-    def flush_due(self) -> None:
-        """Append the lines if they have waited long enough. Their writers are told of a failure."""
 
 
 @dataclass(slots=True)
@@ -38,12 +28,12 @@ class Linger:
 
     linger_ms: int
     clock: Clock = steady_ms
-    _waiting: dict[Lingering, None] = field(default_factory=dict)
+    _waiting: dict[LineQueue, None] = field(default_factory=dict)
     _noted: threading.Condition = field(default_factory=threading.Condition)
     _idle: bool = False
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def note(self, queue: Lingering) -> None:
+    def note(self, queue: LineQueue) -> None:
         """Note that lines wait in a queue from now on."""
         with self._noted:
             if queue not in self._waiting:

@@ -16,8 +16,8 @@ import errno
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -107,10 +107,10 @@ class FileOperations(Protocol):
     """The operations that are served. Each method is looked for once, at the mount. If it is missing or None, the
     callback stays null in libfuse's table: the kernel then gets ENOSYS and asks no more. Only `getattr` is required.
 
-    Three more methods are called if they exist. `wait_until(given_up)` is called before all others, with a function
-    that tells a waiting call whether to give up. `forget_pages_by(drop)` is next, with a function that makes the kernel
-    drop the pages of an inode, given by the kernel's number. `refused(error, paths, handle)` is called after a call
-    that failed, with its paths, or with its handle if it has no path.
+    Two more methods are called if they exist. `connected(given_up, drop)` is called before all others, with a function
+    that tells a waiting call whether to give up, and one that makes the kernel drop the pages of an inode, given by the
+    kernel's number. `refused(error, paths, handle)` is called after a call that failed, with its paths, or with its
+    handle if it has no path.
 
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
@@ -246,6 +246,7 @@ def _words(options: Mapping[str, str | bool]) -> Iterable[str]:
             yield f"{name}={value}"
 
 
+@dataclass(slots=True)
 class Adapter:
     """libfuse's callbacks. A method with the name of a member of struct fuse_operations is called for that member, with
     the arguments that fuse.h states. Members in `_PLAIN` need none.
@@ -259,37 +260,19 @@ class Adapter:
     _directories     the paths of open directories, by number
     """
 
-    __slots__ = (
-        "_directories",
-        "_libfuse_stderr",
-        "_numbers",
-        "_session",
-        "_states",
-        "answered",
-        "failure",
-        "operations",
-    )
-
-    def __init__(
-        self,
-        operations: FileOperations,
-        session: Session | None,
-        states: ThreadStates,
-        libfuse_stderr: LibfuseStderr,
-    ) -> None:
-        self.operations: Any = operations
-        self._session = session
-        self.failure: BaseException | None = None
-        self._states = states
-        self._libfuse_stderr = libfuse_stderr
-        self.answered = False
-        self._directories: dict[int, str] = {}
-        self._numbers = itertools.count(1)
+    operations: Any
+    _session: Session | None
+    _states: ThreadStates
+    _libfuse_stderr: LibfuseStderr
+    failure: BaseException | None = None
+    answered: bool = False
+    _directories: dict[int, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def table(self) -> OperationsTable:
         """Make the struct fuse_operations. It must live as long as libfuse runs."""
         table = OperationsTable(flag_nullpath_ok=1, flag_nopath=1, flag_utime_omit_ok=1)
-        for name, kind in [(field[0], field[1]) for field in OperationsTable._fields_]:
+        for name, kind in [member[:2] for member in OperationsTable._fields_]:
             if is_callback(kind) and self._is_offered(name):
                 function = self._plain(name) if name in _PLAIN else getattr(self, name)
                 setattr(table, name, kind(self._guarded(name, function)))
@@ -350,10 +333,8 @@ class Adapter:
         if said:
             log.warning(f"libfuse: {said}")
         try:
-            if hasattr(self.operations, "wait_until"):
-                self.operations.wait_until(interrupts.given_up)
-            if hasattr(self.operations, "forget_pages_by"):
-                self.operations.forget_pages_by(partial(drop_pages, this_handle()))
+            if hasattr(self.operations, "connected"):
+                self.operations.connected(interrupts.given_up, partial(drop_pages, this_handle()))
             if self._session is not None:
                 self._session.initialised()
         except BaseException as error:  # noqa: BLE001 - `serve` raises it

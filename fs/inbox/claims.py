@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.inbox.staging import Parts
@@ -29,17 +30,15 @@ GRACE_S: Final = 2.0
 returned. A duplicate, a forked child's copy or a mapping keeps the file open for longer."""
 
 
+@dataclass(slots=True, eq=False)
 class Writing:
     """A file that is open for writing, by one open(2).
 
     is_closed  whether a descriptor was closed, and nothing was written since
     """
 
-    __slots__ = ("identity", "is_closed")
-
-    def __init__(self, identity: Identity) -> None:
-        self.identity = identity
-        self.is_closed = False
+    identity: Identity
+    is_closed: bool = False
 
 
 class Claims:

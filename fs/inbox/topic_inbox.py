@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from topicfs.engine.errors import EngineError
@@ -28,6 +29,7 @@ class Arrival(Protocol):
     is_whole: bool
 
 
+@dataclass(slots=True, eq=False)
 class TopicInbox:
     """One topic's inbox.
 
@@ -42,24 +44,16 @@ class TopicInbox:
               the other had made
     """
 
-    def __init__(
-        self,
-        store: Store,
-        inbox: Inbox,
-        views: Callable[[int], PartitionViews],
-        turns: Iterator[int],
-        commits: Commits,
-    ) -> None:
-        self.inbox = inbox
-        self.claims = Claims()
-        self.commits = commits
-        self._store = store
-        self._views = views
-        self._turns = turns
-        self.arriving: dict[str, Arrival] = {}
-        self._jobs: dict[Parts, str] = {}
-        self._mixed: set[str] = set()
-        self._lock = threading.Lock()
+    inbox: Inbox
+    commits: Commits
+    _store: Store
+    _views: Callable[[int], PartitionViews]
+    _turns: Iterator[int]
+    claims: Claims = field(default_factory=Claims)
+    arriving: dict[str, Arrival] = field(default_factory=dict)
+    _jobs: dict[Parts, str] = field(default_factory=dict)
+    _mixed: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def staging(self) -> Staging:

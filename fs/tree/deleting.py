@@ -68,4 +68,4 @@ class Deleting(Directory):
 
     def undelete(self, name: str) -> None:
         """Take back the newest deletion of what had this name."""
-        raise NotImplementedError
+        self.context.store.undelete(*self.place_of(name))

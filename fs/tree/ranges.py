@@ -177,7 +177,23 @@ class ValueFile(PartitionEntry):
         return BytesHandle(self.record.value or b"")
 
 
-class OffsetDirectory(PartitionEntry, Directory):
+class RangesDirectory(PartitionEntry, Directory):
+    """A directory whose names select records: `<selection>.<format>`."""
+
+    def lookup(self, name: str) -> Entry:
+        stem, _, suffix = name.rpartition(".")
+        fmt = FORMATS.get(suffix)
+        selection = None if fmt is None else self.select(stem)
+        if fmt is None or selection is None:
+            raise self.missing(name)
+        return RangeFile(self.child(name), self.views, selection, fmt)
+
+    def select(self, stem: str) -> Selection | None:
+        """Return what a name without its format selects; None if it is no such name."""
+        raise NotImplementedError
+
+
+class OffsetDirectory(RangesDirectory):
     """Records by offset. It lists the range of all records, and the first and the last record if they are visible."""
 
     def names(self) -> Iterable[str]:
@@ -193,25 +209,21 @@ class OffsetDirectory(PartitionEntry, Directory):
     def lookup(self, name: str) -> Entry:
         self.views.writers.await_closing()
         offset = parse_offset(name)
-        if offset is not None:
-            return ValueFile(self.child(name), self.views, self._record(offset, name))
-        stem, _, suffix = name.rpartition(".")
-        fmt, selection = FORMATS.get(suffix), parse_offsets(stem)
-        if fmt is not None and (one := parse_offset(stem)) is not None:
-            self._record(one, name)
-            selection = OffsetSelection(one, one)
-        if fmt is None or selection is None:
-            raise self.missing(name)
-        return RangeFile(self.child(name), self.views, selection, fmt)
-
-    def _record(self, offset: int, name: str) -> Record:
+        if offset is None:
+            return super().lookup(name)
         record = self.views.record(offset)
         if record is None:
             raise self.missing(name)
-        return record
+        return ValueFile(self.child(name), self.views, record)
+
+    def select(self, stem: str) -> Selection | None:
+        one = parse_offset(stem)
+        if one is None:
+            return parse_offsets(stem)
+        return None if self.views.record(one) is None else OffsetSelection(one, one)
 
 
-class TimeDirectory(PartitionEntry, Directory):
+class TimeDirectory(RangesDirectory):
     """Records by time. It lists the days that have records."""
 
     def names(self) -> Iterable[str]:
@@ -223,15 +235,14 @@ class TimeDirectory(PartitionEntry, Directory):
         day = parse_day(name)
         if day is not None:
             return DayDirectory(self.child(name), self.views, day)
-        stem, _, suffix = name.rpartition(".")
-        fmt, selection = FORMATS.get(suffix), parse_times(stem)
-        if fmt is None or selection is None:
-            raise self.missing(name)
-        return RangeFile(self.child(name), self.views, selection, fmt)
+        return super().lookup(name)
+
+    def select(self, stem: str) -> Selection | None:
+        return parse_times(stem)
 
 
 @dataclass(eq=False)
-class DayDirectory(PartitionEntry, Directory):
+class DayDirectory(RangesDirectory):
     """The hours of a day, in UTC. It lists those that have records."""
 
     day: int
@@ -241,13 +252,10 @@ class DayDirectory(PartitionEntry, Directory):
             for suffix in FORMATS:
                 yield f"{(hour - self.day) // HOUR_MS:02d}.{suffix}"
 
-    def lookup(self, name: str) -> Entry:
-        stem, _, suffix = name.rpartition(".")
-        fmt, hour = FORMATS.get(suffix), parse_hour(stem)
-        if fmt is None or hour is None:
-            raise self.missing(name)
-        start = self.day + hour * HOUR_MS
-        return RangeFile(self.child(name), self.views, TimeSelection(start, start + HOUR_MS), fmt)
+    def select(self, stem: str) -> Selection | None:
+        hour = parse_hour(stem)
+        start = self.day + (hour or 0) * HOUR_MS
+        return None if hour is None else TimeSelection(start, start + HOUR_MS)
 
 
 def periods(views: PartitionViews, start: int, end: int | None, length: int) -> Iterator[int]:

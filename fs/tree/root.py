@@ -71,7 +71,7 @@ class RootDirectory(Deleting):
         make = self._about_all().get(name)
         if make is not None:
             return make(path, self.context)
-        topic, number = self._partition(name)
+        topic, number = self.place_of(name)
         if f"{topic}-{number}" not in self.context.store:
             raise self.missing(name)
         return PartitionDirectory(path, self.context, topic, number)
@@ -84,7 +84,7 @@ class RootDirectory(Deleting):
             TOPICS: TopicsDirectory,
         }
 
-    def _partition(self, name: str) -> tuple[str, int]:
+    def place_of(self, name: str) -> tuple[str, int]:
         try:
             topic, number, suffix = parse_partition_directory(name)
         except InvalidNameError:
@@ -103,13 +103,6 @@ class RootDirectory(Deleting):
         if name == TOPICS:
             raise errors.NotSupportedError(f"{self.child(name)} cannot be removed")
         super().remove_directory(name)
-
-    def place_of(self, name: str) -> tuple[str, int | None]:
-        return self._partition(name)
-
-    def undelete(self, name: str) -> None:
-        topic, number = self._partition(name)
-        self.context.store.undelete(topic, number)
 
 
 @dataclass(eq=False)

@@ -119,8 +119,7 @@ class RawHandle(Handle):
 
     def __init__(self, segment: Segment, final: bool) -> None:
         self._segment = segment
-        self.direct_io = not final
-        self.keep_cache = final
+        self.direct_io, self.keep_cache = not final, final
 
     def size(self) -> int:
         return self._segment.size

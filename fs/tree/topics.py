@@ -47,7 +47,7 @@ class TopicsDirectory(Deleting):
             if deletion.id == name:
                 self.context.store.undelete(deletion.topic, deletion=name)
                 return
-        self.context.store.undelete(name)
+        super().undelete(name)
 
 
 class TopicDirectory(TopicEntry, Directory):

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Longs
 from topicfs.engine.kernels.encode import stamp
 from topicfs.engine.record import MAX_INT64, Codec, Header, Record
-from topicfs.fs.formats import Format
+from topicfs.fs.formats import Format, prefix_of
 
 Bytes = npt.NDArray[np.uint8]
 
 NOW = 1_700_000_000_000
 TOPIC, PARTITION = "orders", 3
+PREFIX = prefix_of(TOPIC, PARTITION)
 
 
 def array(data: bytes | bytearray) -> Bytes:
@@ -46,21 +48,31 @@ def placed(records: Sequence[Record], base_offset: int = 0) -> list[Record]:
     ]
 
 
+def rendered(
+    fmt: Format, data: Bytes, table: Longs, origin: int, first: int, end: int, topic: str, partition: int
+) -> Bytes:
+    """The records in [first, end) of these batches, in an array of their size."""
+    sizes = fmt.sizes(data, table, origin, prefix_of(topic, partition), first, end)
+    out = np.empty(int(sizes.sum()), np.uint8)
+    assert fmt.render(data, table, origin, first, end, out, 0, prefix_of(topic, partition)) == out.size
+    return out
+
+
 def text_of(
     fmt: Format, data: Bytes, first_offset: int = 0, end_offset: int = MAX_INT64, check: bool = True
 ) -> bytes:
     """The text of batches; `check`: sizes and rendering into an array that fits exactly agree with it."""
     table = batches.scan(data)
-    text = fmt.text(data, table, 0, first_offset, end_offset, TOPIC, PARTITION)
+    text = rendered(fmt, data, table, 0, first_offset, end_offset, TOPIC, PARTITION)
     if check:
-        sizes = fmt.sizes(data, table, 0, TOPIC, PARTITION, first_offset, end_offset)
+        sizes = fmt.sizes(data, table, 0, PREFIX, first_offset, end_offset)
         assert sizes.sum() == text.size
         guarded = np.full(text.size + 64, 0xA5, np.uint8)
         position = 32
         for row, size in zip(table, sizes, strict=True):
             behind = fmt.render(
                 data, row.reshape(1, -1), 0, first_offset, end_offset,
-                guarded[: 32 + text.size], position, TOPIC, PARTITION,
+                guarded[: 32 + text.size], position, PREFIX,
             )  # fmt: skip
             assert behind == position + size
             position = behind

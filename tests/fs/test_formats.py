@@ -13,6 +13,7 @@ from plain_formats import (
     CODECS,
     NOW,
     PARTITION,
+    PREFIX,
     RECORDS,
     TOPIC,
     Bytes,
@@ -21,6 +22,7 @@ from plain_formats import (
     lines_of,
     placed,
     records_in,
+    rendered,
     text_of,
 )
 
@@ -31,7 +33,7 @@ from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import encode_columns, stamp
 from topicfs.engine.kernels.scan import ATTRIBUTES, POSITION
 from topicfs.engine.record import Codec, Record, TimestampType
-from topicfs.fs.formats import Format
+from topicfs.fs.formats import Format, prefix_of
 
 EACH_FORMAT = pytest.mark.parametrize("fmt", list(Format), ids=lambda fmt: fmt.suffix)
 EACH_CODEC = pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
@@ -95,9 +97,9 @@ def test_batches_that_the_table_leaves_out_are_not_shown(fmt: Format) -> None:
     marker = at_offset(batches.end_marker(1, 0, batches.ABORT, 0, NOW), 2)
     data = np.concatenate([batch_of([Record(b"a")]), aborted, marker, batch_of([Record(b"b")], 3)])
     table = batches.scan(data)[[0, 3]]
-    text = fmt.text(data, table, 0, 0, 10, TOPIC, PARTITION)
+    text = rendered(fmt, data, table, 0, 0, 10, TOPIC, PARTITION)
     assert text.tobytes() == lines_of(fmt, [*placed([Record(b"a")]), *placed([Record(b"b")], 3)])
-    assert fmt.sizes(data, table, 0, TOPIC, PARTITION).sum() == text.size
+    assert fmt.sizes(data, table, 0, PREFIX).sum() == text.size
 
 
 @EACH_FORMAT
@@ -149,9 +151,9 @@ def test_a_table_may_name_places_from_an_origin(fmt: Format, codec: Codec) -> No
     data = np.concatenate([batch_of([Record(b"a")], 0, codec), batch_of([Record(b"b")], 1)])
     table = batches.scan(data)
     table[:, POSITION] += 1_000_000
-    text = fmt.text(data, table, 1_000_000, 0, 2, TOPIC, PARTITION)
+    text = rendered(fmt, data, table, 1_000_000, 0, 2, TOPIC, PARTITION)
     assert text.tobytes() == lines_of(fmt, placed([Record(b"a"), Record(b"b")]))
-    assert fmt.sizes(data, table, 1_000_000, TOPIC, PARTITION).sum() == text.size
+    assert fmt.sizes(data, table, 1_000_000, PREFIX).sum() == text.size
 
 
 @EACH_FORMAT
@@ -160,7 +162,7 @@ def test_a_table_need_not_be_contiguous_and_is_left_as_it_is(fmt: Format) -> Non
     table = batches.scan(data)
     before = table.copy()
     expected = lines_of(fmt, [Record(b"%d" % i, None, NOW, (), i) for i in (0, 2, 4)])
-    assert fmt.text(data, table[::2], 0, 0, 9, TOPIC, PARTITION).tobytes() == expected
+    assert rendered(fmt, data, table[::2], 0, 0, 9, TOPIC, PARTITION).tobytes() == expected
     assert (table == before).all()
 
 
@@ -169,10 +171,10 @@ def test_a_compressed_batch_that_is_not_asked_for_is_not_decompressed() -> None:
     damaged[HEADER_SIZE:] = 0
     data = np.concatenate([damaged, batch_of([Record(b"w")], 1)])
     table = batches.scan(data, check=False)
-    assert Format.TXT.text(data, table, 0, 1, 2, TOPIC, PARTITION).tobytes() == b"w\n"
-    assert Format.TXT.sizes(data, table, 0, TOPIC, PARTITION, 1, 2).tolist() == [0, 2]
+    assert rendered(Format.TXT, data, table, 0, 1, 2, TOPIC, PARTITION).tobytes() == b"w\n"
+    assert Format.TXT.sizes(data, table, 0, PREFIX, 1, 2).tolist() == [0, 2]
     with pytest.raises(CorruptBatchError, match="zstd"):
-        Format.TXT.text(data, table, 0, 0, 2, TOPIC, PARTITION)
+        rendered(Format.TXT, data, table, 0, 0, 2, TOPIC, PARTITION)
 
 
 @EACH_FORMAT
@@ -181,17 +183,17 @@ def test_a_codec_that_does_not_exist_is_corrupt(fmt: Format) -> None:
     table = batches.scan(data)
     table[0, ATTRIBUTES] = 5
     with pytest.raises(CorruptBatchError, match="codec 5"):
-        fmt.sizes(data, table, 0, TOPIC, PARTITION)
+        fmt.sizes(data, table, 0, PREFIX)
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("a", 0), ("a" * 249, 2**31 - 1), ("Orders.v-1_x", 10)])
 def test_jsonl_names_its_topic_and_partition(topic: str, partition: int) -> None:
     data = batch_of([Record(b"v")])
     table = batches.scan(data)
-    text = Format.JSONL.text(data, table, 0, 0, 1, topic, partition).tobytes()
+    text = rendered(Format.JSONL, data, table, 0, 0, 1, topic, partition).tobytes()
     found = json.loads(text)
     assert (found["topic"], found["partition"]) == (topic, partition)
-    assert Format.JSONL.sizes(data, table, 0, topic, partition).tolist() == [len(text)]
+    assert Format.JSONL.sizes(data, table, 0, prefix_of(topic, partition)).tolist() == [len(text)]
 
 
 # -- back ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> Iterator[FileSystem]:
         partition = store.create("t", 0)
         for start in range(0, len(LINES), 50_000):
             partition.append_lines(LINES[start : start + 50_000])
-        made = FileSystem(store, MemoryViewCache(), 1 << 17, 5)
+        made = FileSystem(store, MemoryViewCache())
         thread = threading.Thread(target=made.context.read_ahead.run)
         thread.start()
         try:

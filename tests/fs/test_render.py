@@ -23,6 +23,7 @@ from plain_formats import (
     line_of,
     lines_of,
     placed,
+    rendered,
     text_of,
 )
 
@@ -140,9 +141,9 @@ def test_a_negative_timestamp_in_a_batch_is_shown_as_it_is(number: int) -> None:
     data = batch_of([Record(b"", None, 0)])
     table = batches.scan(data)
     table[0, BASE_TIMESTAMP] = number
-    text = Format.JSONL.text(data, table, 0, 0, 1, TOPIC, PARTITION)
+    text = rendered(Format.JSONL, data, table, 0, 0, 1, TOPIC, PARTITION)
     assert strict(text.tobytes())["timestamp"] == number
-    assert Format.JSONL.sizes(data, table, 0, TOPIC, PARTITION)[0] == text.size
+    assert Format.JSONL.sizes(data, table, 0, PREFIX)[0] == text.size
 
 
 @EACH_FORMAT
@@ -199,9 +200,9 @@ def test_records_behind_the_first_that_is_not_asked_for_are_not_looked_at() -> N
     data = batch_of([Record(b"good")] * 4)
     data[-8:] = 0xFF
     table = batches.scan(data, check=False)
-    assert Format.TXT.text(data, table, 0, 0, 2, TOPIC, PARTITION).tobytes() == b"good\ngood\n"
+    assert rendered(Format.TXT, data, table, 0, 0, 2, TOPIC, PARTITION).tobytes() == b"good\ngood\n"
     with pytest.raises(CorruptBatchError):
-        Format.TXT.text(data, table, 0, 0, 4, TOPIC, PARTITION)
+        rendered(Format.TXT, data, table, 0, 0, 4, TOPIC, PARTITION)
 
 
 # -- room ---------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def test_a_line_that_grows_much_is_never_written_behind_the_end(fmt: Format, cas
     data = batches.from_records([Record(b"", None, 0), replace(LARGE[case], timestamp=0)], NOW)
     table = batches.scan(data)
     table[0, BASE_TIMESTAMP] = LARGE[case].timestamp or 0
-    size = int(fmt.sizes(data, table, 0, TOPIC, PARTITION).sum())
+    size = int(fmt.sizes(data, table, 0, PREFIX).sum())
     for room in (*range(max(0, size - 40), size), size):
         guarded = np.full(room + 4096, 0xA5, np.uint8)
         status, *_, position = rendering.render(int(fmt), data, 0, table, 0, 2, PREFIX, guarded[:room], 0)
@@ -259,7 +260,7 @@ def test_a_position_outside_the_output_has_no_room(fmt: Format, position: int) -
     data = batch_of([Record(b"v")])
     out = np.zeros(10, np.uint8)
     with pytest.raises(ValueError, match="does not fit into 10 bytes"):
-        fmt.render(data, batches.scan(data), 0, 0, 1, out, position, TOPIC, PARTITION)
+        fmt.render(data, batches.scan(data), 0, 0, 1, out, position, PREFIX)
     assert not out.any()
 
 
@@ -277,9 +278,9 @@ def test_a_table_that_does_not_fit_its_bytes_is_corrupt(fmt: Format, column: int
     table = batches.scan(data)
     table[0, column] = value
     with pytest.raises(CorruptBatchError):
-        fmt.sizes(data, table, 0, TOPIC, PARTITION)
+        fmt.sizes(data, table, 0, PREFIX)
     with pytest.raises(CorruptBatchError):
-        fmt.render(data, table, 0, 0, 10, np.empty(1000, np.uint8), 0, TOPIC, PARTITION)
+        fmt.render(data, table, 0, 0, 10, np.empty(1000, np.uint8), 0, PREFIX)
 
 
 @given(st.binary(max_size=120), st.integers(-1, 8))
@@ -305,12 +306,12 @@ def test_a_batch_with_a_changed_byte_gives_lines_or_an_error(records: list[Recor
     table = batches.scan(data, check=False)
     for fmt in Format:
         try:
-            size = int(fmt.sizes(data, table, 0, TOPIC, PARTITION).sum())
+            size = int(fmt.sizes(data, table, 0, PREFIX).sum())
         except CorruptBatchError:
             with pytest.raises(CorruptBatchError):
-                fmt.text(data, table, 0, 0, 2**62, TOPIC, PARTITION)
+                rendered(fmt, data, table, 0, 0, 2**62, TOPIC, PARTITION)
         else:
-            assert fmt.text(data, table, 0, 0, 2**62, TOPIC, PARTITION).size == size
+            assert rendered(fmt, data, table, 0, 0, 2**62, TOPIC, PARTITION).size == size
 
 
 def test_an_error_says_which_record_of_which_batch() -> None:
@@ -318,7 +319,7 @@ def test_an_error_says_which_record_of_which_batch() -> None:
     table = batches.scan(data)
     table[0, COUNT] = 4
     with pytest.raises(CorruptBatchError, match=r"batch at offset 70, record 3 of 4, byte [0-9]+: fewer"):
-        Format.TXT.sizes(data, table, 0, TOPIC, PARTITION)
+        Format.TXT.sizes(data, table, 0, PREFIX)
 
 
 @EACH_FORMAT

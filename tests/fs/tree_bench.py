@@ -38,7 +38,9 @@ class TreeBench:
 
     def open(self) -> None:
         self.store = Store.open(self.place, self.settings, self.clock, create=True)
-        self.files = FileSystem(self.store, self.view_cache, BATCH_SIZE, LINGER_MS)
+        self.files = FileSystem(self.store, self.view_cache)
+        self.files.context.batch_size = BATCH_SIZE
+        assert self.files.context.linger.linger_ms == LINGER_MS
 
     def reopen(self) -> None:
         """As a mount that goes and comes again."""

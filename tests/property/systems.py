@@ -218,7 +218,8 @@ class Operations(Engine):
         self._make()
 
     def _make(self) -> None:
-        made = FileSystem(self.hand.store, self.view_cache, 1 << 20, 60_000)
+        made = FileSystem(self.hand.store, self.view_cache)
+        made.context.batch_size, made.context.linger.linger_ms = 1 << 20, 60_000
         self.hand.files = made
         self.files = Called(made)
 
@@ -251,7 +252,8 @@ def serve(backing: Path, socket: Path, batch_size: int, ms: int) -> FileSystem:
     mock.patch("os.fsync").start()
     clock = Clock(ms)
     store = Store.open(backing, clock=clock, create=True)
-    made = ServedFileSystem(store, DirectoryViewCache(backing / "views"), batch_size, 60_000)
+    made = ServedFileSystem(store, DirectoryViewCache(backing / "views"))
+    made.context.batch_size, made.context.linger.linger_ms = batch_size, 60_000
     listener = Listener(str(socket))
     threading.Thread(
         target=_listen, args=(Hand(store, clock, made), listener), name="hand", daemon=True
