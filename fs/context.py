@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from topicfs.engine.errors import EngineError, PartitionNotEmptyError
@@ -109,8 +108,7 @@ class Context:
         with self._lock:
             found = self._inboxes.get(topic)
             if found is None or found.inbox is not inbox:
-                views = partial(self.views, topic)
-                found = TopicInbox(inbox, self.commits, self.store, views, self.turns(topic))
+                found = TopicInbox(inbox, self.commits, self.store, self.turns(topic))
                 self._inboxes[topic] = found
             return found
 

@@ -6,11 +6,10 @@ import contextlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from topicfs.engine.errors import EngineError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Inbox, batch_name
 from topicfs.engine.inbox.staging import Parts, Staging
@@ -20,7 +19,6 @@ from topicfs.fs.inbox.claims import Claims, Writing
 from topicfs.fs.inbox.commits import Commits
 from topicfs.fs.inbox.data_files import DataFile, Topic, chunks, content_of, data_files
 from topicfs.fs.inbox.paths import TEMPORARY, batch_of, job_of
-from topicfs.fs.views.partition_views import PartitionViews
 
 
 class Arrival(Protocol):
@@ -37,7 +35,6 @@ class TopicInbox:
     claims    the places that are being changed or committed, and the files that are open for writing
     commits   the commits in progress, of all topics
     arriving  open files that are copied to a name that is not hidden, by that name
-    _views    gives the views of a partition of the topic
     _turns    a counter that says which partition is next for records without a key
     _jobs     the job that writes into a batch's directory, or into the inbox itself, by that directory
     _mixed    jobs that met another one in their directory. None of them can be committed, as one may have removed what
@@ -47,7 +44,6 @@ class TopicInbox:
     inbox: Inbox
     commits: Commits
     _store: Store
-    _views: Callable[[int], PartitionViews]
     _turns: Iterator[int]
     claims: Claims = field(default_factory=Claims)
     arriving: dict[str, Arrival] = field(default_factory=dict)
@@ -102,8 +98,7 @@ class TopicInbox:
     def commit_batch(self, batch: Parts) -> None:
         """Append all files of a batch's directory, or those that a job has put into the inbox itself."""
         with self.commits.one(), self._taking(batch):
-            with self._noting_refusals():
-                name, sources, files = self._batch(batch)
+            name, sources, files = self._batch(batch)
             if name is not None:
                 self._commit(name, files, sources)
             with self._lock:
@@ -136,26 +131,24 @@ class TopicInbox:
     def commit_file(self, source: Parts, name: Parts, own: Writing | None = None) -> None:
         """Append a file under a name, and remove it. `own` is the finished writer that still has it open, if any."""
         with self.commits.one(), self.claims.taken(source, name):
-            with self._noting_refusals():
-                file = DataFile.of(source, name)
-                self._check_files([file], own)
-                identity = self.staging.identity(source)
+            file = DataFile.of(source, name)
+            self._check_files([file], own)
+            identity = self.staging.identity(source)
             self._commit(f"file:{name[-1]}:{identity}", [file], [source], own)
 
     def _commit(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
     ) -> None:
-        with self._noting_refusals():
-            self._check_files(files, own)
-            topic = self._topic()
-            if self.inbox.knows(name):
-                content = content_of(self.staging, files, topic)
-            else:
-                # Bad input is found before anything is appended, so no transaction holds up readers for it.
-                content = Content()
-                for _ in chunks(self.staging, files, topic, content):
-                    pass
-            self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
+        self._check_files(files, own)
+        topic = self._topic()
+        if self.inbox.knows(name):
+            content = content_of(self.staging, files, topic)
+        else:
+            # Bad input is found before anything is appended, so no transaction holds up readers for it.
+            content = Content()
+            for _ in chunks(self.staging, files, topic, content):
+                pass
+        self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
 
     def _check_files(self, files: Iterable[DataFile], own: Writing | None) -> None:
         """Refuse what is no regular file, and what is still being written."""
@@ -167,20 +160,5 @@ class TopicInbox:
 
     def _topic(self) -> Topic:
         settings = self._store.topic_settings(self.inbox.topic)
-        return Topic(settings, self._numbers, self._turns, self._store.clock)
-
-    @property
-    def _numbers(self) -> list[int]:
-        return self._store.topics().get(self.inbox.topic, [])
-
-    @contextlib.contextmanager
-    def _noting_refusals(self) -> Iterator[None]:
-        """Have the status of every partition show why files were refused, as their writer was told only an errno."""
-        try:
-            yield
-        except (EngineError, OSError) as error:
-            for number in self._numbers:
-                # A partition that is offline, or was deleted just now, has no status to show it.
-                with contextlib.suppress(EngineError):
-                    self._views(number).writers.note_refusal(error)
-            raise
+        numbers = self._store.topics().get(self.inbox.topic, [])
+        return Topic(settings, numbers, self._turns, self._store.clock)

@@ -45,8 +45,7 @@ class ControlFile(GeneratedFile):
         raise NotImplementedError
 
     def note_refusal(self, error: Exception) -> None:
-        """Remember why lines were refused, as the writer was told only an errno."""
-        raise NotImplementedError
+        """Remember why lines were refused, if the content shows it: `FileSystem.refused` has the status show it."""
 
     def open(self, flags: int) -> Handle:
         return ControlHandle(self, flags) if wants_writing(flags) else BytesHandle(self.content())

@@ -31,6 +31,3 @@ class StartFile(PartitionEntry, ControlFile):
             # Here the offset is not a name that was looked up, but what was written.
             raise errors.BadInputError(str(error)) from None
         return None  # Deleted records cannot be brought back.
-
-    def note_refusal(self, error: Exception) -> None:
-        self.views.writers.note_refusal(error)
