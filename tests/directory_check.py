@@ -228,3 +228,9 @@ def _pairs(entries: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tu
 def content(directory: Path) -> dict[str, bytes]:
     """Every file's bytes."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def identity(path: Path) -> tuple[int, int, int]:
+    """Inode, size and time of modification: what tells a file that was written anew. Times of access do not."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
