@@ -111,7 +111,7 @@ class Cleaning:
         return [
             (row[2], row[3], row[5], row[11])
             for segment in self.partition.log.chain.segments
-            for _, table in segment.batches()
+            for _, table in segment.log.batches()
             for row in table.tolist()
         ]
 

@@ -255,7 +255,7 @@ class Cleaner:
             return True
         where = str(segment.path)
         last = segment.base_offset - 1
-        for buffer, table in segment.batches(found[0], chunk=self.chunk, reuse=True):
+        for buffer, table in segment.log.batches(found[0], chunk=self.chunk, reuse=True):
             check()
             self.throttle(buffer.size)
             check_offsets(table, segment, last, end)

@@ -38,7 +38,7 @@ from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.settings import SegmentSettings
 
 _CHUNK: Final = 4 * 1024 * 1024
 
@@ -186,11 +186,11 @@ def take(work: Work, group: Sequence[Segment], made: Rewritten) -> int:
 def passage(stretch: Stretch) -> Passage:
     """Return the effect of a group on its transactions. Checksums are left to the task that rewrites the group."""
     settings = SegmentSettings()
-    segments = (
-        Segment.load(stretch.directory, base, settings, lambda: 0, Descriptors()) for base in stretch.bases
+    logs = (
+        Segment(stretch.directory, base, settings, lambda: 0, Descriptors()).log for base in stretch.bases
     )
     return Passage.of(
-        table for segment in segments for _, table in segment.batches(check=False, chunk=_CHUNK, reuse=True)
+        table for log in logs for _, table in log.batches(check=False, chunk=_CHUNK, reuse=True)
     )
 
 
@@ -202,7 +202,7 @@ def rewritten(portion: Portion, last: Sequence[Longs], directory: Path) -> Rewri
     descriptors = Descriptors()
     # The segment behind the group is in the list only to say where the group ends: it is not opened.
     every = [
-        Segment.load(stretch.directory, base, portion.settings, lambda: now, descriptors)
+        Segment(stretch.directory, base, portion.settings, lambda: now, descriptors)
         for base in (*stretch.bases, stretch.end)
     ]
     rewrite = Rewrite(

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from topicfs.engine.record import MAX_INT32
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.stored import StoredSegment
 
 
-def _sizes(segment: StoredSegment) -> tuple[int, int, int]:
+def _sizes(segment: Segment) -> tuple[int, int, int]:
     """Return the bytes of log, offset index and time index."""
     offsets, times = segment.offset_index, segment.time_index
     return segment.size, offsets.entries * offsets.ENTRY_SIZE, times.entries * times.ENTRY_SIZE

@@ -200,7 +200,7 @@ class Rewrite:
         first."""
         where = str(source.path)
         last, end = source.base_offset - 1, self.segments.end_of(source)
-        for buffer, table in source.batches(chunk=self.chunk, reuse=True):
+        for buffer, table in source.log.batches(chunk=self.chunk, reuse=True):
             self.check()
             self.throttle(buffer.size)
             check_offsets(table, source, last, end)

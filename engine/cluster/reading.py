@@ -26,8 +26,10 @@ from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.format.paths import LOG_SUFFIX, METADATA_LOG, log_file, offset_of_file
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.record import now_ms
+from topicfs.engine.segment.batch_file import BatchFile
 from topicfs.engine.segment.descriptors import Descriptors, PinnedFile
-from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.settings import SegmentSettings
 
 log = logging.getLogger(__name__)
 
@@ -107,16 +109,16 @@ def _records(
     a crash has cut off."""
     start, is_ended = reach.end, not is_snapshot
     descriptors = Descriptors(1)
-    segment = StoredSegment.load(path.parent, base, SegmentSettings(read_only=True), now_ms, descriptors)
-    segment.log = PinnedFile(str(path), descriptors)
-    segment.freeze()
+    segment = Segment(path.parent, base, SegmentSettings(read_only=True), now_ms, descriptors)
+    segment.log = BatchFile(PinnedFile(str(path), descriptors), base)
+    segment.log.freeze()
     # Records below `start` are not needed: only batch headers are read there, to find the position.
     segment.offset_index.begin_in_memory()
     try:
         found_at = segment.position_of(start) if start > base else (0, 0, 0, 0)
         if found_at is None:
             return
-        for buffer, found in segment.batches(found_at[0], partial_ok=is_last):
+        for buffer, found in segment.log.batches(found_at[0], partial_ok=is_last):
             origin = int(found[0, POSITION])
             table = found[found[:, LAST_OFFSET] >= start]
             reach.extend(path, table)

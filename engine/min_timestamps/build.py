@@ -16,8 +16,8 @@ from topicfs.engine.kernels import min_timestamps as kernels
 from topicfs.engine.kernels.decode import GOOD, PROBLEMS
 from topicfs.engine.kernels.scan import BASE_OFFSET, BASE_TIMESTAMP, COUNT, LAST_OFFSET, POSITION
 from topicfs.engine.min_timestamps.file import MinTimestamps
+from topicfs.engine.segment.batch_file import CHUNK
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.stored import CHUNK
 
 
 def build(
@@ -27,7 +27,7 @@ def build(
     of bytes. Return None if told to stop. Damage raises an error."""
     found: list[tuple[int, int]] = []
     base, last = segment.base_offset, segment.base_offset - 1
-    for buffer, table in segment.batches(chunk=chunk, reuse=True):
+    for buffer, table in segment.log.batches(chunk=chunk, reuse=True):
         if stop():
             return None
         check_offsets(table, segment, last, end_offset)

@@ -26,7 +26,7 @@ from topicfs.engine.record import Clock, steady_beside
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.settings import SegmentSettings
 from topicfs.engine.settings.topic import TopicSettings
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Chain:
 
     def load(self, base_offset: int) -> Segment:
         """Return a segment whose file exists. It is not opened, and not yet in the list."""
-        return Segment.load(self.directory, base_offset, self.settings, self.clock, self.descriptors)
+        return Segment(self.directory, base_offset, self.settings, self.clock, self.descriptors)
 
     def create(self, base_offset: int, suffix: str = "") -> Segment:
         """Return a new, empty segment that is not yet in the list. Old files with its names are removed."""
@@ -105,7 +105,7 @@ class Chain:
         """Move a finished segment here from another directory of the same file system, and return it. It is not yet in
         the list. Its names are durable once this directory is synced. On an error none of its files is left here."""
         self._make_room(base_offset, suffix)
-        segment = Segment.load(
+        segment = Segment(
             self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix=suffix
         )
         try:
@@ -210,8 +210,8 @@ class Chain:
     def sync(self, segment: Segment) -> None:
         """fsync a segment's files, by their names: an appender may seal it and close its descriptors at any moment."""
         try:
-            segment.log.sync()
-            for index in (segment.offset_index, segment.time_index):
+            segment.log.file.sync()
+            for index in segment.finder.indexes:
                 if index.exists():
                     sync_file(index.path)
             segment.transactions.flush()

@@ -79,9 +79,9 @@ class Flusher:
         with self._log_lock:
             flushed = self._between(start, end, with_active)
             for segment in flushed:
-                if segment.is_active:
+                if segment.appender is not None:
                     # Index files are created here, because only the holder of the lock may create and cut them.
-                    segment.trim_indexes()
+                    segment.appender.trim_indexes()
             waiting, self._snapshots = self._snapshots, []
         try:
             for path in waiting:

@@ -89,7 +89,7 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
 
 def next_offset_of_swap(chain: Chain, base: int) -> int:
     """Return the offset behind the last batch of a `.swap` segment."""
-    segment = Segment.load(
+    segment = Segment(
         chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=SWAP_SUFFIX
     )
     end = segment.next_offset()

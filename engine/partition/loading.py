@@ -203,8 +203,8 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
         epochs.clear()
     empty = chain.create(known.start)
     # Otherwise they would be created with the first entry. A broker expects an index beside every log.
-    empty.offset_index.trim()
-    empty.time_index.trim()
+    for index in empty.finder.indexes:
+        index.trim()
     chain.add((empty,))
     return known, known.start
 

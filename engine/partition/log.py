@@ -405,8 +405,9 @@ class Log:
     def release_room(self) -> None:
         """Free the allocated room when nothing is promised, if there is enough of it to be worth the call."""
         with self.lock:
-            if not self.promised and self.is_open:
-                self.chain.active.release_large_room()
+            active = self.chain.active
+            if active.appender is not None and not self.promised and self.is_open:
+                active.appender.release_large_room()
 
     def _write_what_comes_first(self) -> None:
         """Write the small files that the first append needs."""

@@ -71,7 +71,7 @@ def fetch(snapshot: Snapshot, start: int, max_bytes: int, isolation: Isolation, 
     length = min(end - position, wanted)
     if length <= 0:
         return Fetch(b"", start, segment.base_offset, position)
-    data = segment.read(position, length)
+    data = segment.log.read(position, length)
     aborted: tuple[AbortedTransaction, ...] = ()
     if isolation == Isolation.COMMITTED:
         upper = _upper_bound(snapshot, segment, position, length)
@@ -98,7 +98,7 @@ def _end_position(segment: Segment, snapshot: Snapshot, limit: int) -> int:
 def _upper_bound(snapshot: Snapshot, segment: Segment, position: int, length: int) -> int:
     """Return an offset behind all data in segment[position:position+length], found without reading that data."""
     entry = segment.offset_index.upper_bound(position, length)
-    if entry is not None and segment.ends_with(entry[1], entry[0]):
+    if entry is not None and segment.log.ends_with(entry[1], entry[0]):
         return entry[0]
     following = snapshot.segments.higher(segment.base_offset)
     return snapshot.end if following is None else following.base_offset
@@ -147,7 +147,7 @@ def read_batches(
                 check_end(snapshot, segment, last[2], last[3])
                 # Nothing behind the last batch is read: many views are only a few records long.
                 stop = min(stop, last[0] + last[1])
-            for buffer, table in segment.batches(found[0], stop):
+            for buffer, table in segment.log.batches(found[0], stop):
                 origin = int(table[0, POSITION])
                 kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]
                 if isolation == Isolation.COMMITTED and len(kept):
@@ -182,7 +182,7 @@ def read_record(snapshot: Snapshot, offset: int, isolation: Isolation) -> Record
         check_end(snapshot, segment, found[2], found[3])
     if segment is None or found is None or found[2] > offset or offset >= snapshot.limit(isolation):
         return None
-    buffer, row = segment.batch_at(found[0], found[1])
+    buffer, row = segment.log.batch_at(found[0], found[1])
     if row[ATTRIBUTES] & CONTROL:
         return None
     if isolation == Isolation.COMMITTED and not len(_without_aborted(segments, segment, row.reshape(1, -1))):

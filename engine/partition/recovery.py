@@ -19,8 +19,8 @@ from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.replay import rebuild, replay, take_snapshot_where_there_is_room
 from topicfs.engine.partition.split import split
 from topicfs.engine.producer.manager import ProducerStates
+from topicfs.engine.segment.batch_file import CHUNK
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.stored import CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
     """Read the leader epochs from the headers of all batches, because the checkpoint is damaged."""
     log.warning(f"{epochs.path}: rebuilt from the batches of {len(chain.segments)} segments")
     for segment in chain.segments:
-        for _, table in segment.batches(check=False):
+        for _, table in segment.log.batches(check=False):
             epochs.assign_all(epoch_changes(table))
 
 
@@ -168,7 +168,7 @@ def _check_entry(segment: Segment, entry: AbortedTransaction) -> None:
             continue
         try:
             found = segment.position_of(offset)
-            row = None if found is None else segment.batch_at(found[0], found[1])[1]
+            row = None if found is None else segment.log.batch_at(found[0], found[1])[1]
             is_other = found is not None and not is_marker and _is_of_another(segment, entry, found[0])
         except CorruptError:
             continue
@@ -194,11 +194,11 @@ def _is_of_another(segment: Segment, entry: AbortedTransaction, position: int) -
     start = segment.position_of(max(segment.base_offset, entry.first_offset - _BEFORE))
     last = 0
     if start is not None and start[0] < position:
-        for _, table in segment.batches(start[0], position, check=False, partial_ok=True):
+        for _, table in segment.log.batches(start[0], position, check=False, partial_ok=True):
             of_producer = table[table[:, PRODUCER_ID] == entry.producer_id]
             if len(of_producer):
                 last = int(of_producer[-1, ATTRIBUTES])
-    for _, table in segment.batches(position, position + CHUNK, check=False, partial_ok=True):
+    for _, table in segment.log.batches(position, position + CHUNK, check=False, partial_ok=True):
         markers = (table[:, PRODUCER_ID] == entry.producer_id) & (table[:, ATTRIBUTES] & CONTROL != 0)
         if (markers & (table[:, BASE_OFFSET] < entry.last_offset)).any():
             return True

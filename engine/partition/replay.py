@@ -92,7 +92,7 @@ def _replay_segment(
     found = segment.position_of(start)
     if found is None:
         return
-    for buffer, table in segment.batches(found[0]):
+    for buffer, table in segment.log.batches(found[0]):
         below = table[table[:, LAST_OFFSET] < end]
         if len(below):
             replay(producers, buffer, below, int(table[0, POSITION]))

@@ -92,7 +92,7 @@ def _good(segment: Segment) -> Iterator[tuple[Bytes, Longs]]:
     """Yield the batches before the first one that is damaged, cut off, or not above the one before it."""
     before = segment.base_offset - 1
     try:
-        for buffer, table in segment.batches(ordered=False):
+        for buffer, table in segment.log.batches(ordered=False):
             floors = np.concatenate(([before], table[:-1, LAST_OFFSET]))
             falling = np.flatnonzero(table[:, BASE_OFFSET] <= floors)
             good = int(falling[0]) if falling.size else len(table)

@@ -64,7 +64,7 @@ def find(snapshot: Snapshot, epochs: LeaderEpochs, timestamp: int, isolation: Is
 
 def first_in(snapshot: Snapshot, segment: Segment, timestamp: int) -> Found | None:
     """Return the first record of a segment, from the start offset on, that is not earlier than `timestamp`."""
-    record = segment.offset_by_timestamp(timestamp, snapshot.start)
+    record = segment.finder.offset_by_timestamp(timestamp, snapshot.start)
     batch = None if record is None else segment.position_of(record[1])
     if record is None or batch is None:
         return None
@@ -113,7 +113,7 @@ def _largest(snapshot: Snapshot) -> Found | None:
     found = best.position_of(best.offset_of_max_timestamp)
     if found is None:
         return None
-    for buffer, table in best.batches(found[0]):
+    for buffer, table in best.log.batches(found[0]):
         for at in (table[:, MAX_TIMESTAMP] == largest).nonzero()[0].tolist():
             origin = int(table[0, 0])
             record = batches.first_record_at_or_after(buffer, table[at], largest, snapshot.start, origin)

@@ -50,6 +50,7 @@ from topicfs.engine.partition.replay import rebuild, replay
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.record import Clock
 from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.segment.recovery import hide, recover_in_memory
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.topic import TopicSettings
 
@@ -120,10 +121,10 @@ def _open_segments(chain: Chain, names: set[str]) -> set[int]:
     segments = []
     for base in sorted(new | old):
         suffix = SWAP_SUFFIX if base in new else ""
-        segment = Segment.load(
+        segment = Segment(
             chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=suffix
         )
-        segment.freeze()
+        segment.log.freeze()
         segments.append(segment)
     chain.add(segments)
     return {offset_of_file(name) for name in swaps}
@@ -207,7 +208,7 @@ class _Check:
                     )
 
         try:
-            hidden = segment.recover_in_memory(visit)
+            hidden = recover_in_memory(segment.finder, visit)
         except OffsetOverflowError as error:
             raise CorruptSegmentError(
                 f"{error}; such a segment has to be split, which a mount that may write does"
@@ -215,7 +216,7 @@ class _Check:
         except InvalidOffsetError as error:
             hidden = segment.size
             aborted.clear()
-            segment.hide()
+            hide(segment.finder)
             logger.warning(f"{segment.path}: all of its {hidden} bytes are hidden: {error}")
         segment.hold_transactions(aborted)
         return hidden > 0

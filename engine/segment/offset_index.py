@@ -8,7 +8,7 @@ The first change makes it *active*: its entries stay in memory, and every change
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,8 @@ ALONE: Final = Descriptors()
 class IndexFile:
     """A file of entries of one size, in memory while it is used.
 
+    An instance begins with the entries of its file, which is not opened before they are needed.
+
     path         path of the file
     base_offset  base offset of the segment; entries store offsets relative to it
     max_bytes    size that the settings allow; only decides when the index is full
@@ -89,7 +91,12 @@ class IndexFile:
     """The two fields of an entry. Both rise, the first one strictly."""
 
     def __init__(
-        self, path: str, base_offset: int, max_bytes: int, cache: IndexCache, descriptors: Descriptors
+        self,
+        path: str,
+        base_offset: int,
+        max_bytes: int,
+        cache: IndexCache = INDEX_CACHE,
+        descriptors: Descriptors = ALONE,
     ) -> None:
         if max_bytes < self.ENTRY_SIZE:
             raise ValueError(
@@ -108,32 +115,6 @@ class IndexFile:
         self._file = WrittenFile(descriptors)
         self._is_trimmed = False
         self._cache = cache
-
-    @classmethod
-    def create(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> Self:
-        """Return an index without entries. The file is created with the first entry, flush or seal."""
-        index = cls(path, base_offset, max_bytes, cache, descriptors)
-        index._own(np.empty(0, np.uint8), 0)
-        return index
-
-    @classmethod
-    def load(
-        cls,
-        path: str,
-        base_offset: int,
-        max_bytes: int,
-        cache: IndexCache = INDEX_CACHE,
-        descriptors: Descriptors = ALONE,
-    ) -> Self:
-        """Return the index in a file. The file is not opened before it is needed."""
-        return cls(path, base_offset, max_bytes, cache, descriptors)
 
     @property
     def entries(self) -> int:
@@ -226,11 +207,15 @@ class IndexFile:
         self.active = True
         self._cache.forget(self, (copy, entries))
 
+    def begin(self) -> None:
+        """Start with no entries. A new file is created with the first entry, flush or seal."""
+        self._own(np.empty(0, np.uint8), 0)
+
     def begin_in_memory(self) -> None:
         """Start with no entries, and keep new ones in memory only. If there is a file, it is neither read nor
         changed."""
         self.in_memory = True
-        self._own(np.empty(0, np.uint8), 0)
+        self.begin()
 
     def hold(self) -> None:
         """Keep the entries in memory until `release`, because the file is about to lose its name."""
@@ -289,7 +274,7 @@ class IndexFile:
 
     def truncate(self) -> None:
         """Remove every entry, without reading the file."""
-        self._own(np.empty(0, np.uint8), 0)
+        self.begin()
         self.doubt, self.mended = "", False
         self._cut(0)
 

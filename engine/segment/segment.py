@@ -1,78 +1,103 @@
-"""A segment that grows: appends, rolling, truncation and recovery of one `.log` and its indexes."""
+"""A segment: one `.log` file of batches, and the indexes that say where to search in it.
+
+    <base offset, 20 digits>.log        engine.segment.batch_file
+    <base offset, 20 digits>.index      engine.segment.offset_index
+    <base offset, 20 digits>.timeindex  engine.segment.time_index
+    <base offset, 20 digits>.txnindex   engine.segment.transaction_index, which the partition fills
+
+A suffix behind the complete name shows the state of the files: `.cleaned`, `.swap`, `.deleted`.
+
+This module has the life of these files: creation, names, rolling, sealing, pins, deletion. What is in them is found
+by `engine.segment.finder`, appended by `engine.segment.appender`, and recovered by `engine.segment.recovery`.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
-
-import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import (
-    ClosedError,
-    CorruptSegmentError,
-    InvalidOffsetError,
-    OffsetOverflowError,
-    ReadOnlyError,
-    RecordBatchTooLargeError,
-    lacks_room,
+from topicfs.engine.errors import ClosedError, ReadOnlyError
+from topicfs.engine.format.paths import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    file_of,
 )
-from topicfs.engine.format.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
-from topicfs.engine.format.paths import INDEX_SUFFIX, TIME_INDEX_SUFFIX
-from topicfs.engine.kernels.scan import (
-    BASE_OFFSET,
-    FULL,
-    LAST_OFFSET,
-    MAX_TIMESTAMP,
-    PROBLEMS,
-    SIZE,
-)
-from topicfs.engine.kernels.search import index_entries, rising_rows
-from topicfs.engine.record import MAX_INT32, MAX_INT64, NO_TIMESTAMP, Clock
-from topicfs.engine.segment.allocation import allocate, is_allocated_behind, release_behind
-from topicfs.engine.segment.descriptors import (
-    Descriptors,
-    PinnedFile,
-    cut_file,
-    write_exactly,
-)
+from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.record import MAX_INT32, NO_TIMESTAMP, Clock
+from topicfs.engine.segment import recovery
+from topicfs.engine.segment.appender import Appender
+from topicfs.engine.segment.batch_file import BatchFile, Found
+from topicfs.engine.segment.descriptors import Buffer, Descriptors, PinnedFile
+from topicfs.engine.segment.finder import Finder
 from topicfs.engine.segment.offset_index import OffsetIndex
-from topicfs.engine.segment.stored import SegmentSettings, StoredSegment, mending
+from topicfs.engine.segment.settings import SegmentSettings
 from topicfs.engine.segment.time_index import TimeIndex
-from topicfs.engine.segment.walk import NOTHING, walk
+from topicfs.engine.segment.transaction_index import TransactionIndex
 
-log = logging.getLogger(__name__)
-
-RECOVERY_CHUNK: Final = 4 * 1024 * 1024
-
-_SMALL_ROOM: Final = 16 * 1024
-_LARGE_ROOM: Final = 1024 * 1024
-"""Blocks are allocated in steps of these sizes: a call for each append would cost more than the append."""
+_building = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """The entries that an append adds to the indexes.
+class Segment:
+    """One `.log` file with its indexes. It has one appender at a time and any number of readers.
 
-    offsets, times  entries as they are stored
-    since, largest  `_since` and `_largest` of the segment after the append
+    An instance begins with what is in its files. None of them is opened, nor its size read, before that is needed.
+
+    directory, base_offset, suffix  make up the files' names
+    settings       the settings of the segment
+    created_ms     time when it was created, reopened or emptied: without timestamps its age counts from here
+    filled_ms      time when its first batch was appended, or it was reopened: without appends its age counts from here
+    jitter         a number drawn at opening; modulo the setting it says how much earlier to roll
+    log            the batches in the `.log`
+    appender       appends to the log and to the indexes; None unless the segment is active
+    _finder        finds offsets and times by both indexes; None until needed
+    _transactions  the index of aborted transactions; None until needed
     """
 
-    offsets: memoryview
-    times: memoryview
-    since: int
-    largest: tuple[int, int]
+    __slots__ = (
+        "_clock",
+        "_descriptors",
+        "_finder",
+        "_transactions",
+        "appender",
+        "base_offset",
+        "created_ms",
+        "directory",
+        "filled_ms",
+        "jitter",
+        "log",
+        "settings",
+        "suffix",
+    )
 
-
-class Segment(StoredSegment):
-    """One `.log` file with its indexes. It has one appender at a time and any number of readers. See StoredSegment."""
-
-    __slots__ = ()
+    def __init__(
+        self,
+        directory: Path,
+        base_offset: int,
+        settings: SegmentSettings,
+        clock: Clock,
+        descriptors: Descriptors,
+        size: int | None = None,
+        suffix: str = "",
+    ) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.settings = settings
+        self.suffix = suffix
+        self.created_ms = self.filled_ms = clock()
+        self.jitter = random.getrandbits(31)
+        self.log = BatchFile(PinnedFile(self.path_of(LOG_SUFFIX), descriptors), base_offset, size)
+        self.appender: Appender | None = None
+        self._clock = clock
+        self._descriptors = descriptors
+        self._finder: Finder | None = None
+        self._transactions: TransactionIndex | None = None
 
     @classmethod
     def create(
@@ -85,20 +110,14 @@ class Segment(StoredSegment):
         suffix: str = "",
     ) -> Segment:
         """Return a new, empty, active segment. FileExistsError if its `.log` exists."""
-        segment = cls(directory, base_offset, settings, clock, descriptors, suffix)
-        opened = segment.log.begin_writing(create=True)
-        segment.is_active = True
+        segment = cls(directory, base_offset, settings, clock, descriptors, 0, suffix)
+        opened = segment.log.file.begin_writing(create=True)
+        for index in segment.finder.indexes:
+            index.begin()
+        segment.finder.largest = (NO_TIMESTAMP, base_offset)
+        segment.appender = Appender(segment.finder)
         if settings.preallocate:
             os.ftruncate(opened.fd, settings.segment_bytes)
-        segment._size = 0
-        segment._largest = (NO_TIMESTAMP, base_offset)
-        most = settings.max_index_bytes
-        segment._offset_index = OffsetIndex.create(
-            segment._name(INDEX_SUFFIX), base_offset, most, descriptors=descriptors
-        )
-        segment._time_index = TimeIndex.create(
-            segment._name(TIME_INDEX_SUFFIX), base_offset, most, descriptors=descriptors
-        )
         return segment
 
     @classmethod
@@ -111,346 +130,157 @@ class Segment(StoredSegment):
         descriptors: Descriptors,
     ) -> Segment:
         """Return an empty segment without files. A read-only partition shows it instead of creating one."""
-        segment = cls(directory, base_offset, settings, clock, descriptors, "")
-        segment.log = PinnedFile.anonymous(descriptors)
-        segment._size = 0
-        segment._largest = (NO_TIMESTAMP, base_offset)
-        segment.offset_index.begin_in_memory()
-        segment.time_index.begin_in_memory()
+        segment = cls(directory, base_offset, settings, clock, descriptors)
+        segment.log = BatchFile(PinnedFile.anonymous(descriptors), base_offset)
+        recovery.hide(segment.finder)
         return segment
 
-    # -- appending ----------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return f"Segment({self.log.path})"
 
-    def _activate(self) -> None:
-        """Open what an append needs. Only the file's first `size` bytes count."""
-        if self.is_active:
-            return
+    # -- its parts ------------------------------------------------------------------------------------
+
+    def path_of(self, extension: str) -> str:
+        """Return the path of its file with an extension."""
+        return f"{self.directory}/{file_of(self.base_offset, extension)}{self.suffix}"
+
+    @property
+    def path(self) -> Path:
+        """Return the path of the `.log` file."""
+        return Path(self.log.path)
+
+    @property
+    def size(self) -> int:
+        """Return the published bytes of the `.log`."""
+        return self.log.size
+
+    @property
+    def mended(self) -> bool:
+        """Return whether its indexes were rebuilt from the log, because they did not fit it."""
+        return self._finder is not None and self._finder.mended
+
+    @property
+    def finder(self) -> Finder:
+        """Return what finds offsets and times in the log."""
+        finder = self._finder
+        if finder is None:
+            with _building:
+                if self._finder is None:
+                    base, settings, descriptors = self.base_offset, self.settings, self._descriptors
+                    most = settings.max_index_bytes
+                    self._finder = Finder(
+                        self.log,
+                        OffsetIndex(self.path_of(INDEX_SUFFIX), base, most, descriptors=descriptors),
+                        TimeIndex(self.path_of(TIME_INDEX_SUFFIX), base, most, descriptors=descriptors),
+                        settings.index_interval_bytes,
+                    )
+                finder = self._finder
+        return finder
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        return self.finder.offset_index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        return self.finder.time_index
+
+    @property
+    def transactions(self) -> TransactionIndex:
+        """Return the index of transactions that were aborted by a marker in this segment."""
+        index = self._transactions
+        if index is None:
+            with _building:
+                if self._transactions is None:
+                    self._transactions = TransactionIndex.open(
+                        Path(self.path_of(TRANSACTION_INDEX_SUFFIX)), self.base_offset
+                    )
+                index = self._transactions
+        return index
+
+    def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """Use these aborted transactions instead of those in the file. The file is not changed."""
+        self._transactions = TransactionIndex.in_memory(self.base_offset, aborted)
+
+    # -- what is where --------------------------------------------------------------------------------
+
+    def position_of(self, offset: int, start_position: int | None = None) -> Found | None:
+        """Return the first batch whose last offset is `offset` or above: see `Finder.position_of`."""
+        return self.finder.position_of(offset, start_position)
+
+    def next_offset(self) -> int:
+        """Return the offset behind the last batch, or the base offset without a batch."""
+        return self.finder.next_offset()
+
+    @property
+    def max_timestamp(self) -> int:
+        """Return the largest timestamp of its batches, or -1 if there is none."""
+        return self.finder.latest()[0]
+
+    @property
+    def offset_of_max_timestamp(self) -> int:
+        """Return the last offset of the first batch that has the largest timestamp, or the base offset if there is
+        none."""
+        return self.finder.latest()[1]
+
+    @property
+    def largest_timestamp(self) -> int:
+        """Return the largest timestamp. If its batches have none, return the time when the `.log` was last written."""
+        largest = self.max_timestamp
+        return largest if largest >= 0 else os.stat(self.log.path).st_mtime_ns // 1_000_000
+
+    def first_batch_timestamp(self) -> int | None:
+        """Return the max timestamp of the first batch, or None if there is no batch."""
+        return self.log.first_batch_timestamp()
+
+    # -- appending ------------------------------------------------------------------------------------
+
+    def _activate(self) -> Appender:
         if self.settings.read_only:
             raise ReadOnlyError(f"{self.log.path}: opened read-only")
-        if self.log.gone:
+        if self.log.file.gone:
             raise ClosedError(f"{self.log.path} was deleted or closed")
-        size = self.size
-        # Both check the last entries, and rebuild indexes that do not fit: an append relies on them.
-        self._largest_known()
-        self._indexed(MAX_INT64)
-        with mending:
-            self.offset_index.activate()
-            self.time_index.activate()
-            opened = self.log.begin_writing()
-            found = os.fstat(opened.fd).st_size
-            if found < size:
-                self.log.end_writing()
-                raise CorruptSegmentError(f"{self.log.path}: expected {size} bytes, found {found}")
-            self.is_active = True
-        self._since = 0
+        self.appender = appender = Appender.begin(self.finder)
+        return appender
 
-    def append(
-        self,
-        data: bytes | bytearray | memoryview | Bytes,
-        table: Longs,
-        promised: bool = False,
-        keep: int = 0,
-    ) -> None:
-        """Append complete batches, with one row of `table` for each. After an error none of them is appended.
-
-        promised  whether the `.log` has room for them: then a lack of room for an index must not refuse them
-        keep      bytes behind them that are promised to others, and must have room afterwards as well"""
-        self._activate()
-        view = memoryview(data).cast("B")
-        size = self.size
-        length = len(view)
-        if size + length > MAX_INT32:
-            raise RecordBatchTooLargeError(
-                f"{self.log.path}: expected at most {MAX_INT32 - size} bytes more, found {length}"
-            )
-        if keep:
-            self.make_room(length + keep)
-        entries = self._entries_for(table, size, length)
-        counts = self.offset_index.entries, self.time_index.entries
-        since = entries.since
-        try:
-            opened = self.log.written()
-            write_exactly(opened.fd, size, view)
-            # Set after the write: a running flush may have cleared it before, without these bytes.
-            opened.is_dirty = True
-            if not promised:
-                self._index(entries)
-            elif not self._try_to_index(entries, *counts):
-                since = self._since + length
-        except OSError:
-            self._undo(size, *counts)
-            raise
-        if size == 0 and length:
-            self._first = int(table[0, MAX_TIMESTAMP])
+    def append(self, data: Buffer | Bytes, table: Longs, promised: bool = False, keep: int = 0) -> None:
+        """Append complete batches: see `Appender.append`. A sealed segment becomes active."""
+        appender = self.appender or self._activate()
+        if self.log.size == 0:
             self.filled_ms = self._clock()
-        self._since, self._largest = since, entries.largest
-        self._size = size + length
+        appender.append(data, table, promised, keep)
 
     def make_room(self, length: int) -> bool:
-        """Allocate blocks for this many bytes behind the end, so that they can be appended even if the disk becomes
-        full. Return False if the file system cannot do that. OSError if there is no room."""
-        self._activate()
-        end = self.size + length
-        if end <= self._allocated:
-            return True
-        opened = self.log.written()
-        step = _SMALL_ROOM if length <= _SMALL_ROOM else _LARGE_ROOM
-        for wanted in (-(-end // step) * step, end):
-            try:
-                if not allocate(opened.fd, self.size, wanted - self.size):
-                    return False
-            except OSError:
-                # If there is no room for a full step, there may still be enough for the bytes that are needed.
-                if wanted == end:
-                    raise
-            else:
-                self._allocated = wanted
-                break
-        return True
-
-    def release_room(self, least: int = 0) -> None:
-        """Free the blocks behind the end, if they are more than `least` bytes."""
-        if self._allocated > self.size + least and self.is_active:
-            opened = self.log.written()
-            release_behind(opened.fd, self.size)
-            self._allocated = 0
-
-    def release_large_room(self) -> None:
-        """Free the blocks behind the end, unless they are few. Few blocks are kept for the next appends: to allocate
-        and free them costs more than an append."""
-        self.release_room(2 * _SMALL_ROOM)
-
-    def _entries_for(self, table: Longs, position: int, length: int) -> _Entries:
-        """Return the index entries for batches that begin at `position`. Nothing is changed."""
-        offsets = times = NOTHING
-        last_indexed = NO_TIMESTAMP
-        if self._since + length > self.settings.index_interval_bytes:
-            offsets = np.empty(min(len(table), self.offset_index.room) * OFFSET_ENTRY_SIZE, np.uint8)
-            times = np.empty(min(len(table), self.time_index.room) * TIME_ENTRY_SIZE, np.uint8)
-            last_indexed = self.time_index.last_entry[0]
-        bad, total, offset_count, time_count, since, largest, largest_at = index_entries(
-            table,
-            self.base_offset,
-            position,
-            self.settings.index_interval_bytes,
-            self._since,
-            *self._largest_known(),
-            last_indexed,
-            offsets,
-            times,
-        )
-        if bad >= 0:
-            raise OffsetOverflowError(
-                f"{self.log.path}: expected last offsets from {self.base_offset} to "
-                f"{self.base_offset + MAX_INT32}, found {table[bad, LAST_OFFSET]}"
-            )
-        if total != length:
-            raise ValueError(f"{self.log.path}: {length} bytes to append, but a batch table for {total}")
-        if offset_count and self.offset_index.entries:
-            first = self.base_offset + int.from_bytes(offsets[:4].tobytes(), "big")
-            last = self.offset_index.last_offset
-            if first <= last:
-                raise InvalidOffsetError(f"{self.log.path}: expected an offset above {last}, found {first}")
-        return _Entries(
-            memoryview(offsets)[: offset_count * OFFSET_ENTRY_SIZE],
-            memoryview(times)[: time_count * TIME_ENTRY_SIZE],
-            since,
-            (largest, largest_at),
-        )
-
-    def _index(self, entries: _Entries) -> None:
-        if entries.offsets:
-            self.offset_index.append_bytes(entries.offsets)
-        if entries.times:
-            self.time_index.append_bytes(entries.times)
-
-    def _try_to_index(self, entries: _Entries, offset_entries: int, time_entries: int) -> bool:
-        """Add entries to the indexes if there is room. Return whether they were added. Entries only say where to
-        begin a search: without one, look-ups read more of the log, and the next append adds an entry."""
-        try:
-            self._index(entries)
-        except OSError as error:
-            log.warning(f"{self.log.path}: an index entry has to wait: {error}")
-            # Memory must not have entries that the file lacks. Bytes that cannot be cut off are overwritten later.
-            with contextlib.suppress(OSError):
-                self.offset_index.keep(offset_entries)
-            with contextlib.suppress(OSError):
-                self.time_index.keep(time_entries)
-            return False
-        return True
-
-    def trim_indexes(self) -> None:
-        """Make the index files exist, with the length of their entries. A file without room for it has to wait:
-        until it exists, a start recovers the segment."""
-        for index in (self.offset_index, self.time_index):
-            try:
-                index.trim()
-            except OSError as error:
-                if not lacks_room(error):
-                    raise
-                log.warning(f"{index.path} has to wait: {error}")
-
-    def _undo(self, size: int, offset_entries: int, time_entries: int) -> None:
-        """Cut off what a failed append left behind. Bytes that cannot be cut are overwritten by the next append. In
-        memory the indexes have no entry for them, whatever is on disk."""
-        self._allocated = 0
-        cuts: tuple[Callable[[], None], ...] = (
-            lambda: cut_file(self.log.written().fd, size),
-            lambda: self.offset_index.keep(offset_entries),
-            lambda: self.time_index.keep(time_entries),
-        )
-        for cut in cuts:
-            try:
-                cut()
-            except OSError as error:
-                log.warning(
-                    f"{self.log.path}: cannot be cut back to {size} bytes after a failed append: {error}"
-                )
-
-    # -- recovery and truncation --------------------------------------------------------------------
-
-    def recover(
-        self, visit: Callable[[Bytes, Longs], None], before_cut: Callable[[int], None] | None = None
-    ) -> int:
-        """Keep the good batches and rebuild the indexes. Return how many bytes were cut off. `before_cut` is called
-        with their number while they still exist, to remove what must not outlive them.
-
-        `visit` gets every chunk of good batches, valid during the call only. Its errors are passed on. So is
-        OffsetOverflowError for a good batch too far above the base: the segment can then be truncated, or read and
-        split. Nothing else may read it during the recovery."""
-        found = os.stat(self.log.path).st_size
-        self._check_size(found)
-        if not self.is_active:
-            self.log.begin_writing()
-            self.is_active = True
-        self._size = found
-        opened = self.log.written()
-        if is_allocated_behind(opened.fd, found):
-            # They were reserved for lines that a crash lost.
-            release_behind(opened.fd, found)
-        self.offset_index.truncate()
-        self.time_index.truncate()
-        self._largest = (NO_TIMESTAMP, self.base_offset)
-        self._first = None
-        self._since = 0
-        valid, problem = self._rebuild(found, visit)
-        if valid < found:
-            if before_cut is not None:
-                before_cut(found - valid)
-            log.warning(
-                f"{self.log.path}: {found - valid} of {found} bytes cut off at position {valid}: {problem}"
-            )
-        self._size = valid
-        self._seal_recovered()
-        return found - valid
-
-    def recover_in_memory(self, visit: Callable[[Bytes, Longs], None]) -> int:
-        """Recover as `recover` does, but change no file: rebuild the indexes in memory, and hide everything behind
-        the last good batch. Return how many bytes are hidden."""
-        found = self.size
-        self.offset_index.begin_in_memory()
-        self.time_index.begin_in_memory()
-        self._largest = (NO_TIMESTAMP, self.base_offset)
-        self._first = None
-        self._since = 0
-        valid, problem = self._rebuild(found, visit)
-        if valid < found:
-            log.warning(
-                f"{self.log.path}: {found - valid} of {found} bytes are hidden, from position {valid} on: {problem}"
-            )
-        self._size = valid
-        self.time_index.maybe_append(*self._largest_known(), skip_full=True)
-        return found - valid
-
-    def hide(self) -> None:
-        """Hide all of its batches. No file is changed."""
-        self.offset_index.begin_in_memory()
-        self.time_index.begin_in_memory()
-        self._largest = (NO_TIMESTAMP, self.base_offset)
-        self._first = None
-        self._size = 0
-
-    def _index_where_there_is_room(self, entries: _Entries) -> None:
-        """Add entries to the indexes that are being rebuilt. If there is no room, the indexes are made in memory at
-        the end."""
-        if not self.doubted:
-            try:
-                self._index(entries)
-            except OSError as error:
-                if not lacks_room(error):
-                    raise
-                self.doubted = True
-
-    def _seal_recovered(self) -> None:
-        """Seal the segment. If there is no room for its indexes, they stay in memory: a full disk hides no record."""
-        try:
-            self.seal()
-        except OSError as error:
-            if not lacks_room(error):
-                raise
-            log.warning(f"{self.log.path}: no room for its indexes, they are in memory: {error}")
-            cut_file(self.log.written().fd, self.size)
-            self._stop_writing()
-            self.offset_index.abandon()
-            self.time_index.abandon()
-            self.doubted = False
-            self.mended = True
-            self._remake_indexes()
-
-    def _rebuild(self, end: int, visit: Callable[[Bytes, Longs], None]) -> tuple[int, str]:
-        valid = 0
-        before = self.base_offset - 1
-        for buffer, table, status in walk(self._fill, 0, end, True, RECOVERY_CHUNK, reuse=True):
-            if status != FULL:
-                return valid, PROBLEMS.get(status, "")
-            good = rising_rows(table, self.base_offset, before)
-            if good:
-                size = int(table[:good, SIZE].sum())
-                visit(buffer[:size], table[:good])
-                entries = self._entries_for(table[:good], valid, size)
-                self._index_where_there_is_room(entries)
-                self._since, self._largest = entries.since, entries.largest
-                valid += size
-                before = int(table[good - 1, LAST_OFFSET])
-            if good < len(table) and table[good, BASE_OFFSET] > before:
-                raise OffsetOverflowError(
-                    f"{self.log.path}: expected offsets up to {self.base_offset + MAX_INT32}, found "
-                    f"{table[good, LAST_OFFSET]}"
-                )
-            if good < len(table):
-                return valid, (f"expected an offset above {before}, found {table[good, BASE_OFFSET]}")
-        return valid, ""
+        """Allocate blocks for appends: see `Appender.make_room`. A sealed segment becomes active."""
+        return (self.appender or self._activate()).make_room(length)
 
     def truncate_to(self, offset: int) -> int:
         """Remove the batches that reach `offset`, and make the segment active. Return how many bytes were removed."""
         found = None if offset <= self.base_offset else self.position_of(offset)
         size = self.size
         cut = 0 if offset <= self.base_offset else size if found is None else found[0]
-        self._activate()
-        self._size = cut
-        self._allocated = 0
-        self.offset_index.truncate_to(offset)
-        self.time_index.truncate_to(offset)
-        if cut < size:
-            opened = self.log.written()
-            os.ftruncate(opened.fd, cut)
-            opened.is_dirty = True
-        self._since = 0
+        appender = self.appender or self._activate()
         if cut == 0:
             self.created_ms = self._clock()
-            self._first = None
-        self._largest = self._largest_from_index_and_rest()
+        appender.cut(cut, offset)
         return size - cut
 
-    def _largest_from_index_and_rest(self) -> tuple[int, int]:
-        largest, offset = self.time_index.last_entry
-        for _, table in self.batches(self._indexed(offset), check=False):
-            row = int(table[:, MAX_TIMESTAMP].argmax())
-            if table[row, MAX_TIMESTAMP] > largest:
-                largest, offset = int(table[row, MAX_TIMESTAMP]), int(table[row, LAST_OFFSET])
-        return largest, offset
+    def recover(self, visit: recovery.Visit, before_cut: Callable[[int], None] | None = None) -> int:
+        """Keep the good batches and rebuild the indexes. Return how many bytes were cut off. `before_cut` is called
+        with their number while they still exist, to remove what must not outlive them.
 
-    # -- rolling ------------------------------------------------------------------------------------
+        `visit` gets every chunk of good batches, valid during the call only. Its errors are passed on. So is
+        OffsetOverflowError for a good batch too far above the base: the segment can then be truncated, or read and
+        split. Nothing else may read it during the recovery."""
+        self.log.size = os.stat(self.log.path).st_size
+        if self.appender is None:
+            self.log.file.begin_writing()
+            self.appender = Appender(self.finder)
+        cut = recovery.recover(self.appender, visit, before_cut)
+        self.appender = None
+        return cut
+
+    # -- rolling --------------------------------------------------------------------------------------
 
     def time_waited(self, now: int, incoming_timestamp: int) -> int:
         """Return the milliseconds between the first batch and an incoming one, or by the clock if there are no
@@ -468,15 +298,13 @@ class Segment(StoredSegment):
         segment_ms: int,
     ) -> bool:
         """Return whether an append has to go into a new segment."""
-        if self.size > segment_bytes - incoming_size:
-            return True
-        if not 0 <= incoming_last_offset - self.base_offset <= MAX_INT32:
-            return True
-        if self.offset_index.is_full or self.time_index.is_full:
-            return True
-        if self.size == 0:
-            return False
-        return self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms)
+        return (
+            self.size > segment_bytes - incoming_size
+            or not 0 <= incoming_last_offset - self.base_offset <= MAX_INT32
+            or self.offset_index.is_full
+            or self.time_index.is_full
+            or (self.size > 0 and self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms))
+        )
 
     def has_waited(self, now: int, segment_ms: int) -> bool:
         """Return whether its first batch is so old that the segment must be sealed even without a new append."""
@@ -484,26 +312,16 @@ class Segment(StoredSegment):
 
     def _patience(self, segment_ms: int) -> int:
         most = min(self.settings.jitter_ms, segment_ms)
-        return segment_ms - (self._jitter % most if most > 0 else 0)
+        return segment_ms - (self.jitter % most if most > 0 else 0)
 
     def seal(self) -> None:
         """End an active segment: write the last time entry, cut the files to their content, and close them for
         writing."""
-        if not self.is_active:
-            return
-        if self.doubted:
-            log.warning(f"{self.log.path}: its indexes, which did not fit it, are made anew from it")
-            self._remake_indexes()
-            self.doubted = False
-        self.time_index.maybe_append(*self._largest_known(), skip_full=True)
-        self.offset_index.seal()
-        self.time_index.seal()
-        opened = self.log.written()
-        cut_file(opened.fd, self.size)
-        self.release_room()
-        self._stop_writing()
+        if self.appender is not None:
+            self.appender.seal()
+            self.appender = None
 
-    def date_behind(self, before: StoredSegment) -> None:
+    def date_behind(self, before: Segment) -> None:
         """Make the `.log` at least a millisecond younger than the one before. A reader that takes segments in the
         order of their times, as Spark's file streams do, then reads them in the order of their offsets."""
         earlier = os.stat(before.log.path).st_mtime_ns // 1_000_000
@@ -511,8 +329,101 @@ class Segment(StoredSegment):
         if mine.st_mtime_ns // 1_000_000 <= earlier:
             os.utime(self.log.path, ns=(mine.st_atime_ns, (earlier + 1) * 1_000_000))
 
+    # -- files ----------------------------------------------------------------------------------------
+
+    def keep_mended(self) -> None:
+        """Write the rebuilt indexes to disk. The caller must be the only one that changes the segment's files."""
+        if self.mended and not self.settings.read_only:
+            for index in self.finder.indexes:
+                index.keep_mended()
+
+    def flush(self) -> None:
+        """fsync the `.log` and both indexes."""
+        self.log.file.sync()
+        for index in self.finder.indexes:
+            index.flush()
+
     def close(self) -> None:
         """Seal it if it is active, and close everything. Reads raise ClosedError from here on."""
         self.seal()
-        self.log.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close everything, and leave the files as they are. Reads raise ClosedError from here on."""
+        self._end_appending()
+        self.log.file.close()
         self._abandon_indexes()
+
+    def _end_appending(self) -> None:
+        if self.appender is not None:
+            self.appender.end()
+            self.appender = None
+
+    def _abandon_indexes(self) -> None:
+        if self._finder is not None:
+            for index in self._finder.indexes:
+                index.abandon()
+        if self._transactions is not None:
+            self._transactions.close()
+
+    def change_suffix(self, old: str, new: str) -> None:
+        """Rename the files that exist. Reads go on in the meantime."""
+        if self.suffix != old:
+            raise ValueError(f"{self.log.path}: expected the suffix {old!r}, found {self.suffix!r}")
+        for index in self.finder.indexes:
+            index.hold()
+        self._rename(new)
+        for index in self.finder.indexes:
+            index.release()
+
+    def _rename(self, suffix: str) -> None:
+        # All index objects exist from here on, so that none is created for a name that is about to disappear.
+        finder, transactions = self.finder, self.transactions
+        self.suffix = suffix
+        self.log.file.rename(self.path_of(LOG_SUFFIX))
+        finder.offset_index.rename(self.path_of(INDEX_SUFFIX))
+        finder.time_index.rename(self.path_of(TIME_INDEX_SUFFIX))
+        transactions.rename(Path(self.path_of(TRANSACTION_INDEX_SUFFIX)))
+
+    @property
+    def pins(self) -> int:
+        """Return how many readers hold the segment."""
+        return self.log.file.pins
+
+    def pin(self) -> None:
+        """Keep the segment readable until `unpin`. ClosedError if it was deleted or closed before."""
+        self.log.file.pin()
+
+    def unpin(self) -> None:
+        """Release one pin."""
+        self.log.file.unpin()
+        if self.log.file.gone and not self.pins:
+            self._abandon_indexes()
+
+    def mark_deleted(self) -> None:
+        """Rename the files to `.deleted`. Only readers that pinned the segment can still read it, even when a later
+        segment's files take its names. Others get ClosedError."""
+        if self.log.file.gone:
+            return
+        self._end_appending()
+        self.log.file.condemn()
+        self._abandon_indexes()
+        if self.pins:
+            for index in self.finder.indexes:
+                index.hold()
+        self._rename(self.suffix + DELETED_SUFFIX)
+        if not self.pins:
+            self.transactions.close()
+
+    def delete(self) -> bool:
+        """Remove the files. Return False, and do nothing, while the segment is pinned."""
+        if self.pins:
+            return False
+        self._end_appending()
+        self.log.file.close()
+        for index in self.finder.indexes:
+            index.delete()
+        self.transactions.delete_if_exists()
+        if os.path.exists(self.log.path):
+            os.unlink(self.log.path)
+        return True

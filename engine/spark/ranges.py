@@ -146,7 +146,7 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
 
 
 def first_at(partition: TopicPartition, timestamp: int) -> int | None:
-    """Return the first offset with a record that is not earlier, or None. The result is exact: see `StoredSegment`."""
+    """Return the first offset with a record that is not earlier, or None. The result is exact: see `Segment`."""
     # These imports load the kernels.
     from topicfs.engine.partition.timestamps import first_of  # noqa: PLC0415
     from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415

@@ -35,7 +35,8 @@ from topicfs.engine.parquet.schema import batches as arrow_batch
 from topicfs.engine.parquet.schema import timestamp_types_of
 from topicfs.engine.record import now_ms
 from topicfs.engine.segment.descriptors import Descriptors
-from topicfs.engine.segment.stored import SegmentSettings, StoredSegment
+from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.settings import SegmentSettings
 from topicfs.engine.spark.files import listed
 from topicfs.engine.spark.offset_range import EVERYTHING, OffsetRange, TimeBounds
 
@@ -120,7 +121,7 @@ def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int
         if opened is None:
             continue  # removed after it was listed
         segment, start, stop = opened
-        for buffer, table in segment.batches(start, stop, chunk=_CHUNK, reuse=True):
+        for buffer, table in segment.log.batches(start, stop, chunk=_CHUNK, reuse=True):
             kept = _visible(table, part, upper)
             if len(kept):
                 yield buffer, kept, int(table[0, POSITION])
@@ -142,11 +143,11 @@ def _visible(table: Longs, part: OffsetRange, end: int) -> Longs:
     )
 
 
-def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSegment, int, int] | None:
+def _opened(directory: Path, base: int, start: int, end: int) -> tuple[Segment, int, int] | None:
     """Return a segment that stays readable, and the positions in it of the offsets [start, end), or None if it was
     removed."""
 
-    def look(segment: StoredSegment) -> tuple[StoredSegment, int, int]:
+    def look(segment: Segment) -> tuple[Segment, int, int]:
         found = segment.position_of(start)
         if found is None:
             return segment, segment.size, segment.size
@@ -156,12 +157,12 @@ def _opened(directory: Path, base: int, start: int, end: int) -> tuple[StoredSeg
     return _looked_at(directory, base, look)
 
 
-def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -> T | None:
+def _looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> T | None:
     """Return the result of `look` on one generation of a segment's files, or None if the segment was removed."""
     for attempt in range(_TRIES):
-        segment = StoredSegment.load(directory, base, SegmentSettings(), now_ms, Descriptors())
+        segment = Segment(directory, base, SegmentSettings(), now_ms, Descriptors())
         try:
-            descriptor = segment.log.descriptor()
+            descriptor = segment.log.file.descriptor()
             found = look(segment)
             if os.path.samestat(os.fstat(descriptor.fd), os.stat(segment.log.path)):
                 return found
@@ -177,5 +178,5 @@ def _looked_at(directory: Path, base: int, look: Callable[[StoredSegment], T]) -
 
 def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
     """Return the first offset of a segment, from `start` on, with a record that is not earlier, or None."""
-    found = _looked_at(directory, base, lambda segment: segment.offset_by_timestamp(timestamp, start))
+    found = _looked_at(directory, base, lambda segment: segment.finder.offset_by_timestamp(timestamp, start))
     return None if found is None else found[1]

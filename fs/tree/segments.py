@@ -126,7 +126,7 @@ class RawHandle(Handle):
 
     def read(self, position: int, into: Bytes) -> int:
         length = min(into.size, max(0, self._segment.size - position))
-        return self._segment.read_into(position, memoryview(into)[:length]) if length else 0
+        return self._segment.log.read_into(position, memoryview(into)[:length]) if length else 0
 
     def release(self) -> None:
         self._segment.unpin()

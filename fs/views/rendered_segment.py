@@ -137,7 +137,7 @@ class RenderedSegment:
                 size = self._size_between(first, min(behind, limit), snapshot)
                 self.map.add_one(found[0], first, min(behind, limit) - 1, size)
                 return
-        position, sound = self.segment.damage_at(first)
+        position, sound = self.segment.finder.damage_at(first)
         behind = min(limit, behind or sound or limit)
         self.damaged = True
         self._holes = (*self._holes, _Hole(self.map.rendered, first, behind))
@@ -310,7 +310,7 @@ class RenderedSegment:
                 damage = min(high[1], int(table[-1, LAST_OFFSET]) + 1)
         if position < end:
             return self._block_between(low, (end, damage), snapshot)
-        _, behind = self.segment.damage_at(damage)
+        _, behind = self.segment.finder.damage_at(damage)
         if behind is None or behind >= high[1]:
             raise error
         start = high[0] - self._size_between(behind, high[1], snapshot)

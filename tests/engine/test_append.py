@@ -133,7 +133,10 @@ def test_the_leader_stamps_its_epoch_into_every_batch(bench: Bench) -> None:
     partition.append(values(1))
     partition.append_lines(b"line")
     epochs = [
-        row[4] for segment in partition.log.chain.segments for _, t in segment.batches() for row in t.tolist()
+        row[4]
+        for segment in partition.log.chain.segments
+        for _, t in segment.log.batches()
+        for row in t.tolist()
     ]
     assert epochs == [0, 72, 72, 72]
     assert partition.log.epochs.entries == ((0, 0), (72, 1))
@@ -519,6 +522,6 @@ def test_lines_that_cannot_be_compressed_stay_within_the_largest_batch(bench: Be
     noise = np.random.default_rng(7).integers(11, 256, 4 * limit, np.uint8)
     noise[499::500] = ord("\n")
     partition.append_lines(noise)
-    sizes = [int(size) for _, table in partition.log.chain.active.batches() for size in table[:, SIZE]]
+    sizes = [int(size) for _, table in partition.log.chain.active.log.batches() for size in table[:, SIZE]]
     assert len(sizes) > 4
     assert max(sizes) <= limit

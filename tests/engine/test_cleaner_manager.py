@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_looked_at_is_named_and_the_others_go_on(
             raise CorruptBatchError("no batch")
         return 0
 
-    monkeypatch.setattr("topicfs.engine.segment.stored.StoredSegment.first_batch_timestamp", damaged)
+    monkeypatch.setattr("topicfs.engine.segment.segment.Segment.first_batch_timestamp", damaged)
     assert work(store_bench, cleaner) == "good-0"
     assert bad.log.failure is None
     assert store_bench.store.cleaning.uncleanable == {("bad", 0): "no batch"}

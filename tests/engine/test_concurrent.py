@@ -226,7 +226,7 @@ def test_an_append_while_a_flush_opens_a_file_loses_no_index_entry(
     partition.append_batch(batch(1))
     if suffix == ".log":
         # Its descriptor was given up meanwhile: a flush goes by the one that an appender has.
-        log = partition.log.chain.active.log
+        log = partition.log.chain.active.log.file
         log._descriptors.forget(log)
     flushing = threading.get_ident()
     real = os.open
@@ -266,17 +266,17 @@ def test_a_batch_appended_behind_a_gap_while_the_gap_is_read_is_not_an_error(
     partition.append_batch(batch(3))
     partition.append_batch(batch(5))
     bench.truncate(5)  # cuts the second batch: offsets 3 and 4 are a gap
-    segment = partition.log.chain.active
-    real = type(segment).read
+    log = partition.log.chain.active.log
+    real = type(log).read
     pending = [batch(2)]
 
     def read(self: object, position: int, length: int) -> bytes:
         if pending:
             partition.append_batch(pending.pop())
-        return real(segment, position, length)
+        return real(log, position, length)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(segment), "read", read)
+        patch.setattr(type(log), "read", read)
         assert partition.read(4, 1000).data == b""
     assert whole_batches(partition.read(4, 1000).data) == [(5, 6)]
 

@@ -14,7 +14,7 @@ from partition_bench import NOW, Bench, batch, values
 
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.record import Record
-from topicfs.engine.segment import descriptors, offset_index, stored, transaction_index
+from topicfs.engine.segment import descriptors, offset_index, segment, transaction_index
 
 HOUR = 3_600_000
 
@@ -47,7 +47,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
 
 def test_the_modules_fsync_through_os() -> None:
     """Else the fixture above would see nothing."""
-    for module in (descriptors, offset_index, stored, transaction_index):
+    for module in (descriptors, offset_index, segment, transaction_index):
         assert "fsync" not in vars(module)
 
 

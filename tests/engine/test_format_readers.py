@@ -24,8 +24,10 @@ BASE = 40
 def test_indexes_are_read_alike_also_where_a_broker_gave_them_their_full_size(
     tmp_path: Path, count: int, behind: int
 ) -> None:
-    offsets = OffsetIndex.create(f"{tmp_path}/index", BASE, 1000)
-    times = TimeIndex.create(f"{tmp_path}/timeindex", BASE, 1000)
+    offsets = OffsetIndex(f"{tmp_path}/index", BASE, 1000)
+    times = TimeIndex(f"{tmp_path}/timeindex", BASE, 1000)
+    offsets.begin()
+    times.begin()
     for at in range(count):
         offsets.append(BASE + 3 * at + 1, 100 * at)
         times.maybe_append(1000 + at, BASE + 3 * at)

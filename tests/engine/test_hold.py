@@ -40,7 +40,7 @@ def test_what_is_held_stays_readable_after_its_removal(bench: Bench) -> None:
     with partition.hold() as hold:
         drop_all(bench, partition)
         read = [
-            row for segment in hold.held for _, table in segment.batches() for row in table[:, 2].tolist()
+            row for segment in hold.held for _, table in segment.log.batches() for row in table[:, 2].tolist()
         ]
         assert read == [0, 3, 6, 9]
         assert bench.names(".log.deleted") == [

@@ -28,7 +28,7 @@ from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import Record
-from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.batch_file import BatchFile
 
 
 def fill(partition: Partition, count: int, first: int = 0) -> list[bytes]:
@@ -491,13 +491,13 @@ def test_only_segments_behind_the_newest_snapshot_are_read(
     with_producer(directory, 60).log.abandon()
     all_bases = bases(directory)
     read: list[int] = []
-    original = Segment.batches
+    original = BatchFile.batches
 
-    def spy(self: Segment, *arguments: object, **named: object) -> object:
+    def spy(self: BatchFile, *arguments: object, **named: object) -> object:
         read.append(self.base_offset)
         return original(self, *arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Segment, "batches", spy)
+    monkeypatch.setattr(BatchFile, "batches", spy)
     partition = open_partition(directory, Known(recovery_point=60))
     # Recovery of the last segment reads that by another way, and leaves a snapshot at the end.
     assert read == []

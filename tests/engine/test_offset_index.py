@@ -29,13 +29,19 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "00000000000000000045.index")
 
 
+def new(path: str, max_bytes: int, cache: IndexCache) -> OffsetIndex:
+    made = OffsetIndex(path, BASE, max_bytes, cache)
+    made.begin()
+    return made
+
+
 @pytest.fixture
 def index(path: str, cache: IndexCache) -> OffsetIndex:
-    return OffsetIndex.create(path, BASE, 30 * 8, cache)
+    return new(path, 30 * 8, cache)
 
 
 def reopened(index: OffsetIndex, cache: IndexCache) -> OffsetIndex:
-    return OffsetIndex.load(index.path, index.base_offset, index.max_bytes, cache)
+    return OffsetIndex(index.path, index.base_offset, index.max_bytes, cache)
 
 
 def all_entries(index: OffsetIndex) -> list[tuple[int, int]]:
@@ -55,7 +61,7 @@ def test_lookup_below_the_first_entry_gives_the_base(index: OffsetIndex) -> None
 def test_lookup_gives_every_entry_its_position_and_others_the_entry_below(
     path: str, cache: IndexCache
 ) -> None:
-    index = OffsetIndex.create(path, BASE, 8000, cache)
+    index = new(path, 8000, cache)
     chosen = random.Random(7)
     offsets = sorted(chosen.sample(range(BASE + 1, BASE + 20_000), 1000))
     for number, offset in enumerate(offsets):
@@ -184,7 +190,7 @@ def test_odd_trailing_bytes_do_not_count_and_are_cut_before_the_first_append(
     path: str, cache: IndexCache
 ) -> None:
     Path(path).write_bytes(struct.pack(">ii", 1, 10) + b"odd")
-    index = OffsetIndex.load(path, BASE, 80, cache)
+    index = OffsetIndex(path, BASE, 80, cache)
     assert all_entries(index) == [(BASE + 1, 10)]
     index.append(BASE + 2, 20)
     assert Path(path).read_bytes() == struct.pack(">iiii", 1, 10, 2, 20)
@@ -192,34 +198,34 @@ def test_odd_trailing_bytes_do_not_count_and_are_cut_before_the_first_append(
 
 def test_trim_cuts_odd_bytes_and_leaves_a_good_file_untouched(path: str, cache: IndexCache) -> None:
     Path(path).write_bytes(struct.pack(">ii", 1, 10) + b"odd")
-    OffsetIndex.load(path, BASE, 80, cache).trim()
+    OffsetIndex(path, BASE, 80, cache).trim()
     assert os.path.getsize(path) == 8
     os.utime(path, (1, 1))
-    OffsetIndex.load(path, BASE, 80, cache).trim()
+    OffsetIndex(path, BASE, 80, cache).trim()
     assert os.stat(path).st_mtime == 1
 
 
 def test_sanity_refuses_lengths_that_are_not_whole_entries(path: str, cache: IndexCache) -> None:
     Path(path).write_bytes(bytes(9))
     with pytest.raises(CorruptIndexError, match="multiple of 8"):
-        OffsetIndex.load(path, BASE, 80, cache).sanity_check()
+        OffsetIndex(path, BASE, 80, cache).sanity_check()
 
 
 def test_sanity_refuses_a_last_offset_below_the_base(path: str, cache: IndexCache) -> None:
     Path(path).write_bytes(struct.pack(">ii", -1, 0))
     with pytest.raises(CorruptIndexError, match="last offset"):
-        OffsetIndex.load(path, BASE, 80, cache).sanity_check()
+        OffsetIndex(path, BASE, 80, cache).sanity_check()
 
 
 def test_a_file_that_is_far_too_long_is_not_loaded(path: str, cache: IndexCache) -> None:
     with open(path, "wb") as file:
         file.truncate(256 * 1024 * 1024 + 8)
     with pytest.raises(CorruptIndexError, match="at most"):
-        OffsetIndex.load(path, BASE, 80, cache).lookup(50)
+        OffsetIndex(path, BASE, 80, cache).lookup(50)
 
 
 def test_an_index_without_a_file_is_empty_and_reading_it_creates_none(path: str, cache: IndexCache) -> None:
-    index = OffsetIndex.load(path, BASE, 80, cache)
+    index = OffsetIndex(path, BASE, 80, cache)
     assert index.lookup(99) == (BASE, 0)
     assert not index.exists()
 
@@ -235,7 +241,7 @@ def test_an_active_index_without_entries_has_a_file_after_flush_and_close(
 
 def test_room_for_less_than_one_entry_is_refused(path: str, cache: IndexCache) -> None:
     with pytest.raises(ValueError, match="room for one entry"):
-        OffsetIndex.create(path, BASE, 7, cache)
+        new(path, 7, cache)
 
 
 def test_rename_and_delete_follow_the_file(index: OffsetIndex, tmp_path: Path) -> None:
@@ -271,7 +277,7 @@ def test_sealed_indexes_share_a_bounded_cache(tmp_path: Path) -> None:
     for number in range(6):
         path = tmp_path / f"{number}.index"
         path.write_bytes(b"".join(struct.pack(">ii", each + 1, each + number) for each in range(100)))
-        indexes.append(OffsetIndex.load(str(path), 0, 8000, cache))
+        indexes.append(OffsetIndex(str(path), 0, 8000, cache))
     for each in (*range(6), *range(6)):
         assert indexes[each].lookup(50) == (50, 49 + each)
         assert cache.total <= cache.limit
@@ -284,7 +290,7 @@ def test_an_index_that_is_used_outlives_others_in_the_cache(tmp_path: Path) -> N
     for number in range(10):
         path = tmp_path / f"{number}.index"
         path.write_bytes(struct.pack(">ii", 1, number))
-        indexes.append(OffsetIndex.load(str(path), 0, 800, cache))
+        indexes.append(OffsetIndex(str(path), 0, 800, cache))
     for index in indexes:
         index.lookup(1)
         indexes[0].lookup(1)
@@ -293,11 +299,11 @@ def test_an_index_that_is_used_outlives_others_in_the_cache(tmp_path: Path) -> N
 
 def test_an_active_index_is_never_given_up(path: str, tmp_path: Path) -> None:
     cache = IndexCache(1)
-    index = OffsetIndex.create(path, BASE, 800, cache)
+    index = new(path, 800, cache)
     index.append(BASE + 1, 1)
     other = tmp_path / "other"
     other.write_bytes(bytes(80))
-    OffsetIndex.load(str(other), 0, 800, cache).lookup(0)
+    OffsetIndex(str(other), 0, 800, cache).lookup(0)
     assert index.cached is not None
     index.seal()
     assert index.cached is None

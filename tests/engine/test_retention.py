@@ -264,7 +264,7 @@ def test_a_reader_that_holds_a_segment_reads_it_to_its_end(bench: Bench) -> None
     with Hold.take(partition.log, 0, 15) as hold:
         apply(partition.log, NOW)
         partition.log.remove_due(bench.clock() + 10_000)
-        assert [len(segment.read(0, 10_000)) for segment in hold.snapshot.segments] == [5 * SIZE] * 3
+        assert [len(segment.log.read(0, 10_000)) for segment in hold.snapshot.segments] == [5 * SIZE] * 3
     assert partition.log.remove_due(bench.clock() + 10_000) > 0
     assert bench.names(".deleted") == []
 

@@ -103,7 +103,7 @@ def test_a_topic_that_is_not_compacted_does_not_roll_by_the_compaction_lag(bench
 def test_jitter_rolls_earlier_by_the_number_that_was_drawn(bench: Bench) -> None:
     partition = bench.open(segment_ms=10 * MINUTE, segment_jitter_ms=MINUTE)
     append_at(partition, NOW)
-    jitter = partition.log.chain.active._jitter % MINUTE
+    jitter = partition.log.chain.active.jitter % MINUTE
     assert append_at(partition, NOW + 9 * MINUTE) == 1
     assert append_at(partition, NOW + 10 * MINUTE - jitter) == 1
     assert append_at(partition, NOW + 10 * MINUTE - jitter + 1) == 2
@@ -112,7 +112,7 @@ def test_jitter_rolls_earlier_by_the_number_that_was_drawn(bench: Bench) -> None
 def test_jitter_is_never_longer_than_the_time_itself(bench: Bench) -> None:
     partition = bench.open(segment_ms=MINUTE, segment_jitter_ms=100 * MINUTE)
     append_at(partition, NOW)
-    jitter = partition.log.chain.active._jitter % MINUTE
+    jitter = partition.log.chain.active.jitter % MINUTE
     assert append_at(partition, NOW + MINUTE - jitter) == 1
     assert append_at(partition, NOW + MINUTE - jitter + 1) == 2
 

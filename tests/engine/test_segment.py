@@ -33,7 +33,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.kernels.scan import BASE_OFFSET, POSITION, SIZE
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
-from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.settings import SegmentSettings
 
 MAX_INT32 = 2**31 - 1
 
@@ -64,7 +64,7 @@ class Bench:
         return segment
 
     def load(self, segment: Segment, suffix: str = "") -> Segment:
-        again = Segment.load(
+        again = Segment(
             self.directory, segment.base_offset, segment.settings, self.clock, self.descriptors, suffix=suffix
         )
         self.opened.append(again)
@@ -83,7 +83,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     for segment in made.opened:
-        if not segment.log.gone:
+        if not segment.log.file.gone:
             segment.close()
 
 
@@ -93,15 +93,15 @@ def add(segment: Segment, *data: bytes) -> None:
 
 
 def bases(segment: Segment) -> list[int]:
-    return [int(base) for _, table in segment.batches() for base in table[:, BASE_OFFSET]]
+    return [int(base) for _, table in segment.log.batches() for base in table[:, BASE_OFFSET]]
 
 
 def check_lookups(segment: Segment) -> None:
     """Every offset and timestamp is found where a plain walk finds it."""
-    for _, table in segment.batches():
+    for _, table in segment.log.batches():
         for row in table.tolist():
             assert segment.position_of(row[3]) == (row[POSITION], row[SIZE], row[2], row[3])
-            found = segment.offset_by_timestamp(row[7], segment.base_offset)
+            found = segment.finder.offset_by_timestamp(row[7], segment.base_offset)
             assert found is not None
             assert found[0] >= row[7]
 
@@ -141,10 +141,10 @@ def test_append_that_exceeds_31_bits_of_size_is_refused(
 ) -> None:
     segment = bench.create()
     data = batch(0)
-    segment._size = MAX_INT32 - len(data) + 1
+    segment.log.size = MAX_INT32 - len(data) + 1
     with pytest.raises(RecordBatchTooLargeError):
         segment.append(data, table_of(data))
-    segment._size = 0
+    segment.log.size = 0
 
 
 def test_a_table_for_other_bytes_is_refused(bench: Bench) -> None:
@@ -159,7 +159,7 @@ def test_append_takes_any_buffer(bench: Bench, kind) -> None:  # type: ignore[no
     segment = bench.create()
     data = batch(0)
     segment.append(kind(data), table_of(data))
-    assert segment.read(0, len(data)) == data
+    assert segment.log.read(0, len(data)) == data
 
 
 def test_a_failed_write_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,10 +263,10 @@ def test_nothing_is_found_in_an_empty_segment(bench: Bench) -> None:
     segment = bench.create(40)
     assert segment.position_of(40) is None
     assert segment.next_offset() == 40
-    assert list(segment.batches()) == []
+    assert list(segment.log.batches()) == []
     assert segment.first_batch_timestamp() is None
-    assert segment.offset_by_timestamp(0, 40) is None
-    assert segment.read(0, 100) == b""
+    assert segment.finder.offset_by_timestamp(0, 40) is None
+    assert segment.log.read(0, 100) == b""
     assert (segment.max_timestamp, segment.offset_of_max_timestamp) == (-1, 40)
 
 
@@ -299,16 +299,16 @@ def test_reads_end_where_the_segment_ends(bench: Bench) -> None:
     segment = bench.create()
     data = batch(0)
     add(segment, data)
-    assert segment.read(0, 10**9) == data
-    assert segment.read(10, 5) == data[10:15]
-    assert segment.read(len(data), 5) == b""
+    assert segment.log.read(0, 10**9) == data
+    assert segment.log.read(10, 5) == data[10:15]
+    assert segment.log.read(len(data), 5) == b""
     into = bytearray(len(data) + 3)
-    assert segment.read_into(2, memoryview(into)) == len(data) - 2
+    assert segment.log.read_into(2, memoryview(into)) == len(data) - 2
     assert into[: len(data) - 2] == data[2:]
     with pytest.raises(OffsetOutOfRangeError):
-        segment.read(len(data) + 1, 1)
+        segment.log.read(len(data) + 1, 1)
     with pytest.raises(ValueError, match="negative"):
-        segment.read(-1, 5)
+        segment.log.read(-1, 5)
 
 
 def test_a_file_cut_short_behind_our_back_is_an_error(bench: Bench) -> None:
@@ -316,7 +316,7 @@ def test_a_file_cut_short_behind_our_back_is_an_error(bench: Bench) -> None:
     add(segment, batch(0), batch(1))
     os.truncate(segment.path, segment.size - 5)
     with pytest.raises(CorruptSegmentError, match="cut short"):
-        segment.read(0, segment.size)
+        segment.log.read(0, segment.size)
 
 
 def test_a_file_above_31_bits_cannot_be_opened(bench: Bench) -> None:
@@ -336,11 +336,11 @@ def test_batches_come_whole_whatever_the_chunk(bench: Bench) -> None:
     for chunk in (1, 20, 64, 200, 1000, 10**6):
         pieces = [
             buffer[row[POSITION] - table[0, POSITION] :][: row[SIZE]].tobytes()
-            for buffer, table in segment.batches(chunk=chunk)
+            for buffer, table in segment.log.batches(chunk=chunk)
             for row in table.tolist()
         ]
         assert pieces == data
-    assert [len(table) for _, table in segment.batches(len(data[0]), len(data[0]) + len(data[1]))] == [1]
+    assert [len(table) for _, table in segment.log.batches(len(data[0]), len(data[0]) + len(data[1]))] == [1]
 
 
 def test_more_batches_than_a_table_holds_come_in_several_tables(bench: Bench) -> None:
@@ -348,7 +348,7 @@ def test_more_batches_than_a_table_holds_come_in_several_tables(bench: Bench) ->
     one = bytearray(batch(0, [1], value=b""))
     data = b"".join(struct.pack(">q", number) + bytes(one[8:]) for number in range(20_000))
     segment.append(data, table_of(data, 20_000))
-    seen = [int(base) for _, table in segment.batches(chunk=1 << 22) for base in table[:, BASE_OFFSET]]
+    seen = [int(base) for _, table in segment.log.batches(chunk=1 << 22) for base in table[:, BASE_OFFSET]]
     assert seen == list(range(20_000))
 
 
@@ -360,8 +360,8 @@ def test_a_flipped_byte_is_an_error_that_names_file_and_position(bench: Bench) -
         file.seek(len(first) + 65)
         file.write(b"\xff")
     with pytest.raises(CorruptBatchError, match=rf"00\.log: batch at position {len(first)} of"):
-        list(segment.batches())
-    assert len(list(segment.batches(check=False))) == 1
+        list(segment.log.batches())
+    assert len(list(segment.log.batches(check=False))) == 1
 
 
 def test_a_partial_batch_at_the_end_is_corrupt_unless_it_is_expected(bench: Bench) -> None:
@@ -373,9 +373,9 @@ def test_a_partial_batch_at_the_end_is_corrupt_unless_it_is_expected(bench: Benc
             file.truncate(2 * len(batch(0)))
             file.write(tail)
         again = bench.load(segment)
-        assert [len(table) for _, table in again.batches(partial_ok=True)] == [2]
+        assert [len(table) for _, table in again.log.batches(partial_ok=True)] == [2]
         with pytest.raises(CorruptBatchError):
-            list(again.batches())
+            list(again.log.batches())
         with pytest.raises(CorruptBatchError):
             again.position_of(2)
 
@@ -387,7 +387,7 @@ def test_a_huge_size_field_does_not_make_a_huge_buffer(bench: Bench) -> None:
     data[8:12] = struct.pack(">i", 2**31 - 20)
     segment.path.write_bytes(data)
     with pytest.raises(CorruptBatchError):
-        list(bench.load(segment).batches())
+        list(bench.load(segment).log.batches())
 
 
 def test_garbage_in_the_middle_is_an_error_for_lookups(bench: Bench) -> None:
@@ -414,17 +414,17 @@ def test_the_record_at_or_after_a_time_is_found(bench: Bench) -> None:
         add(segment, batch(offset, [10 * offset], leader_epoch=offset))
     expected = {420: 42, 421: 43, 430: 43, 431: 44, 491: None, 401: 41, 399: 40}
     for timestamp, offset in expected.items():
-        found = segment.offset_by_timestamp(timestamp, 40)
+        found = segment.finder.offset_by_timestamp(timestamp, 40)
         assert found == (None if offset is None else (10 * offset, offset, offset))
 
 
 def test_the_search_by_time_looks_into_batches_and_respects_the_start(bench: Bench) -> None:
     segment = bench.create(0)
     add(segment, batch(0, [100, 300, 200]), batch(3, [150, 250]))
-    assert segment.offset_by_timestamp(101, 0) == (300, 1, 0)
-    assert segment.offset_by_timestamp(101, 2) == (200, 2, 0)
-    assert segment.offset_by_timestamp(201, 2) == (250, 4, 0)
-    assert segment.offset_by_timestamp(301, 0) is None
+    assert segment.finder.offset_by_timestamp(101, 0) == (300, 1, 0)
+    assert segment.finder.offset_by_timestamp(101, 2) == (200, 2, 0)
+    assert segment.finder.offset_by_timestamp(201, 2) == (250, 4, 0)
+    assert segment.finder.offset_by_timestamp(301, 0) is None
 
 
 def test_next_offset_is_behind_the_last_batch(bench: Bench) -> None:
@@ -472,7 +472,7 @@ def filled(bench: Bench, count: int = 100) -> Segment:
 @pytest.mark.parametrize("kind", ["garbage", "zeros", "missing", "odd"])
 def test_recovery_rebuilds_a_broken_index(bench: Bench, extension: str, kind: str) -> None:
     segment = filled(bench)
-    path = Path(segment._name(extension))
+    path = Path(segment.path_of(extension))
     good = path.read_bytes()
     broken = {"garbage": os.urandom(5000), "zeros": bytes(10_000), "missing": b"", "odd": good + b"abc"}
     path.write_bytes(broken[kind])
@@ -485,7 +485,7 @@ def test_recovery_rebuilds_a_broken_index(bench: Bench, extension: str, kind: st
         found = again.position_of(number)
         assert found is not None
         assert found[2] == number
-        assert again.offset_by_timestamp(1000 + 10 * number, 0) == (1000 + 10 * number, number, 0)
+        assert again.finder.offset_by_timestamp(1000 + 10 * number, 0) == (1000 + 10 * number, number, 0)
 
 
 def test_recovery_makes_the_indexes_that_appending_made(bench: Bench) -> None:
@@ -494,7 +494,7 @@ def test_recovery_makes_the_indexes_that_appending_made(bench: Bench) -> None:
     for number in range(200):
         add(segment, batch(number, [chosen.randrange(10_000)], value=bytes(chosen.randrange(400))))
     segment.close()
-    paths = [Path(segment._name(".index")), Path(segment._name(".timeindex"))]
+    paths = [Path(segment.path_of(".index")), Path(segment.path_of(".timeindex"))]
     before = [path.read_bytes() for path in paths]
     bench.load(segment).recover(lambda *_: None)
     assert [path.read_bytes() for path in paths] == before
@@ -713,7 +713,7 @@ def test_reads_beside_truncations_see_old_bytes_or_fewer(bench: Bench) -> None:
                     found = segment.position_of(offset)
                     if found is not None:
                         assert found[3] == offset
-                        assert len(segment.read(0, 10**6)) % one == 0
+                        assert len(segment.log.read(0, 10**6)) % one == 0
             except OffsetOutOfRangeError:
                 pass
             except Exception as error:  # noqa: BLE001  a thread's failure must reach the test
@@ -764,10 +764,10 @@ def test_an_empty_segment_does_not_roll_by_time(bench: Bench) -> None:
 def test_jitter_rolls_earlier_by_less_than_its_maximum(bench: Bench) -> None:
     segment = bench.create(0, jitter_ms=100)
     add(segment, batch(0, [1000]))
-    segment._jitter = 250  # modulo 100 is 50
+    segment.jitter = 250  # modulo 100 is 50
     assert not segment.should_roll(1, 1450, 1, 0, 10**6, 500)
     assert segment.should_roll(1, 1451, 1, 0, 10**6, 500)
-    segment._jitter = 9  # the jitter is at most segment.ms
+    segment.jitter = 9  # the jitter is at most segment.ms
     assert not segment.should_roll(1, 1001, 1, 0, 10**6, 4)
     assert segment.should_roll(1, 1004, 1, 0, 10**6, 4)
 
@@ -794,7 +794,7 @@ def test_sealing_adds_the_final_time_entry_and_trims(bench: Bench) -> None:
     add(segment, batch(0, [10, 30, 20]))
     assert segment.path.stat().st_size == 10_000
     segment.seal()
-    assert not segment.is_active
+    assert segment.appender is None
     assert segment.time_index.last_entry == (30, 2)
     assert segment.path.stat().st_size == segment.size
     assert (Path(segment.offset_index.path).stat().st_size, bases(segment)) == (0, [0])
@@ -844,7 +844,7 @@ def test_recovery_cuts_the_tail_of_a_preallocated_segment(bench: Bench) -> None:
     crashed = bench.load(segment)
     assert crashed.recover(lambda *_: None) == 10_000 - size
     assert crashed.path.stat().st_size == size
-    segment.log.close()
+    segment.log.file.close()
 
 
 def test_a_new_segment_never_overwrites_a_log(bench: Bench) -> None:
@@ -854,7 +854,7 @@ def test_a_new_segment_never_overwrites_a_log(bench: Bench) -> None:
 
 
 def test_loading_opens_nothing(bench: Bench) -> None:
-    segment = Segment.load(Path("/nowhere"), 5, SegmentSettings(), bench.clock, bench.descriptors)
+    segment = Segment(Path("/nowhere"), 5, SegmentSettings(), bench.clock, bench.descriptors)
     assert segment.base_offset == 5
     with pytest.raises(FileNotFoundError):
         _ = segment.size
@@ -887,9 +887,9 @@ def test_missing_indexes_are_told_and_not_created_by_reading(bench: Bench) -> No
     add(segment, batch(0), batch(1))
     segment.close()
     for extension in (".index", ".timeindex"):
-        Path(segment._name(extension)).unlink()
+        Path(segment.path_of(extension)).unlink()
     again = bench.load(segment)
-    assert not again.has_offset_index()
+    assert not again.offset_index.exists()
     assert not again.time_index.exists()
     assert again.position_of(1) is not None
     assert again.max_timestamp == 1000
@@ -906,7 +906,7 @@ def test_changing_the_suffix_before_indexes_exist_creates_none(bench: Bench) -> 
 def test_changing_the_suffix_renames_all_files_and_reads_go_on(bench: Bench) -> None:
     segment = bench.create(40, suffix=".cleaned", index_interval_bytes=0)
     add(segment, batch(40), batch(41))
-    Path(segment._name(".txnindex")).write_bytes(b"")
+    Path(segment.path_of(".txnindex")).write_bytes(b"")
     segment.seal()
     segment.change_suffix(".cleaned", ".swap")
     assert bench.names() == [f"40.{name}.swap" for name in ("index", "log", "timeindex", "txnindex")]
@@ -922,7 +922,7 @@ def test_changing_the_suffix_renames_all_files_and_reads_go_on(bench: Bench) -> 
 def test_delete_removes_every_file_and_may_find_none(bench: Bench) -> None:
     segment = bench.create(40)
     add(segment, batch(40))
-    Path(segment._name(".txnindex")).write_bytes(b"")
+    Path(segment.path_of(".txnindex")).write_bytes(b"")
     segment.seal()
     assert segment.delete()
     assert segment.delete()
@@ -934,7 +934,7 @@ def test_a_closed_segment_refuses_reads_and_appends(bench: Bench) -> None:
     add(segment, batch(0))
     segment.close()
     with pytest.raises(ClosedError):
-        segment.read(0, 10)
+        segment.log.read(0, 10)
     with pytest.raises(ClosedError):
         add(segment, batch(1))
 
@@ -951,12 +951,12 @@ def test_a_pinned_segment_is_read_to_its_end_though_a_later_one_takes_its_names(
     later = bench.create(0, index_interval_bytes=0)
     add(later, batch(0, value=b"a later one, which is longer"))
     later.mark_deleted()
-    assert old.read(0, size) == b"".join(batch(number, [number], value=b"old") for number in range(5))
+    assert old.log.read(0, size) == b"".join(batch(number, [number], value=b"old") for number in range(5))
     check_lookups(old)
     assert (old.pins, old.delete()) == (1, False)
     old.unpin()
     with pytest.raises(ClosedError):
-        old.read(0, 1)
+        old.log.read(0, 1)
     assert old.delete()
     assert later.delete()
     assert bench.names() == []
@@ -974,10 +974,10 @@ def test_mark_deleted_renames_every_file(bench: Bench) -> None:
 def test_a_reader_without_a_pin_gets_closed_error_once_a_segment_is_deleted(bench: Bench) -> None:
     segment = bench.create(3)
     add(segment, batch(3))
-    assert segment.read(0, 4)
+    assert segment.log.read(0, 4)
     segment.mark_deleted()
     with pytest.raises(ClosedError):
-        segment.read(0, 4)
+        segment.log.read(0, 4)
     with pytest.raises(ClosedError):
         segment.pin()
     assert segment.pins == 0
@@ -990,10 +990,10 @@ def test_two_pins_need_two_unpins(bench: Bench) -> None:
     segment.pin()
     segment.mark_deleted()
     segment.unpin()
-    assert segment.read(0, 4)
+    assert segment.log.read(0, 4)
     segment.unpin()
     with pytest.raises(ClosedError):
-        segment.read(0, 4)
+        segment.log.read(0, 4)
 
 
 def test_readers_beside_an_appender_see_whole_batches(bench: Bench) -> None:
@@ -1005,7 +1005,7 @@ def test_readers_beside_an_appender_see_whole_batches(bench: Bench) -> None:
         try:
             while not stop.is_set():
                 size = segment.size
-                assert sum(buffer.size for buffer, _ in segment.batches(0, size)) == size
+                assert sum(buffer.size for buffer, _ in segment.log.batches(0, size)) == size
                 found = segment.position_of(10)
                 assert found is None or found[2] == 10
         except Exception as error:  # noqa: BLE001  a thread's failure must reach the test

@@ -9,14 +9,14 @@ import pytest
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
-from topicfs.engine.segment.stored import SegmentSettings
+from topicfs.engine.segment.settings import SegmentSettings
 
 DESCRIPTORS = Descriptors(4)
 
 
 def segment(base: int, size: int = 10, largest: int = 0) -> Segment:
-    made = Segment.load(Path("/nowhere"), base, SegmentSettings(), lambda: 0, DESCRIPTORS, size)
-    made._largest = (largest, base)
+    made = Segment(Path("/nowhere"), base, SegmentSettings(), lambda: 0, DESCRIPTORS, size)
+    made.finder.largest = (largest, base)
     return made
 
 
@@ -140,7 +140,7 @@ def test_a_time_leads_to_the_first_segment_that_reaches_it() -> None:
 def test_the_active_segments_timestamps_are_looked_at_every_time() -> None:
     segments = Segments.of([segment(0, 1, 10), segment(1, 1, 20)])
     assert segments.first_not_before(30) is None
-    segments.last._largest = (30, 1)
+    segments.last.finder.largest = (30, 1)
     assert base_of(segments.first_not_before(30)) == 1
 
 
@@ -180,6 +180,6 @@ def test_times_are_right_when_a_truncation_makes_a_sealed_segment_active_again()
     segments = Segments.of(segment(number, 1, 100 * (number + 1)) for number in range(4))
     assert base_of(segments.first_not_before(200)) == 1
     cut = segments.with_replaced(segments.range(2, 10), ())
-    cut.last._largest = (150, 1)
+    cut.last.finder.largest = (150, 1)
     assert cut.first_not_before(200) is None
     assert base_of(cut.first_not_before(150)) == 1

@@ -22,7 +22,9 @@ MAX_ENTRIES = 30
 @pytest.fixture
 def index(tmp_path: Path) -> TimeIndex:
     path = str(tmp_path / "00000000000000000045.timeindex")
-    return TimeIndex.create(path, BASE, MAX_ENTRIES * 12, IndexCache(1 << 20))
+    made = TimeIndex(path, BASE, MAX_ENTRIES * 12, IndexCache(1 << 20))
+    made.begin()
+    return made
 
 
 def fill(index: TimeIndex, count: int) -> None:
@@ -110,7 +112,7 @@ def test_truncation_drops_entries_by_their_offset(index: TimeIndex, offset: int,
 def test_closing_and_loading_shows_the_same_entries(index: TimeIndex) -> None:
     fill(index, 5)
     index.close()
-    again = TimeIndex.load(index.path, BASE, index.max_bytes, IndexCache(1 << 20))
+    again = TimeIndex(index.path, BASE, index.max_bytes, IndexCache(1 << 20))
     assert [again.entry(number) for number in range(again.entries)] == [
         (number * 10, BASE + number * 10) for number in range(1, 6)
     ]
@@ -127,7 +129,7 @@ def test_closing_and_loading_shows_the_same_entries(index: TimeIndex) -> None:
 def test_sanity_refuses_what_cannot_be_an_index(index: TimeIndex, content: bytes, message: str) -> None:
     Path(index.path).write_bytes(content)
     with pytest.raises(CorruptIndexError, match=message):
-        TimeIndex.load(index.path, BASE, 360, IndexCache(1 << 20)).sanity_check()
+        TimeIndex(index.path, BASE, 360, IndexCache(1 << 20)).sanity_check()
 
 
 def test_sanity_accepts_a_good_index_and_a_missing_file(index: TimeIndex) -> None:

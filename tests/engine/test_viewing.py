@@ -181,7 +181,7 @@ def test_an_empty_directory_is_shown_as_an_empty_log(tmp_path: Path) -> None:
     assert (partition.start_offset, partition.end_offset) == (7, 7)
     assert list(partition.records()) == []
     assert partition.log.chain.active.path.stat().st_size == 0
-    assert partition.log.chain.active.read(0, 10) == b""
+    assert partition.log.chain.active.log.read(0, 10) == b""
     assert list(tmp_path.iterdir()) == []
     partition.close()
 

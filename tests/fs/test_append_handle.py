@@ -23,8 +23,7 @@ from topicfs.engine.batch import from_records
 from topicfs.engine.errors import ClosedError, EngineError, RecordTooLargeError
 from topicfs.engine.kernels.scan import BASE_OFFSET
 from topicfs.engine.record import Record
-from topicfs.engine.segment import offset_index
-from topicfs.engine.segment import segment as segments
+from topicfs.engine.segment import appender, offset_index
 from topicfs.fs.appending import partition_writers
 from topicfs.fs.appending.handle import AppendHandle
 from topicfs.fs.appending.line_queue import RETRY_MS
@@ -69,7 +68,7 @@ def values(place: TreeBench) -> list[bytes | None]:
 @contextmanager
 def full_disk() -> Iterator[None]:
     """No block is free: only what was allocated before can be written."""
-    write = segments.write_exactly
+    write = appender.write_exactly
     ends: dict[int, int] = {}
 
     def write_where_there_is_room(fd: int, position: int, data: memoryview) -> None:
@@ -83,8 +82,8 @@ def full_disk() -> Iterator[None]:
 
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with (
-        mock.patch.object(segments, "write_exactly", write_where_there_is_room),
-        mock.patch.object(segments, "allocate", side_effect=full),
+        mock.patch.object(appender, "write_exactly", write_where_there_is_room),
+        mock.patch.object(appender, "allocate", side_effect=full),
     ):
         yield
 
@@ -93,7 +92,7 @@ def full_disk() -> Iterator[None]:
 def broken_disk() -> Iterator[None]:
     """Nothing can be written."""
     broken = OSError(errno.EIO, os.strerror(errno.EIO))
-    with mock.patch.object(segments, "write_exactly", side_effect=broken):
+    with mock.patch.object(appender, "write_exactly", side_effect=broken):
         yield
 
 
@@ -161,7 +160,7 @@ def batches_of(place: TreeBench) -> list[int]:
     return [
         int(row[0])
         for segment in segments
-        for _, table in segment.batches()
+        for _, table in segment.log.batches()
         for row in table[:, [BASE_OFFSET]]
     ]
 
@@ -441,7 +440,7 @@ def test_a_line_that_a_short_write_begins_behind_others_has_its_room_or_is_refus
     """regression: there was room for the first line of `printf 'a\\nb' >>` only, and close(2) told nobody in a shell"""
     handle = writer(place)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch.object(segments, "allocate", side_effect=full):
+    with mock.patch.object(appender, "allocate", side_effect=full):
         assert handle.write(array(b"a\nb")) == 2
         assert refused(lambda: handle.write(array(b"b"))) == errno.ENOSPC
     handle.flush()
@@ -513,7 +512,7 @@ def test_an_index_without_room_refuses_no_line_that_was_accepted(
 
 
 def test_without_allocation_no_line_waits(place: TreeBench) -> None:
-    with mock.patch.object(segments, "allocate", return_value=False):
+    with mock.patch.object(appender, "allocate", return_value=False):
         handle = writer(place)
         for at in range(5):
             handle.write(array(b"%d\nunfinished" % at if not at else b"\n%d\nunfinished" % at))
@@ -615,7 +614,7 @@ def test_a_write_that_fails_behind_the_lines_that_wait_gives_its_own_error(tmp_p
         for line in waiting:
             handle.write(array(line + b"\n"))
         handle.write(array(b"begun "))
-        write = segments.write_exactly
+        write = appender.write_exactly
         written: list[int] = []
 
         def once(fd: int, position: int, data: memoryview) -> None:
@@ -625,7 +624,7 @@ def test_a_write_that_fails_behind_the_lines_that_wait_gives_its_own_error(tmp_p
             write(fd, position, data)
 
         long = b"y" * 45_000 + b"\n"
-        with mock.patch.object(segments, "write_exactly", once):
+        with mock.patch.object(appender, "write_exactly", once):
             assert refused(lambda: handle.write(array(long))) == errno.ENOSPC
         assert values(place) == [b"first", *waiting]
         assert handle.write(array(long)) == len(long)

@@ -74,7 +74,7 @@ def made(seed: int) -> Made:
         lines = {fmt: store.read(f"/t-0/log.{fmt}").splitlines(keepends=True) for fmt in FORMATS}
         batches = {}
         for segment in views.partition.log.chain.segments:
-            table = [table for _, table in segment.batches()]
+            table = [table for _, table in segment.log.batches()]
             batches[segment.base_offset] = [tuple(row) for part in table for row in part[:, :4].tolist()]
     return Made(place, batches, lines, times)
 

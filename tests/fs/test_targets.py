@@ -17,7 +17,7 @@ from tree_bench import APPEND, TreeBench, array, tree_bench
 
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.segment import segment as segments
+from topicfs.engine.segment import appender
 from topicfs.fs.appending.targets import PartitionTarget, TopicTarget
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
@@ -286,7 +286,7 @@ def test_the_last_line_of_a_topic_has_its_room_where_it_goes(
         before = [place.views("t", number).partition.log.promised for number in range(5)]
         assert sorted(before)[:4] == [0] * 4
         assert max(before) > len(value)
-        with mock.patch.object(segments, "allocate", side_effect=OSError(errno.ENOSPC, "full")):
+        with mock.patch.object(appender, "allocate", side_effect=OSError(errno.ENOSPC, "full")):
             place.files.release(handle)
         assert len(values(place, before.index(max(before)))) == (turn + 1 if key and name != "in.txt" else 1)
     assert sum(len(found) for found in all_values(place).values()) == 5

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from topicfs.engine.batch.table import Longs
-    from topicfs.engine.segment.stored import StoredSegment
+    from topicfs.engine.segment.segment import Segment
 
 REPORT: Final[pa.Schema] = pa.schema(
     [
@@ -78,12 +78,13 @@ def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
     from topicfs.engine.errors import EngineError  # noqa: PLC0415 - the kernels, in tasks only
     from topicfs.engine.record import now_ms  # noqa: PLC0415
     from topicfs.engine.segment.descriptors import Descriptors  # noqa: PLC0415
-    from topicfs.engine.segment.stored import SegmentSettings, StoredSegment  # noqa: PLC0415
+    from topicfs.engine.segment.segment import Segment  # noqa: PLC0415
+    from topicfs.engine.segment.settings import SegmentSettings  # noqa: PLC0415
 
     check = _PieceCheck(piece)
-    segment = StoredSegment.load(piece.directory, piece.base, SegmentSettings(), now_ms, Descriptors())
+    segment = Segment(piece.directory, piece.base, SegmentSettings(), now_ms, Descriptors())
     try:
-        opened = segment.log.descriptor()
+        opened = segment.log.file.descriptor()
         try:
             check.run(segment)
         except EngineError as error:
@@ -132,13 +133,13 @@ class _PieceCheck:
     def told(self) -> list[str]:
         return [*self.problems, f"and {self.more} more"] if self.more else self.problems
 
-    def run(self, segment: StoredSegment) -> None:
+    def run(self, segment: Segment) -> None:
         from topicfs.engine import batch as batches  # noqa: PLC0415 - the kernels, in tasks only
         from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION  # noqa: PLC0415
 
         tables: list[Longs] = []
         try:
-            for buffer, table in segment.batches(partial_ok=self.piece.end is None, ordered=False):
+            for buffer, table in segment.log.batches(partial_ok=self.piece.end is None, ordered=False):
                 tables.append(table)
                 self.batches += len(table)
                 for columns in batches.columns(buffer, table, int(table[0, POSITION])):
@@ -157,14 +158,14 @@ class _PieceCheck:
                 f"expected offsets below the next segment's {self.piece.end}, found {self.next_offset - 1}"
             )
 
-    def _check_indexes(self, segment: StoredSegment, tables: list[Longs]) -> None:
+    def _check_indexes(self, segment: Segment, tables: list[Longs]) -> None:
         import numpy as np  # noqa: PLC0415
 
         from topicfs.engine.kernels.scan import COLUMNS  # noqa: PLC0415
 
         table = np.concatenate(tables) if tables else np.empty((0, COLUMNS), np.int64)
         # The index files of an active segment are created with their first entries.
-        if self.piece.end is not None and not segment.has_offset_index():
+        if self.piece.end is not None and not segment.offset_index.exists():
             self.say("there is no offset index")
         self._check_offsets(table)
         self._check_times(table)
