@@ -285,7 +285,7 @@ class Segment:
     def time_waited(self, now: int, incoming_timestamp: int) -> int:
         """Return the milliseconds between the first batch and an incoming one, or by the clock if there are no
         timestamps."""
-        first = self.first_batch_timestamp()
+        first = self.log.first_batch_timestamp()
         return now - self.created_ms if first is None or first < 0 else incoming_timestamp - first
 
     def should_roll(
@@ -298,12 +298,13 @@ class Segment:
         segment_ms: int,
     ) -> bool:
         """Return whether an append has to go into a new segment."""
+        size, finder = self.log.size, self.finder
         return (
-            self.size > segment_bytes - incoming_size
+            size > segment_bytes - incoming_size
             or not 0 <= incoming_last_offset - self.base_offset <= MAX_INT32
-            or self.offset_index.is_full
-            or self.time_index.is_full
-            or (self.size > 0 and self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms))
+            or finder.offset_index.is_full
+            or finder.time_index.is_full
+            or (size > 0 and self.time_waited(now, incoming_max_timestamp) > self._patience(segment_ms))
         )
 
     def has_waited(self, now: int, segment_ms: int) -> bool:
