@@ -24,13 +24,14 @@ from topicfs.engine.batch.columns import (
     record_at,
 )
 from topicfs.engine.batch.marker import Marker, end_marker, marker
-from topicfs.engine.batch.table import scan
+from topicfs.engine.batch.table import Batch, scan
 from topicfs.engine.format.batch_header import ABORT, COMMIT
 
 __all__ = [
     "ABORT",
     "COMMIT",
     "PLAIN",
+    "Batch",
     "BatchBuilder",
     "Columns",
     "Inspection",

@@ -10,7 +10,7 @@ import numpy as np
 
 from topicfs.engine.batch.columns import Columns, codec_of
 from topicfs.engine.batch.compression import compress
-from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.batch.table import Batch, Bytes, Longs
 from topicfs.engine.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -85,17 +85,19 @@ class Shape:
 
 PLAIN: Final = Shape()
 
+_NOTHING: Final = Batch(np.empty(0, np.uint8), np.empty(0, np.int64))
+
 
 def from_lines(
     lines: Bytes, timestamp: int, shape: Shape = PLAIN, limit: int = MAX_INT32, start: int = 0
-) -> tuple[Bytes, int]:
+) -> tuple[Batch, int]:
     """Return one batch of the lines of lines[start:], each as a record, and the position of the first line that did
     not fit.
 
     `limit` is the largest batch in bytes, before compression. RecordTooLargeError if the first line alone exceeds
-    it. Without lines the batch is an empty array."""
+    it. Without lines the batch has no bytes."""
     if start >= lines.size:
-        return np.empty(0, np.uint8), start
+        return _NOTHING, start
     size = lines.size - start
     # The first is enough for lines of 76 bytes. An empty line, one byte, becomes a record of at most 11 bytes.
     for room in (size + size // 4 + 4096, 12 * size + RECORD_OVERHEAD):
@@ -110,11 +112,11 @@ def from_lines(
     return finish(out, end, count, timestamp, timestamp, shape), used
 
 
-def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Bytes:
-    """Return one batch of these records. Records without a timestamp get `now`. Without records the batch is an
-    empty array."""
+def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Batch:
+    """Return one batch of these records. Records without a timestamp get `now`. Without records the batch has no
+    bytes."""
     if not len(records):
-        return np.empty(0, np.uint8)
+        return _NOTHING
     timestamps = np.fromiter(
         (now if record.timestamp is None else record.timestamp for record in records), np.int64, len(records)
     )
@@ -158,7 +160,7 @@ def _add(fields: list[bytes], field: bytes | None) -> int:
     return len(field)
 
 
-def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None) -> Bytes:
+def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None) -> Batch:
     """Return one batch of these records, with offsets 0, 1, 2 …. `max_timestamp` is the append time, if that is
     every record's timestamp."""
     count = len(source)
@@ -178,7 +180,7 @@ def from_columns(source: Columns, shape: Shape, max_timestamp: int | None = None
     return finish(out, end, count, base_timestamp, max_timestamp, shape)
 
 
-def finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp: int, shape: Shape) -> Bytes:
+def finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp: int, shape: Shape) -> Batch:
     """Compress the records of out[HEADER_SIZE:end] if the shape says so, and write the header."""
     if shape.codec != Codec.NONE:
         stream = compress(shape.codec, out[HEADER_SIZE:end], shape.level)
@@ -188,9 +190,8 @@ def finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp:
         out[HEADER_SIZE:end] = stream
     if end > MAX_INT32:
         raise RecordTooLargeError(f"a batch of {end} bytes exceeds the format's {MAX_INT32}")
-    batch = out[:end]
-    write_header(
-        batch,
+    return write_header(
+        out[:end],
         attributes=shape.attributes,
         last_offset_delta=max(count - 1, 0),
         base_timestamp=base_timestamp,
@@ -200,7 +201,6 @@ def finish(out: Bytes, end: int, count: int, base_timestamp: int, max_timestamp:
         base_sequence=shape.base_sequence,
         count=count,
     )
-    return batch
 
 
 def write_header(
@@ -216,8 +216,8 @@ def write_header(
     producer_epoch: int,
     base_sequence: int,
     count: int,
-) -> None:
-    """Write the header of a batch whose records are in place, with its checksum."""
+) -> Batch:
+    """Write the header of a batch whose records are in place, with its checksum. Return the batch."""
     encoding.write_header(
         batch,
         0,
@@ -233,14 +233,17 @@ def write_header(
         base_sequence,
         count,
     )
+    # In the order of the columns of `topicfs.engine.kernels.scan`.
+    row = [0, batch.size, base_offset, base_offset + last_offset_delta, leader_epoch, attributes, base_timestamp,
+           max_timestamp, producer_id, producer_epoch, base_sequence, count, 2]  # fmt: skip
+    return Batch(batch, np.array(row, np.int64))
 
 
 def emptied(row: Longs) -> Bytes:
     """Return the batch that remains of `row` without its records: only a header, with the same offsets, sequence,
     producer and max timestamp."""
-    batch = np.empty(HEADER_SIZE, np.uint8)
-    write_header(
-        batch,
+    return write_header(
+        np.empty(HEADER_SIZE, np.uint8),
         base_offset=int(row[BASE_OFFSET]),
         leader_epoch=int(row[LEADER_EPOCH]),
         attributes=int(row[ATTRIBUTES]) & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL),
@@ -251,8 +254,7 @@ def emptied(row: Longs) -> Bytes:
         producer_epoch=int(row[PRODUCER_EPOCH]),
         base_sequence=int(row[BASE_SEQUENCE]),
         count=0,
-    )
-    return batch
+    ).data
 
 
 def shape_of(row: Longs) -> Shape:

@@ -8,7 +8,7 @@ import numpy as np
 
 from topicfs.engine.batch.build import Shape, finish
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Bytes
+from topicfs.engine.batch.table import Batch, Bytes
 from topicfs.engine.errors import RecordTooLargeError
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels import encode as encoding
@@ -89,7 +89,7 @@ class BatchBuilder:
             raise RecordTooLargeError(f"a record exceeds a batch of {self.limit} bytes")
         return int(added)
 
-    def finish(self, shape: Shape, append_time: int | None) -> Bytes:
+    def finish(self, shape: Shape, append_time: int | None) -> Batch:
         """Return the batch, ready to be appended. The builder is empty afterwards. `append_time` becomes every
         record's timestamp if the shape says so."""
         latest = self.max_timestamp if append_time is None else append_time

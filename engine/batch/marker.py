@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from topicfs.engine.batch.build import from_records, write_header
 from topicfs.engine.batch.columns import columns
-from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.batch.table import Batch, Bytes, Longs
 from topicfs.engine.errors import CorruptBatchError, InvalidRecordError
 from topicfs.engine.format.batch_header import ABORT, COMMIT, CONTROL, MARKER_KEY, MARKER_VALUE, TRANSACTIONAL
 from topicfs.engine.kernels.scan import ATTRIBUTES, COUNT
@@ -15,7 +15,7 @@ from topicfs.engine.record import NO_SEQUENCE, Record
 
 def end_marker(
     producer_id: int, producer_epoch: int, kind: int, coordinator_epoch: int, timestamp: int
-) -> Bytes:
+) -> Batch:
     """Return the control batch that ends a producer's transaction: one record, 78 bytes."""
     if kind not in (ABORT, COMMIT):
         raise InvalidRecordError(
@@ -23,8 +23,8 @@ def end_marker(
         )
     key, value = MARKER_KEY.pack(0, kind), MARKER_VALUE.pack(0, coordinator_epoch)
     plain = from_records([Record(key=key, value=value, timestamp=timestamp)], timestamp)
-    write_header(
-        plain,
+    return write_header(
+        plain.data,
         attributes=TRANSACTIONAL | CONTROL,
         last_offset_delta=0,
         base_timestamp=timestamp,
@@ -34,7 +34,6 @@ def end_marker(
         base_sequence=NO_SEQUENCE,
         count=1,
     )
-    return plain
 
 
 @dataclass(frozen=True, slots=True)

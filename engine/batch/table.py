@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,17 @@ from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, PR
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
+
+
+class Batch(NamedTuple):
+    """A batch in a buffer of its own.
+
+    data  its bytes
+    row   its row of a batch table, in which it begins at position 0
+    """
+
+    data: Bytes
+    row: Longs
 
 
 def scan(data: Bytes, check: bool = True) -> Longs:

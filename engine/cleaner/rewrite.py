@@ -353,7 +353,7 @@ def _recompressed(plain: Bytes, row: Longs) -> Bytes:
     stream = compress(codec_of(row), plain[HEADER_SIZE:])
     batch = np.empty(HEADER_SIZE + stream.size, np.uint8)
     batch[HEADER_SIZE:] = stream
-    write_header(
+    return write_header(
         batch,
         base_offset=int(one[BASE_OFFSET]),
         leader_epoch=int(one[LEADER_EPOCH]),
@@ -365,5 +365,4 @@ def _recompressed(plain: Bytes, row: Longs) -> Bytes:
         producer_epoch=int(one[PRODUCER_EPOCH]),
         base_sequence=int(one[BASE_SEQUENCE]),
         count=int(one[COUNT]),
-    )
-    return batch
+    ).data

@@ -234,7 +234,7 @@ class Partition:
                     transactional=producer.transactional,
                 )
             built.append(batches.from_records(part, now, shape))
-            check_size(built[-1], settings)
+            check_size(built[-1].data, settings)
             done += len(part)
         if not built:
             raise ValueError("an append needs at least one record")
@@ -259,7 +259,7 @@ class Partition:
         start = 0
         while start < data.size:
             batch, start = batches.from_lines(data, now, shape, limit, start)
-            check_size(batch, settings)
+            check_size(batch.data, settings)
             done.append(self._append_own(batch, now, Origin.CLIENT))
         return _joined(done)
 
@@ -270,7 +270,7 @@ class Partition:
         now = self.log.clock()
         accepted = accept(data, self.settings, now, origin)
         self.log.flush_queues()
-        return self.log.lead(accepted.batch, accepted.row, now, origin)
+        return self._append_own(accepted, now, origin)
 
     def append_raw(self, data: Data) -> Appended:
         """Append batches of another log unchanged, with their offsets, leader epochs and bytes."""
@@ -298,17 +298,17 @@ class Partition:
         self.log.flush_queues()
         return self._append_own(batch, now, Origin.COORDINATOR)
 
-    def append_built(self, batch: Bytes) -> Appended:
+    def append_built(self, batch: batches.Batch) -> Appended:
         """Append a batch that this process built from checked records. Its content is not checked again."""
         self.log.flush_queues()
         return self._append_own(batch, self.log.clock(), Origin.CLIENT)
 
-    def append_waiting(self, batch: Bytes, room: int) -> Appended:
+    def append_waiting(self, batch: batches.Batch, room: int) -> Appended:
         """Append a batch of lines that waited. `room` of the log's promised bytes belong to it."""
         return self._append_own(batch, self.log.clock(), Origin.CLIENT, room)
 
-    def _append_own(self, batch: Bytes, now: int, origin: Origin, room: int = 0) -> Appended:
-        return self.log.lead(batch, batches.scan(batch, check=False)[0], now, origin, room)
+    def _append_own(self, batch: batches.Batch, now: int, origin: Origin, room: int = 0) -> Appended:
+        return self.log.lead(batch.data, batch.row, now, origin, room)
 
     # -- changing -------------------------------------------------------------------------------------
 

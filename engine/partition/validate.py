@@ -7,7 +7,6 @@ has another codec, or if its offsets have holes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -95,20 +94,9 @@ def check_size(batch: Bytes, settings: TopicSettings) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A batch that may be appended once it has its offset.
-
-    batch   its bytes, a copy that may be changed
-    row     its row of the batch table
-    """
-
-    batch: Bytes
-    row: Longs
-
-
-def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Accepted:
-    """Validate one batch from outside, and convert it to what the topic stores. The given bytes are not changed."""
+def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> batches.Batch:
+    """Validate one batch from outside, and convert it to what the topic stores. The given bytes are not changed: those
+    of the result are a copy."""
     check_size(data, settings)
     table = batches.scan(data)
     if len(table) != 1:
@@ -132,11 +120,11 @@ def accept(data: Bytes, settings: TopicSettings, now: int, origin: Origin) -> Ac
     target = codec if control or settings.codec is None else settings.codec
     # A claimed append time is what readers of the producer's batch saw: each record gets it as its own time.
     if not control and (target != codec or claimed or not found.sequential):
-        batch = _rebuilt(data, row, target, settings, now)
-        check_size(batch, settings)
-    else:
-        batch = _restamped(data.copy(), row, largest, settings, now)
-    return Accepted(batch, batches.scan(batch, check=False)[0])
+        rebuilt = _rebuilt(data, row, target, settings, now)
+        check_size(rebuilt.data, settings)
+        return rebuilt
+    batch = _restamped(data.copy(), row, largest, settings, now)
+    return batches.Batch(batch, batches.scan(batch, check=False)[0])
 
 
 def _check_header(row: Longs, origin: Origin) -> None:
@@ -172,7 +160,7 @@ def _check_each(data: Bytes, row: Longs, settings: TopicSettings, now: int) -> N
     check_records(found.timestamps, found.key_length < 0, settings, now)
 
 
-def _rebuilt(data: Bytes, row: Longs, codec: Codec, settings: TopicSettings, now: int) -> Bytes:
+def _rebuilt(data: Bytes, row: Longs, codec: Codec, settings: TopicSettings, now: int) -> batches.Batch:
     shape = batches.shape_of(row)
     append_time = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
     shape = batches.Shape(

@@ -71,11 +71,11 @@ class Sender:
 class Built:
     """A finished batch.
 
-    batch      the bytes of the batch
+    batch      the batch
     text_size  the bytes of its records as `txt`
     """
 
-    batch: Bytes
+    batch: batches.Batch
     text_size: int
 
 
@@ -339,7 +339,7 @@ class LineQueue:
         while at < len(columns):
             at += builder.add_columns(columns.rows(at, len(columns)))
             built = self._finished(builder)
-            self._add(_Waiting(sender, built, now, int(built.batch.size)))
+            self._add(_Waiting(sender, built, now, int(built.batch.data.size)))
         with contextlib.suppress(EngineError, OSError):
             self._flush()
 

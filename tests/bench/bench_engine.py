@@ -36,7 +36,7 @@ def run() -> None:
 
 def kernels() -> list[Row]:
     source = lines(10_000)
-    batch, _ = batches.from_lines(source, 0)
+    batch = batches.from_lines(source, 0)[0].data
     table = batches.scan(batch)
     copied = np.empty_like(batch)
 
@@ -63,7 +63,7 @@ def kernels() -> list[Row]:
 def transfers(place: Path) -> list[Row]:
     count = 128
     batch, _ = batches.from_lines(lines(9_700), int(time.time() * 1000))
-    data = batch.tobytes()
+    data = batch.data.tobytes()
     number = iter(range(1000))
 
     def ours() -> float:

@@ -92,7 +92,7 @@ def test_they_read_every_batch_that_we_build(
     base: int,
     epoch: int,
 ) -> None:
-    made = batches.from_records(records, NOW, Shape(codec, timestamp_type=kind, **producer))
+    made = batches.from_records(records, NOW, Shape(codec, timestamp_type=kind, **producer)).data
     encoding.stamp(made, 0, base, epoch)
     data = made.tobytes()
     assert theirs(variant, data) == placed(records, base, NOW if kind else None)
@@ -124,23 +124,23 @@ def test_they_read_large_batches_of_lines_at_every_level(
     lines = b"".join(b"line %d and more of it\n" % (i * i) for i in range(8000))
     made, used = batches.from_lines(array(lines), NOW, Shape(codec, level))
     assert used == len(lines)
-    assert [record.value for record in theirs(variant, made.tobytes())] == lines.splitlines()
+    assert [record.value for record in theirs(variant, made.data.tobytes())] == lines.splitlines()
 
 
 @VARIANTS
 @settings(max_examples=30)
 @given(records=RECORDS, codec=CODECS)
 def test_they_read_what_we_rebuild_of_columns(variant: str, records: list[Record], codec: Codec) -> None:
-    made = batches.from_records(records, NOW)
+    made = batches.from_records(records, NOW).data
     (part,) = batches.columns(made, batches.scan(made))
-    data = batches.from_columns(part, Shape(codec)).tobytes()
+    data = batches.from_columns(part, Shape(codec)).data.tobytes()
     assert theirs(variant, data) == placed(records, 0)
 
 
 @VARIANTS
 @pytest.mark.parametrize(("kind", "expected"), [(COMMIT, COMMIT_MARKER), (ABORT, ABORT_MARKER)])
 def test_they_read_our_markers(variant: str, kind: int, expected: ControlRecord) -> None:
-    data = batches.end_marker(9, 1, kind, 3, NOW).tobytes()
+    data = batches.end_marker(9, 1, kind, 3, NOW).data.tobytes()
     header = READERS[variant](data)
     assert header.validate_crc()
     assert header.is_control_batch
@@ -231,7 +231,7 @@ def test_we_read_their_large_compressed_batches(variant: str, codec: Codec) -> N
 @VARIANTS
 @given(records=TIMED)
 def test_plain_batches_of_both_are_the_same_bytes(variant: str, records: list[Record]) -> None:
-    made = batches.from_records(records, NOW).tobytes()
+    made = batches.from_records(records, NOW).data.tobytes()
     assert bytes(their_batch(variant, records, Codec.NONE)) == made
 
 

@@ -68,17 +68,17 @@ def content(batch: np.ndarray[Any, Any]) -> bytes:
 
 
 def test_one_record_makes_vector_a() -> None:
-    assert stamped(batches.from_records(RECORDS_A, 5), 0, 0) == VECTOR_A
+    assert stamped(batches.from_records(RECORDS_A, 5).data, 0, 0) == VECTOR_A
 
 
 def test_three_records_of_a_producer_make_vector_b() -> None:
-    assert stamped(batches.from_records(RECORDS_B, 5, Shape(**PRODUCER)), 5, 9) == VECTOR_B
+    assert stamped(batches.from_records(RECORDS_B, 5, Shape(**PRODUCER)).data, 5, 9) == VECTOR_B
 
 
 def test_columns_of_vector_b_make_vector_b() -> None:
     table = batches.scan(array(VECTOR_B))
     (part,) = batches.columns(array(VECTOR_B), table)
-    assert stamped(batches.from_columns(part, batches.shape_of(table[0])), 5, 9) == VECTOR_B
+    assert stamped(batches.from_columns(part, batches.shape_of(table[0])).data, 5, 9) == VECTOR_B
 
 
 def test_vector_b_without_its_records_is_vector_d() -> None:
@@ -96,7 +96,7 @@ def test_an_empty_batch_emptied_again_is_the_same() -> None:
 def test_records_make_the_batch_that_plain_python_makes(
     records: list[Record], producer: dict[str, Any], kind: TimestampType
 ) -> None:
-    made = batches.from_records(records, NOW, Shape(timestamp_type=kind, **producer)).tobytes()
+    made = batches.from_records(records, NOW, Shape(timestamp_type=kind, **producer)).data.tobytes()
     fields = dict(producer)
     attributes = LOG_APPEND_TIME if kind else 0
     if fields.pop("transactional", False):
@@ -109,8 +109,8 @@ def test_records_make_the_batch_that_plain_python_makes(
 def test_compressed_records_differ_in_codec_size_and_checksum_alone(
     records: list[Record], codec: Codec
 ) -> None:
-    plain = batches.from_records(records, NOW)
-    packed = batches.from_records(records, NOW, Shape(codec))
+    plain = batches.from_records(records, NOW).data
+    packed = batches.from_records(records, NOW, Shape(codec)).data
     fields = header_of(plain.tobytes())
     assert crc_is_right(packed.tobytes())
     assert content(packed) == content(plain)
@@ -123,34 +123,34 @@ def test_compressed_records_differ_in_codec_size_and_checksum_alone(
 
 def test_a_codec_that_makes_records_larger_is_used_all_the_same() -> None:
     for codec in (Codec.GZIP, Codec.SNAPPY, Codec.LZ4):
-        made = batches.from_records([Record(b"v")], NOW, Shape(codec))
-        assert made.size > batches.from_records([Record(b"v")], NOW).size
+        made = batches.from_records([Record(b"v")], NOW, Shape(codec)).data
+        assert made.size > batches.from_records([Record(b"v")], NOW).data.size
         assert header_of(made.tobytes())["attributes"] == codec
         assert crc_is_right(made.tobytes())
 
 
 def test_records_without_a_timestamp_get_now() -> None:
-    made = batches.from_records([Record(b"a"), Record(b"b", timestamp=7)], NOW)
+    made = batches.from_records([Record(b"a"), Record(b"b", timestamp=7)], NOW).data
     (part,) = batches.columns(made, batches.scan(made))
     assert part.timestamps.tolist() == [NOW, 7]
     assert header_of(made.tobytes())["max_timestamp"] == NOW
 
 
 def test_with_create_time_the_largest_timestamp_is_the_records() -> None:
-    made = batches.from_records([Record(b"", timestamp=t) for t in (5, 9, -1, 3)], NOW)
+    made = batches.from_records([Record(b"", timestamp=t) for t in (5, 9, -1, 3)], NOW).data
     fields = header_of(made.tobytes())
     assert (fields["base_timestamp"], fields["max_timestamp"]) == (5, 9)
 
 
 def test_with_append_time_every_record_has_it() -> None:
-    made = batches.from_records([Record(b"", timestamp=t) for t in (5, NOW + 9)], NOW, APPEND_TIME)
+    made = batches.from_records([Record(b"", timestamp=t) for t in (5, NOW + 9)], NOW, APPEND_TIME).data
     assert header_of(made.tobytes())["max_timestamp"] == NOW
     (part,) = batches.columns(made, batches.scan(made))
     assert part.timestamps.tolist() == [NOW, NOW]
 
 
 def test_without_a_timestamp_at_all_the_largest_is_none() -> None:
-    made = batches.from_records([Record(b"", timestamp=-1)] * 2, NOW)
+    made = batches.from_records([Record(b"", timestamp=-1)] * 2, NOW).data
     fields = header_of(made.tobytes())
     assert (fields["base_timestamp"], fields["max_timestamp"]) == (-1, -1)
 
@@ -163,12 +163,12 @@ def test_a_timestamp_below_none_is_refused_with_the_indexes() -> None:
 
 
 def test_no_records_make_no_bytes() -> None:
-    assert batches.from_records([], NOW, Shape(Codec.GZIP)).size == 0
+    assert batches.from_records([], NOW, Shape(Codec.GZIP)).data.size == 0
 
 
 def test_a_header_name_that_is_not_utf_8_keeps_its_bytes() -> None:
     name = b"\xff\xfe\xc3".decode("utf-8", "surrogateescape")
-    made = batches.from_records([Record(b"", headers=((name, b"\xff"), ("ключ", None)))], NOW)
+    made = batches.from_records([Record(b"", headers=((name, b"\xff"), ("ключ", None)))], NOW).data
     assert b"\x06\xff\xfe\xc3" in made.tobytes()
     (part,) = batches.columns(made, batches.scan(made))
     assert next(part.records()).headers == ((name, b"\xff"), ("ключ", None))
@@ -180,7 +180,7 @@ def test_a_header_name_of_surrogates_that_escape_nothing_is_refused() -> None:
 
 
 def test_offset_deltas_of_more_than_one_byte_are_right() -> None:
-    made = batches.from_records([Record(b"x")] * 20_000, NOW)
+    made = batches.from_records([Record(b"x")] * 20_000, NOW).data
     (part,) = batches.columns(made, batches.scan(made))
     assert (part.offsets == np.arange(20_000)).all()
 
@@ -193,19 +193,37 @@ def test_a_shape_is_read_back_from_its_batch(
     producer: dict[str, Any], codec: Codec, kind: TimestampType
 ) -> None:
     shape = Shape(codec, timestamp_type=kind, **producer)
-    made = batches.from_records(RECORDS_B, NOW, shape)
+    made = batches.from_records(RECORDS_B, NOW, shape).data
     assert batches.shape_of(batches.scan(made)[0]) == shape
 
 
+@given(RECORDS, PRODUCERS, CODECS)
+def test_the_row_of_a_batch_says_what_its_header_says(
+    records: list[Record], producer: dict[str, Any], codec: Codec
+) -> None:
+    shape = Shape(codec, **producer)
+    builder = batches.BatchBuilder(MAX_INT32)
+    builder.add_lines(array(b"a\nbc\n"), 0, NOW)
+    made = (
+        batches.from_records(records, NOW, shape),
+        batches.from_lines(array(b"one\ntwo\n"), NOW, shape)[0],
+        builder.finish(shape, None),
+        batches.end_marker(7, 2, batches.ABORT, 3, NOW),
+    )
+    for each in made:
+        if each.data.size:
+            assert [each.row.tolist()] == batches.scan(each.data).tolist()
+
+
 def test_without_a_producer_its_three_fields_are_none() -> None:
-    fields = header_of(batches.from_records(RECORDS_A, NOW).tobytes())
+    fields = header_of(batches.from_records(RECORDS_A, NOW).data.tobytes())
     assert (fields["producer_id"], fields["producer_epoch"], fields["base_sequence"]) == (-1, -1, -1)
 
 
 def test_a_base_sequence_at_the_largest_number_is_kept_though_the_batch_wraps() -> None:
     made = batches.from_records(
         RECORDS_B, NOW, Shape(producer_id=1, producer_epoch=0, base_sequence=MAX_INT32)
-    )
+    ).data
     assert header_of(made.tobytes())["base_sequence"] == MAX_INT32
 
 
@@ -228,7 +246,7 @@ def test_half_a_producer_is_refused(fields: dict[str, Any], reason: str) -> None
 
 def lines_of(data: bytes, shape: Shape = PLAIN, limit: int = MAX_INT32, start: int = 0) -> tuple[bytes, int]:
     made, used = batches.from_lines(array(data), NOW, shape, limit, start)
-    return made.tobytes(), used
+    return made.data.tobytes(), used
 
 
 @given(st.lists(st.binary(max_size=80).map(lambda line: line.replace(b"\n", b"")), min_size=1), st.booleans())
@@ -314,7 +332,7 @@ def test_compressed_lines_hold_the_same_records(data: bytes, codec: Codec) -> No
     packed, used = batches.from_lines(array(data), NOW, Shape(codec))
     plain, _ = batches.from_lines(array(data), NOW)
     assert used == len(data)
-    assert packed.size == 0 if not data else content(packed) == content(plain)
+    assert packed.data.size == 0 if not data else content(packed.data) == content(plain.data)
 
 
 # -- from columns -----------------------------------------------------------------------------------
@@ -325,21 +343,21 @@ def test_columns_make_the_batch_that_their_records_make(
     records: list[Record], producer: dict[str, Any], codec: Codec
 ) -> None:
     shape = Shape(codec, **producer)
-    made = batches.from_records(records, NOW, shape)
+    made = batches.from_records(records, NOW, shape).data
     (part,) = batches.columns(made, batches.scan(made))
-    assert batches.from_columns(part, shape).tobytes() == made.tobytes()
+    assert batches.from_columns(part, shape).data.tobytes() == made.tobytes()
 
 
 def test_columns_of_some_rows_are_numbered_from_0() -> None:
     source = array(batch_of(RECORDS_B, base_offset=50))
     (part,) = batches.columns(source, batches.scan(source))
-    assert batches.from_columns(part.rows(1, 3), PLAIN).tobytes() == batch_of(RECORDS_B[1:])
+    assert batches.from_columns(part.rows(1, 3), PLAIN).data.tobytes() == batch_of(RECORDS_B[1:])
 
 
 def test_columns_take_an_append_time() -> None:
     source = array(batch_of(RECORDS_B))
     (part,) = batches.columns(source, batches.scan(source))
-    made = batches.from_columns(part, APPEND_TIME, NOW + 77).tobytes()
+    made = batches.from_columns(part, APPEND_TIME, NOW + 77).data.tobytes()
     assert made == batch_of(RECORDS_B, attributes=LOG_APPEND_TIME, max_timestamp=NOW + 77)
 
 
@@ -356,9 +374,9 @@ def spans(**changes: int) -> Columns:
 
 
 def test_columns_without_headers_bytes_have_no_headers() -> None:
-    made = batches.from_columns(spans(headers_length=0), PLAIN).tobytes()
+    made = batches.from_columns(spans(headers_length=0), PLAIN).data.tobytes()
     assert made == batch_of([Record(b"vvvv", b"kk", 0)])
-    assert batches.from_columns(spans(), PLAIN).tobytes() == batch_of(
+    assert batches.from_columns(spans(), PLAIN).data.tobytes() == batch_of(
         [Record(b"vvvv", b"kk", 0, (("h", None),))]
     )
 
@@ -457,7 +475,7 @@ def test_an_emptied_marker_is_a_control_batch_without_records() -> None:
 
 @given(RECORDS)
 def test_what_is_built_is_what_the_plain_reader_reads(records: list[Record]) -> None:
-    made = batches.from_records(records, NOW).tobytes()
+    made = batches.from_records(records, NOW).data.tobytes()
     base = header_of(made)["base_timestamp"]
     expected = [Record(r.value, r.key, r.timestamp, r.headers, offset) for offset, r in enumerate(records)]
     assert list(records_in(made[61:], 0, base)) == expected

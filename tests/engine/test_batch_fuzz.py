@@ -184,7 +184,7 @@ def check_accepted(data: bytes) -> None:
     elif not int(row[ATTRIBUTES]) & CONTROL:
         assert [record for part in parts for record in part.records()] == expected
         assert rises
-        rebuilt = batches.from_columns(loose, batches.PLAIN)
+        rebuilt = batches.from_columns(loose, batches.PLAIN).data
         again = unordered_columns(rebuilt, batches.scan(rebuilt)[0])
         assert [(r.key, r.value, r.headers, r.timestamp) for r in again.records()] == [
             (r.key, r.value, r.headers, r.timestamp) for r in expected

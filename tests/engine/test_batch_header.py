@@ -49,7 +49,7 @@ def test_headers_end_where_a_batch_is_not_whole(opened: int) -> None:
 
 @pytest.mark.parametrize("kind", [ABORT, COMMIT])
 def test_a_marker_is_read_alike_with_and_without_a_kernel(opened: int, kind: int) -> None:
-    made = batches.end_marker(4000, 3, kind, 9, 1000)
+    made = batches.end_marker(4000, 3, kind, 9, 1000).data
     os.pwrite(opened, made.tobytes(), 0)
     ((position, header),) = headers(opened, 0, made.size)
     assert marker_kind(opened, position, header) == kind
@@ -59,7 +59,7 @@ def test_a_marker_is_read_alike_with_and_without_a_kernel(opened: int, kind: int
 
 
 def test_a_control_batch_without_a_marker_is_none_or_damaged(opened: int) -> None:
-    made = batches.end_marker(4000, 3, ABORT, 9, 1000)
+    made = batches.end_marker(4000, 3, ABORT, 9, 1000).data
     emptied = batches.emptied(batches.scan(made)[0])
     os.pwrite(opened, emptied.tobytes(), 0)
     ((position, header),) = headers(opened, 0, emptied.size)

@@ -265,7 +265,7 @@ def test_a_rewritten_batch_keeps_codec_offsets_and_headers(tmp_path: Path, codec
         ],
         NOW,
         batches.Shape(codec=codec),
-    )
+    ).data
     topic.partition.append_batch(data.tobytes())
     topic.put(("a", 5), ("d", 6))
     topic.clean()
@@ -440,12 +440,12 @@ def test_the_active_segment_is_never_cleaned(topic: Cleaning) -> None:
 
 def test_missing_offsets_at_a_segments_end_do_not_stop_the_next_round(topic: Cleaning) -> None:
     for base in (0, 1, 5):
-        data = batches.from_records(records([("a", base)], NOW), NOW)
+        data = batches.from_records(records([("a", base)], NOW), NOW).data
         encoding.stamp(data, 0, base, 0)
         topic.partition.append_raw(data)
     topic.partition.log.chain.active.seal()
     topic.partition.log._roll(9)  # as a follower rolls for a batch that begins there
-    data = batches.from_records(records([("b", 9)], NOW), NOW)
+    data = batches.from_records(records([("b", 9)], NOW), NOW).data
     encoding.stamp(data, 0, 9, 0)
     topic.partition.append_raw(data)
     assert topic.clean(until=9, roll=False).end_offset == 9
@@ -741,7 +741,7 @@ def test_a_segment_with_offsets_too_far_up_is_split_and_the_next_clean_goes_thro
     topic.partition.close()
     data = b""
     for offset in (0, 5, far, far + 5):
-        made = batches.from_records(records([(offset % 5, offset)], NOW), NOW)
+        made = batches.from_records(records([(offset % 5, offset)], NOW), NOW).data
         encoding.stamp(made, 0, offset, 0)
         data += made.tobytes()
     path_of(topic.directory, 0, ".log").write_bytes(data)

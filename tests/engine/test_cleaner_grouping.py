@@ -35,7 +35,7 @@ def sealed(directory: Path, offsets: list[list[int]], bases: list[int] | None = 
             with log.lock:
                 log._roll(base)
         for offset in each:
-            data = batches.from_records([Record(b"value", b"key", 1)], 1)
+            data = batches.from_records([Record(b"value", b"key", 1)], 1).data
             encoding.stamp(data, 0, offset, 0)
             topic.partition.append_raw(data)
     last = max([0, *(offset for each in offsets for offset in each), *(bases or ())])

@@ -95,7 +95,7 @@ def test_a_log_that_lost_its_end_with_the_power_is_not_clean_where_it_is_written
 
 def batch_at(offset: int, key: bytes, value: bytes, producer: int = -1, sequence: int = -1) -> bytes:
     """A batch of one record; in a transaction, where there is a producer."""
-    data = batches.from_records([Record(value, key, NOW)], NOW)
+    data = batches.from_records([Record(value, key, NOW)], NOW).data
     if producer >= 0:
         struct.pack_into(">h", data, 21, 0x10)
         struct.pack_into(">qhi", data, 43, producer, 0, sequence)
@@ -105,7 +105,7 @@ def batch_at(offset: int, key: bytes, value: bytes, producer: int = -1, sequence
 
 
 def marker_at(offset: int, producer: int, kind: int) -> bytes:
-    data = batches.end_marker(producer, 0, kind, 0, NOW)
+    data = batches.end_marker(producer, 0, kind, 0, NOW).data
     encoding.stamp(data, 0, offset, 0)
     return data.tobytes()
 
@@ -283,7 +283,7 @@ def test_a_segment_that_cannot_be_split_is_reported_once_and_not_tried_for_ever(
 
 
 def test_control_records_of_other_kinds_stay_whatever_happens_around_them(topic: Cleaning) -> None:
-    plain = batches.from_records([Record(b"\0\0voters", struct.pack(">hh", 0, 2), NOW)], NOW)
+    plain = batches.from_records([Record(b"\0\0voters", struct.pack(">hh", 0, 2), NOW)], NOW).data
     struct.pack_into(">h", plain, 21, 0x20)
     struct.pack_into(">I", plain, 17, google_crc32c.value(plain[21:].tobytes()))
     topic.put(("a", 1))

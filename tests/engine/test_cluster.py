@@ -88,9 +88,9 @@ def write(logs: Path, *values: bytes, start: int = 0) -> Path:
 
 def write_snapshot(directory: Path, end: int, *values: bytes, epoch: int = 1) -> Path:
     """A snapshot, as a broker has it: its last batch is a control batch, whose record says that this is the end."""
-    records = batches.from_records([Record(value) for value in values], 0)
+    records = batches.from_records([Record(value) for value in values], 0).data
     encoding.stamp(records, 0, 0, 1)
-    footer = batches.from_records([Record(b"\0\0\0", key=b"\0\0\0\4")], 0)
+    footer = batches.from_records([Record(b"\0\0\0", key=b"\0\0\0\4")], 0).data
     encoding.restamp(footer, 0, footer.size, CONTROL, 0)
     encoding.stamp(footer, 0, len(values), 1)
     path = directory / f"{end:020d}-{epoch:010d}.checkpoint"

@@ -53,7 +53,7 @@ def value_of(version: int, epoch: int) -> bytes:
 
 
 def test_a_commit_makes_vector_c() -> None:
-    made = batches.end_marker(4000, 3, COMMIT, 15, NOW + 10)
+    made = batches.end_marker(4000, 3, COMMIT, 15, NOW + 10).data
     encoding.stamp(made, 0, 8, 9)
     assert made.tobytes() == VECTOR_C
 
@@ -72,7 +72,7 @@ def test_vector_c_is_a_commit() -> None:
 def test_a_marker_is_read_as_it_was_made(
     producer: int, epoch: int, kind: int, coordinator_epoch: int, time: int
 ) -> None:
-    made = batches.end_marker(producer, epoch, kind, coordinator_epoch, time).tobytes()
+    made = batches.end_marker(producer, epoch, kind, coordinator_epoch, time).data.tobytes()
     assert read(made) == Marker(kind, coordinator_epoch)
     assert len(made) == 78
     assert crc_is_right(made)

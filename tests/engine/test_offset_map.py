@@ -131,7 +131,9 @@ def test_a_secret_of_another_length_is_refused() -> None:
 
 
 def batch(first: int, keys: list[bytes | None], codec: Codec = Codec.NONE) -> bytes:
-    made = batches.from_records([Record(b"value", key, NOW) for key in keys], NOW, batches.Shape(codec=codec))
+    made = batches.from_records(
+        [Record(b"value", key, NOW) for key in keys], NOW, batches.Shape(codec=codec)
+    ).data
     encoding.stamp(made, 0, first, 0)
     return made.tobytes()
 

@@ -289,7 +289,7 @@ def test_many_transactions_in_one_pass_give_the_index_that_appends_gave(tmp_path
 def test_epochs_are_rebuilt_from_recovered_batches(tmp_path: Path) -> None:
     partition = open_partition(tmp_path / "t-0")
     for base, epoch in ((104, 0), (106, 1), (108, 1), (110, 2), (112, 2)):
-        data = batches.from_records([Record(b"x"), Record(b"y")], NOW)
+        data = batches.from_records([Record(b"x"), Record(b"y")], NOW).data
         encoding.stamp(data, 0, base, epoch)
         partition.append_raw(data)
     partition.log.abandon()
@@ -369,7 +369,7 @@ def test_a_truncation_that_the_disk_stops_halfway_takes_the_partition_offline(
 
 def test_an_empty_segment_does_not_hide_the_times_of_those_behind_it(tmp_path: Path) -> None:
     partition = open_partition(tmp_path / "t-0")
-    data = batches.from_records([Record(b"far", timestamp=NOW)], NOW)
+    data = batches.from_records([Record(b"far", timestamp=NOW)], NOW).data
     encoding.stamp(data, 0, 2**31, 0)
     partition.append_raw(data)
     assert bases(tmp_path / "t-0") == [0, 2**31]

@@ -30,7 +30,9 @@ def _fast() -> Iterator[None]:
 
 
 def batch_at(offset: int, count: int = 1) -> bytes:
-    data = batches.from_records([Record(b"at %d" % (offset + n), timestamp=NOW) for n in range(count)], NOW)
+    data = batches.from_records(
+        [Record(b"at %d" % (offset + n), timestamp=NOW) for n in range(count)], NOW
+    ).data
     encoding.stamp(data, 0, offset, 0)
     return data.tobytes()
 

@@ -17,6 +17,7 @@ from plain_batches import batch as plain_batch
 from plain_batches import batch_of, entries, entry, header_of, records_in, sealed
 from plain_batches import body as record_body
 
+from topicfs.engine import batch as batches
 from topicfs.engine.batch.compression import compress, decompress
 from topicfs.engine.errors import (
     CorruptBatchError,
@@ -26,7 +27,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.kernels.scan import LAST_OFFSET
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.validate import Accepted, accept
+from topicfs.engine.partition.validate import accept
 from topicfs.engine.producer.entry import Origin
 from topicfs.engine.record import Codec, Record
 
@@ -45,7 +46,9 @@ def squeezed(records: list[Record], codec: Codec, level: int | None = None, **fi
     return plain_batch(stream, base_timestamp=times[0], attributes=attributes, **fields)
 
 
-def accepted(data: bytes, now: int = NOW, origin: Origin = Origin.CLIENT, **settings: object) -> Accepted:
+def accepted(
+    data: bytes, now: int = NOW, origin: Origin = Origin.CLIENT, **settings: object
+) -> batches.Batch:
     return accept(np.frombuffer(data, np.uint8), topic_settings(**settings), now, origin)
 
 
@@ -401,7 +404,7 @@ def test_another_level_of_the_same_codec_keeps_the_bytes(codec: str, levels: tup
     records = [Record(bytes(range(at % 50)) * 20, timestamp=NOW) for at in range(50)]
     sent = squeezed(records, CODECS[codec], levels[0])
     settings = {"compression_type": codec, f"compression_{codec}_level": levels[1]}
-    assert accepted(sent, **settings).batch.tobytes() == sent
+    assert accepted(sent, **settings).data.tobytes() == sent
 
 
 @pytest.mark.parametrize("target", ["uncompressed", *CODECS])
@@ -411,7 +414,7 @@ def test_another_codec_is_what_the_topic_asks_for(codec: Codec, target: str) -> 
     records = [Record(b"v%d" % at, b"k", NOW + at, (("h", b"x"), ("n", None))) for at in range(20)]
     producer = {"producer_id": 7, "producer_epoch": 3, "base_sequence": 11, "attributes": TRANSACTIONAL}
     sent = squeezed(records, codec, **producer)
-    stored = accepted(sent, compression_type=target).batch.tobytes()
+    stored = accepted(sent, compression_type=target).data.tobytes()
     header, before = header_of(stored), header_of(sent)
     assert header["attributes"] == wanted | TRANSACTIONAL
     for name in (

@@ -35,7 +35,7 @@ def array(data: bytes | bytearray) -> Bytes:
 
 def batch_of(records: Sequence[Record], base_offset: int = 0, codec: Codec = Codec.NONE) -> Bytes:
     """One batch of these records from `base_offset` on."""
-    made = batches.from_records(records, NOW, batches.Shape(codec=codec))
+    made = batches.from_records(records, NOW, batches.Shape(codec=codec)).data
     stamp(made, 0, base_offset, 0)
     return made
 

@@ -216,7 +216,7 @@ def test_what_others_append_comes_behind_the_lines_that_wait(place: TreeBench) -
     appends = [
         lambda: partition.append(Record(b"record")),
         lambda: partition.append_lines(b"record\n"),
-        lambda: partition.append_batch(from_records([Record(b"record")], 5)),
+        lambda: partition.append_batch(from_records([Record(b"record")], 5).data),
         lambda: partition.append_built(from_records([Record(b"record")], 5)),
     ]
     for append in appends:

@@ -66,7 +66,7 @@ def test_batches_of_all_kinds_one_behind_the_other(parts: list[tuple[list[Record
         expected += placed(records, base)
         base += len(records)
         if marked:
-            made.append(at_offset(batches.end_marker(1, 0, batches.COMMIT, 0, NOW), base))
+            made.append(at_offset(batches.end_marker(1, 0, batches.COMMIT, 0, NOW).data, base))
             base += 1
     data = np.concatenate(made)
     for fmt in Format:
@@ -80,21 +80,21 @@ def test_append_time_is_every_records_timestamp(fmt: Format, codec: Codec, appen
     shape = batches.Shape(codec=codec, timestamp_type=TimestampType.LOG_APPEND_TIME)
     records = [Record(b"a", None, 5), Record(b"b", None, 6)]
     expected = [Record(b"a", None, append_time, (), 0), Record(b"b", None, append_time, (), 1)]
-    assert text_of(fmt, batches.from_records(records, append_time, shape)) == lines_of(fmt, expected)
+    assert text_of(fmt, batches.from_records(records, append_time, shape).data) == lines_of(fmt, expected)
 
 
 @EACH_FORMAT
 @pytest.mark.parametrize("kind", [batches.ABORT, batches.COMMIT])
 def test_control_batches_show_nothing(fmt: Format, kind: int) -> None:
-    assert text_of(fmt, batches.end_marker(1, 0, kind, 0, NOW)) == b""
+    assert text_of(fmt, batches.end_marker(1, 0, kind, 0, NOW).data) == b""
 
 
 @EACH_FORMAT
 def test_batches_that_the_table_leaves_out_are_not_shown(fmt: Format) -> None:
     """As a reader leaves out those of aborted transactions."""
     shape = batches.Shape(producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
-    aborted = at_offset(batches.from_records([Record(b"no")], NOW, shape), 1)
-    marker = at_offset(batches.end_marker(1, 0, batches.ABORT, 0, NOW), 2)
+    aborted = at_offset(batches.from_records([Record(b"no")], NOW, shape).data, 1)
+    marker = at_offset(batches.end_marker(1, 0, batches.ABORT, 0, NOW).data, 2)
     data = np.concatenate([batch_of([Record(b"a")]), aborted, marker, batch_of([Record(b"b")], 3)])
     table = batches.scan(data)[[0, 3]]
     text = rendered(fmt, data, table, 0, 0, 10, TOPIC, PARTITION)
@@ -111,7 +111,7 @@ def test_an_emptied_batch_shows_nothing(fmt: Format) -> None:
 
 def with_holes(places: list[int]) -> Bytes:
     """A batch at 100 of ten offsets, of which compaction left these."""
-    source = batches.from_records([Record(b"v%d" % place, b"k", NOW + place) for place in places], NOW)
+    source = batches.from_records([Record(b"v%d" % place, b"k", NOW + place) for place in places], NOW).data
     (found,) = batches.columns(source, batches.scan(source))
     out = np.empty(source.size + 100, np.uint8)
     _, end = encode_columns(
@@ -204,7 +204,7 @@ def appended(fmt: Format, text: bytes, now: int = NOW) -> list[Record]:
     found = fmt.parse(array(text), now)
     assert found.error is None
     assert found.used == len(text)
-    made = batches.from_columns(found.columns, batches.PLAIN)
+    made = batches.from_columns(found.columns, batches.PLAIN).data
     assert batches.inspect(made, batches.scan(made)[0]).sequential
     return [record for part in batches.columns(made, batches.scan(made)) for record in records_in(part)]
 
@@ -220,7 +220,7 @@ def test_batches_of_records_that_went_through_jsonl_are_the_same_bytes(
 ) -> None:
     data = batch_of(records, 0, codec)
     found = Format.JSONL.parse(array(text_of(Format.JSONL, data, check=False)), NOW)
-    again = at_offset(batches.from_columns(found.columns, batches.Shape(codec=codec)), 0)
+    again = at_offset(batches.from_columns(found.columns, batches.Shape(codec=codec)).data, 0)
     assert again.tobytes() == data.tobytes()
     assert set(found.partitions.tolist()) == {PARTITION}
 
@@ -242,5 +242,5 @@ def test_what_txt_reads_out_is_appended_to_equal_values(values: list[bytes]) -> 
 def test_txt_makes_the_same_batch_as_lines_do() -> None:
     lines = array(b"a\n\nlonger\nlast")
     by_lines, _ = batches.from_lines(lines, NOW)
-    by_columns = batches.from_columns(Format.TXT.parse(lines, NOW).columns, batches.PLAIN)
-    assert by_columns.tobytes() == by_lines.tobytes()
+    by_columns = batches.from_columns(Format.TXT.parse(lines, NOW).columns, batches.PLAIN).data
+    assert by_columns.tobytes() == by_lines.data.tobytes()

@@ -242,7 +242,7 @@ LARGE = {
 @pytest.mark.parametrize("case", LARGE)
 def test_a_line_that_grows_much_is_never_written_behind_the_end(fmt: Format, case: str) -> None:
     """What a line could take at most decides whether its size is computed: it must not be too little."""
-    data = batches.from_records([Record(b"", None, 0), replace(LARGE[case], timestamp=0)], NOW)
+    data = batches.from_records([Record(b"", None, 0), replace(LARGE[case], timestamp=0)], NOW).data
     table = batches.scan(data)
     table[0, BASE_TIMESTAMP] = LARGE[case].timestamp or 0
     size = int(fmt.sizes(data, table, 0, PREFIX).sum())

@@ -200,7 +200,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule(chosen=batches_of_records, gap=st.sampled_from([0, 0, 1, 1000, 2**31]))
     def append_raw(self, chosen: list[Record], gap: int) -> None:
-        data = batches.from_records(chosen, NOW)
+        data = batches.from_records(chosen, NOW).data
         if data.size > self.settings["segment_bytes"]:
             return
         encoding.stamp(data, 0, self.model.end + gap, self.open_one.log.leader_epoch)

@@ -293,7 +293,7 @@ class _PieceWriter:
 
     def _send(self) -> None:
         self.records += self._builder.count
-        batch = self._builder.finish(self._shape, self._append_time)
+        batch = self._builder.finish(self._shape, self._append_time).data
         self._file.write(memoryview(batch))
         self.size += batch.size
 
