@@ -76,7 +76,7 @@ def test_kept_maps_are_used_after_a_remount_and_nothing_is_read_for_them(place: 
     views.rendered.keep_complete(never)
     place.reopen()
     views = place.views()
-    with mock.patch.object(RenderedSegment, "_sizes", side_effect=AssertionError("a batch was looked at")):
+    with mock.patch.object(RenderedSegment, "_batches", side_effect=AssertionError("a batch was looked at")):
         assert [views.log_size(fmt) for fmt in (TXT, JSONL)] == sizes
     assert views.rendered.keep_complete(never) == 0
     assert place.read("/t-0/log.txt") == b"a0\nb0\na1\nb1\na2\nb2\n"
