@@ -105,6 +105,10 @@ class BadInputError(FileSystemError):
     """Written bytes violate the format of the file that they were written to."""
 
 
+class EmptyBatchError(FileSystemError):
+    """A batch is to be committed that has no file of records."""
+
+
 class NoAttributeError(FileSystemError):
     """An extended attribute does not exist."""
 
@@ -191,6 +195,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # "Message too long" is the only errno whose text says what happened.
     engine.RecordTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     engine.RecordBatchTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
+    # "No data available" is what happened. EINVAL would send its reader to look for a bad line.
+    EmptyBatchError: Answer(errno.ENODATA, _TOLD),
     # -- extended attributes
     NoAttributeError: Answer(errno.ENODATA, _QUIET),
     # cp -a, rsync -X and tar ignore this errno, and warn after any other.

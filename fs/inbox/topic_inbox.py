@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from topicfs.engine.inbox.content import Content
-from topicfs.engine.inbox.inbox import Inbox, batch_name
+from topicfs.engine.inbox.inbox import SPENT, Inbox, batch_name
 from topicfs.engine.inbox.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
@@ -96,11 +96,11 @@ class TopicInbox:
     # -- commits --------------------------------------------------------------------------------------
 
     def commit_batch(self, batch: Parts) -> None:
-        """Append all files of a batch's directory, or those that a job has put into the inbox itself."""
+        """Append all files of a batch's directory, or those that a job has put into the inbox itself. EmptyBatchError
+        where there are none, unless the batch was committed before."""
         with self.commits.one(), self._taking(batch):
             name, sources, files = self._batch(batch)
-            if name is not None:
-                self._commit(name, files, sources)
+            self._commit(name, files, sources)
             with self._lock:
                 self._jobs.pop(batch, None)
 
@@ -115,7 +115,7 @@ class TopicInbox:
         with self.claims.taken(*(file.parts for file in data_files(self.staging, batch))):
             yield
 
-    def _batch(self, batch: Parts) -> tuple[str | None, list[Parts], list[DataFile]]:
+    def _batch(self, batch: Parts) -> tuple[str, list[Parts], list[DataFile]]:
         files = data_files(self.staging, batch)
         jobs = {job for file in files if (job := job_of(file.parts[-1])) is not None}
         if jobs & self._mixed or (not batch and len(jobs) > 1):
@@ -123,10 +123,25 @@ class TopicInbox:
                 f"{'/'.join(batch) or 'inbox'}: jobs {', '.join(sorted(jobs | self._mixed))} wrote into one directory: "
                 "nothing is appended"
             )
+        if not files and not self.is_known(batch):
+            raise errors.EmptyBatchError(
+                f"{'/'.join(batch) or 'inbox'}: expected files of records, found none: where a job's executors do not "
+                "have this mount, they have written their files elsewhere; nothing is appended, and the batch may come "
+                "again under its name"
+            )
         if batch:
             return batch_name(batch[0]), [batch], files
         sources = [file.parts for file in files] + [(f".{file.parts[0]}.crc",) for file in files]
-        return (f"job:{jobs.pop()}" if jobs else None), sources, files
+        return f"job:{jobs.pop()}", sources, files
+
+    def is_known(self, batch: Parts) -> bool:
+        """Tell whether a batch of this directory was committed. The inbox itself is no batch."""
+        return bool(batch) and self.inbox.knows(batch_name(batch[0]))
+
+    def holds_new(self, batch: Parts) -> bool:
+        """Tell whether something has come that is not committed: into a batch's directory, or from a job into the inbox
+        itself."""
+        return bool(set(self.staging.names(batch)) - SPENT if batch else data_files(self.staging, batch))
 
     def commit_file(self, source: Parts, name: Parts, own: Writing | None = None) -> None:
         """Append a file under a name, and remove it. `own` is the finished writer that still has it open, if any."""

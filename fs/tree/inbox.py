@@ -21,7 +21,6 @@ from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.files.regular import NotRegularError
-from topicfs.engine.inbox.inbox import SPENT
 from topicfs.engine.inbox.staging import Parts
 from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.fs import errors
@@ -227,16 +226,16 @@ class InboxFile(Scratch):
     def open(self, flags: int) -> Handle:
         if wants_writing(flags) and kind_of(self.parts) is PathKind.SUCCESS:
             # Spark does not make the file anew if an earlier job has left one.
-            self._commit_again()
+            directory = self.parts[:-1]
+            if self.topic_inbox.holds_new(directory) or not self.topic_inbox.is_known(directory):
+                self._commit_again()
             return SuccessHandle(self, flags)
         return ScratchHandle(self, flags)
 
     def _commit_again(self) -> None:
-        directory = self.parts[:-1]
-        if set(self.topic_inbox.staging.names(directory)) - SPENT:
-            self.topic_inbox.commit_batch(directory)
-            with as_told(self.path):
-                self.topic_inbox.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
+        self.topic_inbox.commit_batch(self.parts[:-1])
+        with as_told(self.path):
+            self.topic_inbox.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
 
     def truncate(self, length: int) -> None:
         if self.file is None:
@@ -250,7 +249,7 @@ class InboxFile(Scratch):
             self.topic_inbox.staging.remove_file(self.parts)
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
-        if kind_of(self.parts) is PathKind.SUCCESS:
+        if kind_of(self.parts) is PathKind.SUCCESS and self.topic_inbox.holds_new(self.parts[:-1]):
             # Python's touch sets the times of an existing file without opening it.
             self._commit_again()
         super().set_times(accessed_ns, modified_ns)

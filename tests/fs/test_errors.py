@@ -66,6 +66,7 @@ def test_an_error_that_no_user_can_cause_is_told_as_a_bug(kind: type[BaseExcepti
         (errors.BadInputError("x"), errno.EINVAL),
         (engine.InvalidTimestampError("x"), errno.EINVAL),
         (engine.RecordTooLargeError("x"), errno.EMSGSIZE),
+        (errors.EmptyBatchError("x"), errno.ENODATA),
         (errors.NoAttributeError("x"), errno.ENODATA),
         (errors.TryAgainError("x"), errno.EINTR),
         (InterruptedError(), errno.EINTR),

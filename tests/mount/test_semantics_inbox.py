@@ -747,3 +747,58 @@ def test_a_commit_while_the_mount_goes_away(tmp_path: Path, by_command: bool) ->
         assert served.alarms() == []
     finally:
         served.clear()
+
+
+def test_a_batch_without_files(mount: DaemonMount) -> None:
+    """I21. A batch without any file of records is ENODATA, with the reason in the log and in the `status.json` of
+    the topic's partitions, unless its name was committed before: nothing is appended, and its name stays free. An
+    empty file is a file of records. So is `inbox/_SUCCESS` made or opened for writing where no job has put a file.
+    """
+    topic = Topic(mount)
+    batch = topic.batch("b")
+    staged = mount.backing / "staging" / topic.name / "inbox"
+
+    def refuse(directory: Path, shown: str) -> None:
+        """No way to make or open `_SUCCESS` does well there."""
+        for flags in (os.O_WRONLY | os.O_CREAT | os.O_EXCL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+            with refused(errno.ENODATA):
+                os.open(directory / "_SUCCESS", flags)
+            assert not (directory / "_SUCCESS").exists()
+        assert b"No data available" in run(f"touch {directory}/_SUCCESS", directory).stderr
+        words = f"{shown}: expected files of records, found none"
+        assert words in mount.said()
+        for number in (0, 1):
+            assert words in mount.status(topic.partition(number))["last_refusal"]["reason"]
+
+    refuse(batch, "b")
+    # As a Spark job whose executors have written elsewhere: nothing but hidden names, and an empty `_temporary`.
+    (batch / "_temporary").mkdir()
+    (batch / ".part-00000.txt.crc").touch()
+    (batch / "partition=1").mkdir()
+    refuse(batch, "b")
+    refuse(topic.inbox, "inbox")
+    (staged / "b" / "_SUCCESS").touch()
+    (staged / "_SUCCESS").touch()
+    for directory in (batch, topic.inbox):
+        with refused(errno.ENODATA):
+            os.open(directory / "_SUCCESS", os.O_WRONLY | os.O_TRUNC)
+    (staged / "b" / "_SUCCESS").unlink()
+    assert topic.values() == []
+    assert os.listdir(topic.inbox) == ["b"]
+    # The run that has its files is taken under the same name.
+    output("rm -r b", topic.inbox)
+    commit(topic.batch("b", x="a\n"))
+    assert topic.values() == ["a"]
+    commit(topic.inbox / "b")
+    commit(topic.batch("empty", x=""))
+    assert os.listdir(topic.inbox) == []
+    spark_job(topic.inbox, JOB)
+    # touch(1) sets the times of what it has made, while another batch waits.
+    topic.batch("waits", x="w\n")
+    spark_job(topic.inbox, OTHER, commits=False)
+    for task in (topic.inbox / "_temporary" / "0").glob("task_*"):
+        for file in task.iterdir():
+            file.rename(topic.inbox / file.name)
+    (staged / "_SUCCESS").unlink()
+    assert output("touch _SUCCESS", topic.inbox) == b""
+    assert topic.values() == ["0 of 7", "0 of 8", "1 of 7", "1 of 8", "a"]

@@ -161,6 +161,17 @@ def test_no_rows(spark: SparkSession, topic: Topic) -> None:
     assert topic.values() == [], "the empty batch was committed under this name"
 
 
+def test_a_job_whose_executors_do_not_have_the_mount_is_refused(spark: SparkSession, topic: Topic) -> None:
+    """No part file comes, and no task's directory: what the driver does then is what it does for this frame."""
+    rows = numbers(spark, 10).withColumn("partition", F.lit(1))
+    for mode, place in (("errorifexists", "b"), ("overwrite", "b"), ("append", "b"), ("append", "")):
+        with refuses(topic, "expected files of records, found none"):
+            rows.where("value < 0").write.mode(mode).partitionBy("partition").text(str(topic.inbox / place))
+    numbers(spark, 10).write.mode("overwrite").text(str(topic.inbox / "b"))
+    assert topic.values() == expected(10)
+    assert os.listdir(topic.inbox) == []
+
+
 def test_partition_by_partition(spark: SparkSession, topic: Topic) -> None:
     rows = numbers(spark, 20).withColumn("partition", F.col("value").cast("int") % 2)
     for version in ("1", "2"):
