@@ -1,15 +1,22 @@
-"""What upkeep will do next with a partition, as JSON: for `status.json`, and for `topicfs plan --json`."""
+"""What upkeep will do next with a partition, and what waits in its topic's inbox, as JSON: for `status.json`, and for
+`topicfs plan --json`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
 from topicfs.engine.cleaner.candidates import Candidate, look
 from topicfs.engine.errors import ClosedError, EngineError
+from topicfs.engine.inbox.waiting import WaitingBatch
 from topicfs.engine.retention.removal import next_due
 from topicfs.engine.retention.rules import Forecast
 from topicfs.engine.store.store import Store
 from topicfs.fs.views.partition_views import PartitionViews
+
+SHOWN: Final = 20
+"""How many of the batches that wait in an inbox are shown one by one."""
 
 
 def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
@@ -60,3 +67,20 @@ def cleaning(candidate: Candidate) -> dict[str, Any]:
         "must_compact": candidate.must_compact,
         "next_eligible_ms": candidate.next_eligible_ms,
     }
+
+
+def waiting(batches: Sequence[WaitingBatch]) -> dict[str, Any]:
+    """Return the batches that lie in an inbox and are not committed: how many, and those that wait for the longest."""
+    return {
+        "batches": len(batches),
+        "files": sum(batch.files for batch in batches),
+        "oldest": [asdict(batch) for batch in batches[:SHOWN]],
+    }
+
+
+def inbox(store: Store, topic: str) -> dict[str, Any]:
+    """Return what waits in the inbox of a topic."""
+    try:
+        return waiting(store.inboxes.of(topic).waiting())
+    except (EngineError, OSError) as error:
+        return {"error": str(error)}

@@ -70,6 +70,7 @@ class Metrics:
         self._registry.register(_Mount(self.counts, logged))
         self._registry.register(_Jobs(jobs))
         self._registry.register(_Shape(store))
+        self._registry.register(_Inboxes(store))
         if cleaners is not None:
             self._registry.register(_Cleaners(cleaners))
         ProcessCollector(registry=self._registry)
@@ -209,6 +210,29 @@ class _Shape(Collector):
         for (topic, number), error in sorted(dict(self._store.cleaning.uncleanable).items()):
             why.add_metric((topic, str(number), error), 1)
         yield why
+
+
+class _Inboxes(Collector):
+    """The metrics of inboxes: what lies in them and is not committed, of each topic that has some."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        batches = GaugeMetricFamily(
+            "topicfs_inbox_waiting_batches", "Batches that are not committed.", labels=("topic",)
+        )
+        files = GaugeMetricFamily("topicfs_inbox_waiting_files", "Their files.", labels=("topic",))
+        since = GaugeMetricFamily(
+            "topicfs_inbox_waiting_since_timestamp_seconds",
+            "Last change of the one that was left alone for the longest.",
+            labels=("topic",),
+        )
+        for topic, waiting in self._store.inboxes.waiting().items():
+            batches.add_metric((topic,), len(waiting))
+            files.add_metric((topic,), sum(batch.files for batch in waiting))
+            since.add_metric((topic,), waiting[0].since_ms / 1000)
+        yield from (batches, files, since)
 
 
 class _Parquet(Collector):

@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from topicfs.engine.errors import UnknownPartitionError
 from topicfs.engine.files.place import DirectoryKind, kind_of
+from topicfs.engine.format.paths import STAGING
+from topicfs.engine.inbox.inboxes import Inboxes
+from topicfs.engine.inbox.waiting import ITSELF, WaitingBatch
+from topicfs.engine.partition.partition import Partition
 from topicfs.engine.plan.plan import PartitionPlan
 from topicfs.engine.plan.plan import plan as planned
 from topicfs.engine.record import now_ms
 from topicfs.engine.retention.rules import Reason
-from topicfs.fs.upkeep_status import cleaning, next_removal
+from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.fs.upkeep_status import SHOWN, cleaning, next_removal, waiting
 from topicfs.mountd import mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
 
-def make(place: Path, given: dict[str, str]) -> list[PartitionPlan]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of a backing directory.
+
+    partitions  what is planned for each partition
+    waiting     by topic: the batches that lie in its inbox and are not committed
+    """
+
+    partitions: Sequence[PartitionPlan]
+    waiting: Mapping[str, Sequence[WaitingBatch]]
+
+
+def make(place: Path, given: dict[str, str]) -> Plan:
     """Make the plan of a backing directory, or of what is mounted at a place."""
     backing = backing_of(place)
     owner = mounts.lock_owner(backing)
     if owner is not None:
         given = {**settings_of(owner), **given}
-    return planned(backing, given, now_ms(), owner is not None)
+    partitions = planned(backing, given, now_ms(), owner is not None)
+    return Plan(partitions, _waiting(backing, partitions))
+
+
+def _waiting(backing: Path, partitions: Iterable[PartitionPlan]) -> dict[str, list[WaitingBatch]]:
+    numbers: dict[str, list[int]] = {}
+    for each in partitions:
+        numbers.setdefault(each.topic, []).append(each.number)
+    return Inboxes(
+        backing / STAGING, lambda topic: numbers.get(topic, ()), _not_opened, Descriptors()
+    ).waiting()
+
+
+def _not_opened(topic: str, number: int) -> Partition:
+    raise UnknownPartitionError(f"{topic}-{number} is not opened for a plan")
 
 
 def settings_of(process: int) -> dict[str, str]:
@@ -53,12 +86,12 @@ def backing_of(place: Path) -> Path:
     return place
 
 
-def as_json(plans: Iterable[PartitionPlan]) -> str:
-    """Return the plans as JSON: an array with one object for each partition."""
-    return json.dumps([_object(each) for each in plans], indent=2)
+def as_json(plan: Plan) -> str:
+    """Return a plan as JSON: an array with one object for each partition."""
+    return json.dumps([_object(each, plan.waiting.get(each.topic, ())) for each in plan.partitions], indent=2)
 
 
-def _object(plan: PartitionPlan) -> dict[str, Any]:
+def _object(plan: PartitionPlan, batches: Sequence[WaitingBatch]) -> dict[str, Any]:
     return {
         "partition": plan.name,
         "policy": plan.policy,
@@ -72,12 +105,14 @@ def _object(plan: PartitionPlan) -> dict[str, Any]:
         "cleaning": None if plan.cleaning is None else cleaning(plan.cleaning),
         "unknown": list(plan.unknown),
         "kept": plan.kept,
+        "inbox": waiting(batches),
         "error": plan.error,
     }
 
 
-def show(plans: Sequence[PartitionPlan], console: Console) -> None:
-    """Show the table, and below it what is not known."""
+def show(plan: Plan, console: Console) -> None:
+    """Show the table, below it what is not known, and what waits in inboxes."""
+    plans = plan.partitions
     rows = [
         (
             each.name,
@@ -95,6 +130,19 @@ def show(plans: Sequence[PartitionPlan], console: Console) -> None:
         show_line(console, "no partitions")
     for words, names in _remarks(plans).items():
         show_line(console, f"{', '.join(names)}: {words}")
+    for topic, batches in plan.waiting.items():
+        show_line(console, f"{topic}: {waiting_text(batches)}")
+
+
+def waiting_text(batches: Sequence[WaitingBatch]) -> str:
+    """Describe what lies in an inbox and is not committed."""
+    shown = ", ".join(
+        f"{'inbox itself' if batch.directory == ITSELF else batch.directory} "
+        f"({batch.files} files, since {time_text(batch.since_ms)})"
+        for batch in batches[:SHOWN]
+    )
+    more = "" if len(batches) <= SHOWN else f" and {len(batches) - SHOWN} more"
+    return f"not appended, as _SUCCESS has not been made there or was refused: {shown}{more}"
 
 
 def _remarks(plans: Sequence[PartitionPlan]) -> dict[str, list[str]]:

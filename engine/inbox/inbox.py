@@ -16,6 +16,7 @@ entry for the inbox, and its sequence numbers continue.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,7 @@ from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.routing import first_refused
 from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.inbox.waiting import HIDDEN, ITSELF, WaitingBatch
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.producer.entry import increment
@@ -261,6 +263,22 @@ class Inbox:
             return 0
         finally:
             self._lock.release()
+
+    def waiting(self) -> list[WaitingBatch]:
+        """Return the batches that are not committed, the one first that was left alone for the longest."""
+        found, loose = [], list[int]()
+        for name in self.staging.names(()):
+            if name.startswith(HIDDEN) or self.is_spent(name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if self.staging.is_directory((name,)):
+                    files, since = self.staging.census((name,))
+                    found.append(WaitingBatch(since, name, files))
+                else:
+                    loose.append(self.staging.last_change_ms((name,)))
+        if loose:
+            found.append(WaitingBatch(max(loose), ITSELF, len(loose)))
+        return sorted(found, key=lambda batch: (batch.since_ms, batch.directory))
 
     def is_spent(self, name: str) -> bool:
         """Whether this entry of the inbox is only a remainder of a committed batch."""

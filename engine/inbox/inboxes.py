@@ -18,6 +18,7 @@ from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.format.paths import JOURNAL
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
 from topicfs.engine.inbox.journal import CommitState, Journal
+from topicfs.engine.inbox.waiting import WaitingBatch
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
 
@@ -117,6 +118,16 @@ class Inboxes:
             if self._numbers(directory.name) and not directory.is_symlink():
                 removed += self.of(directory.name).sweep(dated_ms, steady_ms, SPENT_MS, ABANDONED_MS)
         return removed
+
+    def waiting(self) -> dict[str, list[WaitingBatch]]:
+        """Return the batches that are not committed, by topic, of the topics that have some."""
+        return {
+            directory.name: batches
+            for directory in sorted(self.directory.glob("*"))
+            if self._numbers(directory.name)
+            and not directory.is_symlink()
+            and (batches := self.of(directory.name).waiting())
+        }
 
     def restore(self, topic: str, kept: Path) -> None:
         """Restore the inbox that `forget` has kept for a deleted topic, if it kept one and the topic has none now."""

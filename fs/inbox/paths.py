@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import Final
 
 from topicfs.engine.inbox.staging import Parts
+from topicfs.engine.inbox.waiting import HIDDEN
 from topicfs.engine.record import MAX_INT32
 
 TEMPORARY: Final = "_temporary"
@@ -60,7 +61,7 @@ def kind_of(parts: Parts) -> PathKind:
 
 def is_hidden(name: str) -> bool:
     """Tell whether Spark does not count a file of this name as data."""
-    return name.startswith((".", "_"))
+    return name.startswith(HIDDEN)
 
 
 def batch_of(parts: Parts) -> Parts:

@@ -16,7 +16,7 @@ from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs, parti
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
 from topicfs.fs.tree.segments import SealedDirectory, SegmentsDirectory
 from topicfs.fs.tree.start import StartFile
-from topicfs.fs.upkeep_status import upkeep
+from topicfs.fs.upkeep_status import inbox, upkeep
 from topicfs.fs.views.partition_views import PartitionViews
 
 
@@ -76,7 +76,8 @@ class ViewsDirectory(PartitionEntry, Directory):
 
 
 class StatusFile(FleetingFile, PartitionEntry):
-    """A partition's offsets and sizes, what upkeep does next with it, and its last refusal, as JSON."""
+    """A partition's offsets and sizes, what upkeep does next with it, what waits in its topic's inbox, and its last
+    refusal, as JSON."""
 
     def make(self) -> bytes:
         partition, log = self.views.partition, self.views.partition.log
@@ -106,6 +107,7 @@ class StatusFile(FleetingFile, PartitionEntry):
             "pinned_bytes": sum(segment.size for segment in pinned),
             "mended_segments": sum(segment.mended for segment in segments),
             **upkeep(self.context.store, self.views),
+            "inbox": inbox(self.context.store, partition.topic),
             "parquet": self.context.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),
             "last_refusal": None

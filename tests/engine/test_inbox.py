@@ -355,6 +355,36 @@ def test_a_sweep_removes_what_nobody_changed_for_long(store_bench: StoreBench) -
     assert box.staging.names(()) == []
 
 
+def test_what_waits_is_told_and_what_is_committed_is_not(store_bench: StoreBench) -> None:
+    box, inboxes = inbox(store_bench), store_bench.store.inboxes
+    assert inboxes.waiting() == {}
+    for name in ("done", "pending", ".hidden", "_temporary"):
+        box.staging.make_directory((name,))
+        for file in ("x.txt", ".x.txt.crc"):
+            box.staging.open((name, file), os.O_WRONLY | os.O_CREAT).close()
+    box.staging.make_directory(("pending", "partition=0"))
+    box.staging.open(("pending", "partition=0", "y.txt"), os.O_WRONLY | os.O_CREAT).close()
+    box.staging.make_directory(("pending", "_temporary"))
+    box.staging.open(("pending", "_temporary", "z.txt"), os.O_WRONLY | os.O_CREAT).close()
+    box.staging.make_directory(("nothing",))
+    box.commit(batch_name("done"), (), [("done",)])
+    box.staging.open(("done", "_SUCCESS"), os.O_WRONLY | os.O_CREAT).close()
+    box.staging.open(("_SUCCESS",), os.O_WRONLY | os.O_CREAT).close()
+    for name in ("part-00000.txt", "part-00001.txt"):
+        box.staging.open((name,), os.O_WRONLY | os.O_CREAT).close()
+    (found,) = inboxes.waiting().values()
+    assert sorted((each.directory, each.files) for each in found) == [
+        (".", 2),
+        ("nothing", 0),
+        ("pending", 2),
+    ]
+    assert [each.since_ms for each in found] == sorted(each.since_ms for each in found)
+    since = {each.directory: each.since_ms for each in found}
+    assert since["pending"] == box.staging.last_change_ms(("pending",))
+    box.staging.make_directory(("done", "again"))
+    assert "done" in {each.directory for each in box.waiting()}
+
+
 def test_a_clock_that_is_set_removes_nothing_from_an_inbox_and_keeps_nothing(store_bench: StoreBench) -> None:
     """regression: what was set a week ahead, as where a board without a clock of its own learns the time, removed
     files that had just come"""

@@ -9,6 +9,7 @@ import mmap
 import os
 import stat
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -802,3 +803,36 @@ def test_a_batch_without_files(mount: DaemonMount) -> None:
     (staged / "_SUCCESS").unlink()
     assert output("touch _SUCCESS", topic.inbox) == b""
     assert topic.values() == ["0 of 7", "0 of 8", "1 of 7", "1 of 8", "a"]
+
+
+def test_batches_that_wait(mount: DaemonMount) -> None:
+    """I22. What lies in an inbox and is not committed is told, with the number of its files and the time of the last
+    change in it: in the `status.json` of the topic's partitions under `inbox`, the twenty that were left alone for
+    the longest by their names, in `metrics`, and by `topicfs plan`.
+    """
+    topic = Topic(mount)
+    nothing = {"batches": 0, "files": 0, "oldest": []}
+    assert mount.status(topic.partition())["inbox"] == nothing
+    # A job of `mapreduce.fileoutputcommitter.marksuccessfuljobs=false`.
+    batch = topic.batch("b", x="a\n", y="b\n")
+    topic.batch("refused")
+    with refused(errno.ENODATA):
+        commit(topic.inbox / "refused")
+    for number in (0, 1):
+        found = mount.status(topic.partition(number))["inbox"]
+        assert (found["batches"], found["files"]) == (2, 2)
+        waiting = {each["directory"]: each for each in found["oldest"]}
+        assert (waiting["b"]["files"], waiting["refused"]["files"]) == (2, 0)
+        assert abs(waiting["b"]["since_ms"] / 1000 - (batch / "y.txt").stat().st_ctime) < 1
+    metrics = (mount / "metrics").read_text()
+    assert f'topicfs_inbox_waiting_files{{topic="{topic.name}"}} 2.0' in metrics
+    said = output(f"{Path(sys.executable).with_name('topicfs')} plan {mount.path}", mount.path).decode()
+    (line,) = (line for line in said.splitlines() if line.startswith(f"{topic.name}: not appended"))
+    assert "b (2 files, since 20" in line
+    assert "refused (0 files" in line
+    commit(batch)
+    (topic.inbox / "refused").rmdir()
+    assert mount.status(topic.partition())["inbox"] == nothing
+    assert f'"{topic.name}"}}' not in "".join(
+        line for line in (mount / "metrics").read_text().splitlines(True) if "inbox" in line
+    )

@@ -110,6 +110,24 @@ def test_jobs_are_told(tmp_path: Path, jobs: Jobs) -> None:
         assert found["topicfs_job_last_duration_seconds job=bad"] >= 0
 
 
+def test_what_waits_in_inboxes_is_told(tmp_path: Path, jobs: Jobs) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        metrics = Metrics(store, jobs, lambda: {})
+        for topic in ("orders", "quiet"):
+            store.create(topic)
+        assert not any("inbox" in name for name in values(metrics))
+        batch = tmp_path / "staging" / "orders" / "inbox" / "q1"
+        batch.mkdir(parents=True)
+        (batch / "part-00000.txt").touch()
+        (batch / "part-00001.txt").touch()
+        found = values(metrics)
+        assert found["topicfs_inbox_waiting_batches topic=orders"] == 1
+        assert found["topicfs_inbox_waiting_files topic=orders"] == 2
+        since = found["topicfs_inbox_waiting_since_timestamp_seconds topic=orders"]
+        assert abs(since - (batch / "part-00001.txt").stat().st_ctime) < 1
+        assert not any("inbox" in name and "quiet" in name for name in found)
+
+
 def test_memory_of_the_process_is_told(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         assert values(Metrics(store, jobs, dict))["process_resident_memory_bytes"] > 0

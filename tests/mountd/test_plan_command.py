@@ -82,6 +82,31 @@ def test_json_has_all_of_it(tmp_path: Path) -> None:
     assert all(each["unknown"] == [] and each["error"] is None for each in said.values())
 
 
+def test_what_waits_in_an_inbox_is_told(tmp_path: Path) -> None:
+    fill(tmp_path)
+    inbox = tmp_path / "staging" / "big" / "inbox"
+    for number in range(22):
+        (inbox / f"q{number}" / "partition=0").mkdir(parents=True)
+        (inbox / f"q{number}" / "partition=0" / "part-00000.txt").touch()
+        (inbox / f"q{number}" / ".part-00000.txt.crc").touch()
+    (inbox / ".scratch").mkdir()
+    (inbox / "part-00000.txt").touch()
+    before = content(tmp_path)
+    code, said = run(tmp_path)
+    assert code == 0
+    (line,) = (line for line in said.splitlines() if line.startswith("big: "))
+    assert "_SUCCESS has not been made there or was refused: q0 (1 files, since 20" in line
+    assert line.endswith(" and 3 more")
+    found = as_json(tmp_path)
+    assert (found["big-0"]["inbox"]["batches"], found["big-0"]["inbox"]["files"]) == (23, 23)
+    oldest = found["big-0"]["inbox"]["oldest"]
+    assert oldest[0]["directory"] == "q0"
+    assert oldest == sorted(oldest, key=lambda each: (each["since_ms"], each["directory"]))
+    assert len(oldest) == 20
+    assert found["keep-0"]["inbox"] == {"batches": 0, "files": 0, "oldest": []}
+    assert content(tmp_path) == before
+
+
 def test_settings_can_be_given_as_to_the_mount(tmp_path: Path) -> None:
     with Store.open(tmp_path, create=True) as store:
         partition = store.create("orders", overrides=SMALL)
@@ -173,5 +198,6 @@ def test_times_and_sizes_are_readable() -> None:
 
 def test_names_in_brackets_are_no_markup() -> None:
     out = io.StringIO()
-    plans.show([plans.PartitionPlan("a", 0, "delete", error="[red]lost[/red]")], Console(file=out, width=200))
+    lost = plans.PartitionPlan("a", 0, "delete", error="[red]lost[/red]")
+    plans.show(plans.Plan([lost], {}), Console(file=out, width=200))
     assert "a-0: [red]lost[/red]" in out.getvalue()
