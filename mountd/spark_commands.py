@@ -122,9 +122,16 @@ def export_command(
     "--format",
     "kind",
     type=click.Choice(["text", "json", "parquet", "csv"]),
-    default="text",
-    help="Of SOURCES.",
+    help="Of SOURCES, where their names do not tell.",
 )
+@click.option(
+    "options", "--option", metavar="NAME=VALUE", multiple=True, callback=_pairs,
+    help="An option of Spark's reader, such as sep=;; again for more.",
+)  # fmt: skip
+@click.option(
+    "--rejects", type=click.Path(path_type=Path), metavar="DIRECTORY",
+    help="Write rows that cannot be taken there, with the reasons, and import the others.",
+)  # fmt: skip
 @click.option("--partitions", default=1, show_default=True, help="Of the new topic.")
 @click.option(
     "--sort-by", "sort_by", multiple=True, help="Column that records are sorted by; again for more."
@@ -138,7 +145,9 @@ def import_command(
     backing: Path,
     topic: str,
     sources: tuple[str, ...],
-    kind: str,
+    kind: str | None,
+    options: dict[str, str],
+    rejects: Path | None,
     partitions: int,
     sort_by: tuple[str, ...],
     settings: dict[str, str],
@@ -147,19 +156,35 @@ def import_command(
 ) -> None:
     """Make TOPIC, which must be new, of the files in SOURCES, in BACKING, which no daemon may have open.
 
-    Lines of text are values. Other formats have columns key, value, headers, timestamp and partition, or some of them;
-    json is as a topic's jsonl views have it."""
-    with _session("import", master, conf) as spark:
-        from topicfs.engine.spark.jobs.importing import import_rows  # noqa: PLC0415 - loads Spark
-        from topicfs.engine.spark.jobs.sources import rows_of  # noqa: PLC0415
+    The format of a file is what its name says, before a suffix such as .gz: .txt is text, .json, .jsonl and .ndjson
+    are json, and .parquet and .csv. Its content must fit; Parquet is known by its content alone. All SOURCES have one
+    format.
 
-        made = import_rows(
-            spark, rows_of(spark, kind, sources, sort_by), backing.absolute(), topic, partitions, settings
-        )
+    Lines of text are values. The other formats have these columns, of which only value must be there:
+
+    \b
+    json     as a topic's jsonl views have it, an object in each line: key, value, key_base64, value_base64,
+             headers, timestamp (milliseconds) and partition; topic and offset are ignored
+    parquet  key, value (binary or string), headers, timestamp (a timestamp) and partition; topic, offset and
+             timestampType are ignored
+    csv      key, value, timestamp (ISO 8601 or milliseconds) and partition, named by a header; topic and offset
+             are ignored. As RFC 4180 has it: quoted fields may hold newlines, a quote is doubled in them, an
+             empty field is null, and "" is empty text
+
+    Any other column is an error. So is a row that cannot be taken, which is named with its file and line (csv,
+    parquet: row): it is malformed, has a member that is unknown, a value that is missing or of a wrong type, or the
+    topic refuses it. Then nothing at all is imported; with --rejects such rows are put into DIRECTORY/rejected.jsonl,
+    and the others are imported."""
+    with _session("import", master, conf) as spark:
+        from topicfs.engine.spark.jobs.importing import import_files  # noqa: PLC0415 - loads Spark
+        from topicfs.engine.spark.jobs.sources import sources_of  # noqa: PLC0415
+
+        found = sources_of(spark, kind, sources, sort_by, options)
+        made = import_files(spark, found, backing.absolute(), topic, partitions, settings, rejects)
     show_line(
         _OUT,
         f"{topic}: {made.records} records, {made.bytes} bytes in {made.segments} segments of {made.partitions} "
-        "partitions",
+        f"partitions: {made.read} rows read, {made.records} written, {made.rejected} rejected",
     )
 
 
@@ -199,15 +224,15 @@ def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[An
     with kernels.loading():
         # The kernels are compiled here, once: otherwise each of Spark's workers would compile them, without a message.
         importlib.import_module("topicfs.engine.store.store")
-    from topicfs.engine.spark.session import failure, session  # noqa: PLC0415 - loads Spark
+    from topicfs.engine.spark.session import failures, session, words_of  # noqa: PLC0415 - loads Spark
 
     spark = session(f"topicfs {name}", master, conf)
     try:
         yield spark
     except (EngineError, OSError) as error:
         _fail(str(error))
-    except failure() as error:
-        _fail(str(error).partition("\n\nJVM stacktrace")[0].strip())
+    except failures() as error:
+        _fail(words_of(error))
     finally:
         spark.stop()
 

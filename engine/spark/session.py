@@ -25,8 +25,21 @@ def session(name: str, master: str | None, settings: Mapping[str, str]) -> Spark
     return builder.getOrCreate()
 
 
-def failure() -> type[Exception]:
-    """Return the error class that Spark raises when a query fails."""
+def failures() -> tuple[type[Exception], ...]:
+    """Return the error classes that Spark raises when a query fails. Errors of its JVM are not all made its own."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    return PySparkException
+    return PySparkException, Py4JJavaError
+
+
+def words_of(error: Exception) -> str:
+    """Return what a failure says, without the stack of the JVM, but with the causes that are named in it."""
+    text = str(error)
+    told = text.partition("\n\nJVM stacktrace")[0].partition("\n\tat ")[0].strip()
+    causes = (
+        line.removeprefix("Caused by: ").strip()
+        for line in text.splitlines()
+        if line.startswith("Caused by: ")
+    )
+    return "\n".join([told, *(f"caused by {cause}" for cause in dict.fromkeys(causes) if cause not in told)])

@@ -10,6 +10,8 @@ Two rounds of tasks work in BACKING/staging. The log is locked during that time,
 
 Within a partition records have the order of the frame: task by task, row by row. A sorted frame stays sorted.
 
+A row that cannot be taken stops the import; or it is put aside, if there is a directory for such rows.
+
     staging/<topic>/import/       work; removed at the next start, or by the next import
     staging/<topic>/publishing/   everything is complete and on disk: the rename to this name is the commit. Then each
                                   directory in it is renamed to logs/<topic>-<n>. If that was interrupted, the same
@@ -28,10 +30,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.errors import InvalidSettingError, PartitionExistsError
+from topicfs.engine.errors import (
+    EngineError,
+    InvalidRecordError,
+    InvalidSettingError,
+    PartitionExistsError,
+    RecordTooLargeError,
+)
 from topicfs.engine.files.atomic import sync_directory, sync_file
 from topicfs.engine.files.listing import Listing
 from topicfs.engine.files.lock import DirectoryLock
@@ -49,7 +58,7 @@ from topicfs.engine.format.paths import (
     partition_directory,
     validate_topic,
 )
-from topicfs.engine.inbox.routing import choose, first_refused
+from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
 from topicfs.engine.partition.chain import segment_settings
@@ -61,7 +70,11 @@ from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.topic import TopicSettings
 from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
+from topicfs.engine.spark.jobs.rejects import Aside, Rejects, marked, refusal_in
+from topicfs.engine.spark.jobs.sources import Sources
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
+from topicfs.engine.spark.jobs.taking import FILE, PLACE_NAMES, REFUSED
+from topicfs.engine.spark.session import failures
 from topicfs.engine.spark.writer import check_columns
 
 if TYPE_CHECKING:
@@ -85,10 +98,14 @@ _SEGMENTS: Final[pa.Schema] = pa.schema([("bytes", pa.int64()), ("records", pa.i
 class Imported:
     """The result of an import.
 
+    read                       number of rows that were read
+    rejected                   number of them that were put aside
     records, bytes, segments   totals of all partitions
     partitions                 number of partitions
     """
 
+    read: int
+    rejected: int
     records: int
     bytes: int
     segments: int
@@ -97,7 +114,8 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportPiece:
-    """A file of record batches that one task made. The batches have no offsets yet."""
+    """A file of record batches that one task made, which have no offsets yet; or of rows that it put aside: then the
+    partition is NO_PARTITION."""
 
     partition: int
     task: int
@@ -121,6 +139,24 @@ class Output:
     pieces: tuple[ImportPiece, ...]
 
 
+def import_files(
+    spark: SparkSession,
+    sources: Sources,
+    backing: Path,
+    topic: str,
+    partitions: int,
+    overrides: Mapping[str, str] | None = None,
+    rejects: Path | None = None,
+) -> Imported:
+    """Make a topic from files, as `import_rows` does. InvalidRecordError, with file and line, for the first row found
+    that cannot be taken; or, where a directory is given for such rows, they are written there."""
+    aside = None if rejects is None else Rejects.into(rejects, sources)
+    try:
+        return import_rows(spark, sources.rows, backing, topic, partitions, overrides, aside)
+    except failures() as error:
+        raise refusal_in(error, sources) or error from None
+
+
 def import_rows(
     spark: SparkSession,
     rows: DataFrame,
@@ -128,10 +164,12 @@ def import_rows(
     topic: str,
     partitions: int,
     overrides: Mapping[str, str] | None = None,
+    rejects: Rejects | None = None,
 ) -> Imported:
-    """Make a topic from the rows of a frame, whose columns are those of the data source's writer.
-    PartitionExistsError if the topic exists, StoreLockedError if somebody has the log open."""
-    check_columns(rows.schema, topic)
+    """Make a topic from the rows of a frame, whose columns are those of the data source's writer, and those of a place
+    where the rows are of files. PartitionExistsError if the topic exists, StoreLockedError if somebody has the log
+    open. Rows that cannot be taken fail a task, unless there are `rejects` for them."""
+    check_columns(rows.drop(*PLACE_NAMES).schema, topic)
     validate_topic(topic)
     if partitions < 1:
         raise InvalidSettingError(f"partitions of topic {topic}: expected at least 1, found {partitions}")
@@ -144,7 +182,7 @@ def import_rows(
             raise PartitionExistsError(
                 f"topic {topic}: an import that was broken off is completed now; nothing else is done"
             )
-        return _import(spark, rows, backing, topic, partitions, overrides or {})
+        return _import(spark, rows, backing, topic, partitions, overrides or {}, rejects)
     finally:
         lock.release()
 
@@ -156,6 +194,7 @@ def _import(
     topic: str,
     partitions: int,
     overrides: Mapping[str, str],
+    rejects: Rejects | None,
 ) -> Imported:
     if any(name == topic for name, _ in Listing.of(backing / LOGS).partitions):
         raise PartitionExistsError(
@@ -169,9 +208,14 @@ def _import(
         (work / "pieces" / str(number)).mkdir(parents=True)
         (work / LOGS / partition_directory(topic, number)).mkdir(parents=True)
     try:
-        pieces = _staged(rows, work, partitions, settings)
+        every = _staged(rows, work, partitions, settings, rejects is not None)
+        pieces = [piece for piece in every if piece.partition != NO_PARTITION]
+        aside = [piece for piece in every if piece.partition == NO_PARTITION]
         outputs = list(_outputs(work / LOGS, topic, partitions, pieces, settings))
         made = spread(spark, outputs, _Segments(settings), _SEGMENTS).collect()
+        records, rejected = sum(row["records"] for row in made), sum(piece.records for piece in aside)
+        if rejects is not None:
+            rejects.write([Path(piece.path) for piece in aside])
         shutil.rmtree(work / "pieces")
         topic_id = random_uuid()
         _finish(work / LOGS, topic, partitions, topic_id)
@@ -182,15 +226,16 @@ def _import(
         _publish(backing, topic)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Imported(
-        sum(row["records"] for row in made), sum(row["bytes"] for row in made), len(made), partitions
-    )
+    size = sum(row["bytes"] for row in made)
+    return Imported(records + rejected, rejected, records, size, len(made), partitions)
 
 
 # -- rows into batches --------------------------------------------------------------------------------
 
 
-def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSettings) -> list[ImportPiece]:
+def _staged(
+    rows: DataFrame, work: Path, partitions: int, settings: TopicSettings, rejects: bool
+) -> list[ImportPiece]:
     """Run the first round. Return its pieces, in the order of tasks within each partition."""
     numbers = tuple(range(partitions))
 
@@ -199,7 +244,8 @@ def _staged(rows: DataFrame, work: Path, partitions: int, settings: TopicSetting
 
         context = TaskContext.get()
         assert context is not None
-        writers = _Writers(work / "pieces", context.partitionId(), numbers, settings)
+        aside = Aside(work / "pieces" / f"aside-{context.partitionId()}-{uuid.uuid4()}") if rejects else None
+        writers = _Writers(work / "pieces", context.partitionId(), numbers, settings, aside)
         for batch in arriving:
             writers.add(batch)
         yield pa.RecordBatch.from_pylist(writers.finish(), _PIECES)
@@ -216,32 +262,69 @@ class _Writers:
     """The files that one task writes.
 
     task      number of the task
+    aside     takes rows that are refused; None if they fail the task
     pieces    finished files
     _turn     counts Arrow batches: records without a key go to the partitions in turn
     """
 
-    def __init__(self, directory: Path, task: int, numbers: Sequence[int], settings: TopicSettings) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        task: int,
+        numbers: Sequence[int],
+        settings: TopicSettings,
+        aside: Aside | None = None,
+    ) -> None:
         self.directory = directory
         self.task = task
         self.numbers = numbers
         self.settings = settings
+        self.aside = aside
         self.pieces: list[dict[str, Any]] = []
         self._turn = task
         self._open: dict[int, _PieceWriter] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows. Those that were refused when they were read, or are now, are put aside, or fail the task."""
+        if REFUSED in rows.schema.names:
+            refused = rows.filter(pc.is_valid(rows.column(REFUSED)))
+            for row in range(refused.num_rows):
+                self._refuse(refused.slice(row, 1), InvalidRecordError(refused.column(REFUSED)[row].as_py()))
+            rows = rows.filter(pc.is_null(rows.column(REFUSED)))
+        if rows.num_rows:
+            self._add_good(rows)
+
+    def _add_good(self, rows: pa.RecordBatch) -> None:
+        """Add rows, and where one is refused, each half of them by itself, down to that one."""
         now = now_ms()
-        columns = columns_of(rows, now)
-        chosen, _, refusal = choose(
-            columns, partitions_of(rows), self.numbers, self.numbers[self._turn % len(self.numbers)]
-        )
+        try:
+            columns = columns_of(rows, now)
+            chosen, _, refusal = choose(
+                columns, partitions_of(rows), self.numbers, self.numbers[self._turn % len(self.numbers)]
+            )
+            if refusal is None:
+                _, refusal = first_refused(columns, self.settings, now)
+            if refusal is not None:
+                raise refusal
+        except (InvalidRecordError, RecordTooLargeError) as error:
+            if rows.num_rows == 1:
+                self._refuse(rows, error)
+                return
+            half = rows.num_rows // 2
+            self._add_good(rows.slice(0, half))
+            self._add_good(rows.slice(half))
+            return
         self._turn += 1
-        if refusal is None:
-            _, refusal = first_refused(columns, self.settings, now)
-        if refusal is not None:
-            raise refusal
         for number in np.unique(chosen).tolist():
             self._add(number, columns.take(np.flatnonzero(chosen == number)), now)
+
+    def _refuse(self, row: pa.RecordBatch, reason: EngineError) -> None:
+        if self.aside is not None:
+            self.aside.add(row, str(reason))
+        elif FILE in row.schema.names:
+            raise InvalidRecordError(f"{marked(row)}{reason}")
+        else:
+            raise reason
 
     def _add(self, number: int, columns: Columns, now: int) -> None:
         writer = self._open.get(number)
@@ -267,7 +350,20 @@ class _Writers:
         )
 
     def finish(self) -> list[dict[str, Any]]:
-        """Close the open files. Return all pieces."""
+        """Close the open files. Return all pieces, and what was put aside."""
+        if self.aside is not None and self.aside.rows:
+            self.aside.close()
+            size = self.aside.path.stat().st_size
+            self.pieces.append(
+                {
+                    "partition": NO_PARTITION,
+                    "task": self.task,
+                    "number": len(self.pieces),
+                    "path": str(self.aside.path),
+                    "bytes": size,
+                    "records": self.aside.rows,
+                }
+            )
         for number in sorted(self._open):
             self._end(number)
         return self.pieces
