@@ -28,9 +28,9 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
 from topicfs.engine.format.paths import COMMITTED, INBOX, JOURNAL
+from topicfs.engine.inbox.committed_names import CommittedNames
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
-from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.routing import first_refused
 from topicfs.engine.inbox.staging import Parts, Staging
 from topicfs.engine.inbox.waiting import HIDDEN, ITSELF, WaitingBatch

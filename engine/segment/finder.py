@@ -14,9 +14,9 @@ from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, MAX_TIMESTAMP, POSITION, SIZE
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.batch_file import CHUNK, BatchFile, Found, Latest
+from topicfs.engine.segment.index_repair import latest_behind, remade, resume
 from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.time_index import TimeIndex
-from topicfs.engine.segment.trust import latest_behind, remade, resume
 
 log = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ from topicfs.engine.settings.topic import Explained, TopicSettings
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
-from topicfs.engine.store.upkeep import Upkeep
+from topicfs.engine.store.upkeep_jobs import Upkeep
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from store_bench import StoreBench, checked_store_bench, values
 from topicfs import Record
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import BatchExistsError, ClosedError, InvalidRecordError, UnknownPartitionError
-from topicfs.engine.inbox import names as remembered
+from topicfs.engine.inbox import committed_names as remembered
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal

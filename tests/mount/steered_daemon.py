@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
 
+from topicfs.engine.inbox.committed_names import CommittedNames
 from topicfs.engine.inbox.journal import InFlight, Journal
-from topicfs.engine.inbox.names import CommittedNames
 from topicfs.engine.inbox.staging import Staging
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.cutting import retire
