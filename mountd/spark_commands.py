@@ -15,7 +15,7 @@ from rich.console import Console
 
 from topicfs.engine.errors import EngineError
 from topicfs.mountd import kernels
-from topicfs.mountd.tables import show_line, show_table
+from topicfs.mountd.tables import show_line
 
 _OUT: Final = Console(highlight=False)
 _ERRORS: Final = Console(stderr=True, highlight=False)
@@ -186,34 +186,6 @@ def import_command(
         f"{topic}: {made.records} records, {made.bytes} bytes in {made.segments} segments of {made.partitions} "
         f"partitions: {made.read} rows read, {made.records} written, {made.rejected} rejected",
     )
-
-
-@spark_group.command("compact")
-@_BACKING
-@click.option("--topic", "topics", multiple=True, required=True, help="What to compact; again for more.")
-@click.option("--all", "everything", is_flag=True, help="Also the active segments, which are sealed before.")
-@_on_spark
-def compact_command(
-    backing: Path, topics: tuple[str, ...], everything: bool, master: str | None, conf: dict[str, str]
-) -> None:
-    """Keep the last record of each key, in BACKING, which no daemon may have open: as the cleaner does, for any number
-    of keys.
-
-    Executors must see BACKING under the same path, and on one file system."""
-    with _session("compact", master, conf) as spark:
-        from topicfs.engine.spark.jobs.compact import compact  # noqa: PLC0415 - loads Spark
-
-        done = compact(spark, backing.absolute(), topics, everything)
-    rows = [
-        (
-            name,
-            f"{cleaned.segments_before} → {cleaned.segments_after}",
-            f"{cleaned.records_read} → {cleaned.records_kept}",
-            f"{cleaned.bytes_read} → {cleaned.bytes_written}",
-        )
-        for name, cleaned in done.items()
-    ]
-    show_table(_OUT, ("partition", "segments", "records", "bytes"), rows)
 
 
 @contextlib.contextmanager

@@ -48,12 +48,6 @@ class LiveProducers:
         }
         return cls(offsets, ids, epochs)
 
-    def between(self, start: int, end: int) -> LiveProducers:
-        """Return the needs within the offsets [start, end). The epochs stay complete, because a marker may be
-        anywhere."""
-        first, behind = np.searchsorted(self.offsets, (start, end))
-        return LiveProducers(self.offsets[first:behind], self.ids[first:behind], self.epochs)
-
     def mark(self, table: Longs, flags: Bytes) -> None:
         """Flag the batches whose header must stay."""
         if len(self.offsets):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -107,9 +107,6 @@ class RewriteCounts:
     records_read: int = 0
     records_kept: int = 0
     invalid_records: int = 0
-
-    def __add__(self, other: RewriteCounts) -> RewriteCounts:
-        return RewriteCounts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(slots=True)

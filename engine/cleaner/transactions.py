@@ -6,10 +6,9 @@ first gets a delete horizon, and is removed when that is over: a slow reader has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Self
 
 import numpy as np
 
@@ -42,40 +41,6 @@ class _Aborted:
     seen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """The effect of a stretch of a log on the transactions of the producers that have batches in it.
-
-    pending  producers whose last batch in it waits for a marker
-    ended    producers whose last batch in it is a marker
-    """
-
-    pending: frozenset[int]
-    ended: frozenset[int]
-
-    @classmethod
-    def of(cls, tables: Iterable[Longs]) -> Self:
-        """Return the passage of these batches. Headers are enough: an emptied control batch ends nothing, see
-        `judge`, and a control batch that is no marker has no producer."""
-        ended: dict[int, bool] = {}
-        for table in tables:
-            control = table[:, ATTRIBUTES] & CONTROL != 0
-            counts = np.where(control, table[:, COUNT] > 0, table[:, ATTRIBUTES] & TRANSACTIONAL != 0)
-            # The last rows come first: of each producer the first row that is found counts.
-            rows = table[counts][::-1]
-            producers, at = np.unique(rows[:, PRODUCER_ID], return_index=True)
-            are_markers = rows[at, ATTRIBUTES] & CONTROL != 0
-            ended.update(zip(producers.tolist(), are_markers.tolist(), strict=True))
-        return cls(
-            frozenset(producer for producer, has_ended in ended.items() if not has_ended),
-            frozenset(producer for producer, has_ended in ended.items() if has_ended),
-        )
-
-    def behind(self, pending: frozenset[int]) -> frozenset[int]:
-        """Return the producers whose transactions are pending behind the stretch. `pending` are those before it."""
-        return (pending - self.ended) | self.pending
-
-
 class Transactions:
     """The transactions of one pass over a log, in the order of offsets.
 
@@ -90,18 +55,6 @@ class Transactions:
         self._waiting = sorted(aborted, key=attrgetter("first_offset"), reverse=True)
         self._aborted: dict[int, _Aborted] = {}
         self._committed: set[int] = set()
-
-    @classmethod
-    def resumed(cls, aborted: Iterable[AbortedTransaction], offset: int, pending: Collection[int]) -> Self:
-        """Return the transactions of a pass that continues at an offset. `aborted` are the aborted ones that overlap
-        the rest of the pass. For each producer in `pending`, batches were read before the offset, and the marker was
-        not."""
-        listed = list(aborted)
-        begun = {entry for entry in listed if entry.first_offset < offset and entry.producer_id in pending}
-        found = cls(entry for entry in listed if entry not in begun)
-        found._aborted = {entry.producer_id: _Aborted(entry, seen=True) for entry in begun}
-        found._committed = set(pending) - found._aborted.keys()
-        return found
 
     def judge(
         self, buffer: Bytes, table: Longs, now: int, where: str

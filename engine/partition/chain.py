@@ -101,26 +101,6 @@ class Chain:
             self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix
         )
 
-    def adopt(self, directory: Path, base_offset: int, suffix: str) -> Segment:
-        """Move a finished segment here from another directory of the same file system, and return it. It is not yet in
-        the list. Its names are durable once this directory is synced. On an error none of its files is left here."""
-        self._make_room(base_offset, suffix)
-        segment = Segment(
-            self.directory, base_offset, self.settings, self.clock, self.descriptors, suffix=suffix
-        )
-        try:
-            for name in (log_file, index_file, time_index_file):
-                (directory / (name(base_offset) + suffix)).rename(
-                    self.directory / (name(base_offset) + suffix)
-                )
-            transactions = transaction_index_file(base_offset) + suffix
-            if (directory / transactions).exists():
-                (directory / transactions).rename(self.directory / transactions)
-        except OSError:
-            segment.delete()
-            raise
-        return segment
-
     def _make_room(self, base_offset: int, suffix: str) -> None:
         for name in (log_file, index_file, time_index_file, transaction_index_file):
             path = self.directory / (name(base_offset) + suffix)

@@ -260,7 +260,7 @@ class Store:
         store._finish_deletions()
         store.inboxes.recover()
         for left in (backing / STAGING).glob(f"*/{COMPACTING}"):
-            log.info(f"{left}: left over from a compaction that was broken off, removed")
+            log.info(f"{left}: left over from a job of an earlier version, removed")
             shutil.rmtree(left, ignore_errors=True)
         return store
 
