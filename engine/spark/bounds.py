@@ -29,6 +29,7 @@ from topicfs.engine.format.producer_snapshot import open_transactions
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.mount_attributes import FIRST_OFFSET, NEXT_OFFSET
 from topicfs.engine.spark.files import Files, offset_index
+from topicfs.engine.spark.options import Key
 from topicfs.engine.spark.place import Place
 
 
@@ -66,6 +67,10 @@ class Tail:
     def stable(self) -> int:
         """Return the stable offset. Every open transaction begins at or above it."""
         return min(self.open.values(), default=self.end)
+
+
+Tails = dict[tuple[Key, str | None], Tail]
+"""The known ends of logs, by partition and topic id: a topic that is made again has another log."""
 
 
 def told(place: Place, topic: str, number: int) -> Bounds | None:

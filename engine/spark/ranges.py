@@ -11,11 +11,12 @@ from typing import Final, TypeVar
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
 from topicfs.engine.files.listing import Listing
+from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.index import Index
 from topicfs.engine.format.paths import log_file
 from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT64
-from topicfs.engine.spark.bounds import Bounds, Tail, seen, told
+from topicfs.engine.spark.bounds import Bounds, Tails, seen, told
 from topicfs.engine.spark.files import Files, listed, offset_index, time_index
 from topicfs.engine.spark.offset_range import OffsetRange, TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
@@ -33,14 +34,16 @@ T = TypeVar("T")
 class TopicPartition:
     """A partition at the time when a query is planned.
 
-    files   its segments
-    bounds  the offsets in them that may be read
+    files     its segments
+    bounds    the offsets in them that may be read
+    topic_id  id of its topic; None if it has none, and in a batch query, which needs none
     """
 
     topic: str
     number: int
     files: Files
     bounds: Bounds
+    topic_id: str | None
 
     @property
     def name(self) -> str:
@@ -57,10 +60,9 @@ def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key
     return keys
 
 
-def found(
-    place: Place, keys: Iterable[Key], tails: dict[Key, Tail] | None = None
-) -> dict[Key, TopicPartition]:
-    """Return these partitions, without deleted ones. `tails` keeps the known ends of logs from one call to the next."""
+def found(place: Place, keys: Iterable[Key], tails: Tails | None = None) -> dict[Key, TopicPartition]:
+    """Return these partitions, without deleted ones. `tails` keeps what a stream knows of the ends of logs from one
+    call to the next."""
     partitions = {}
     for key in keys:
         partition = _while_files_change(partial(_found, place, key, tails))
@@ -81,19 +83,23 @@ def _refuse_missing(keys: list[Key], options: Options, place: Place) -> None:
         )
 
 
-def _found(place: Place, key: Key, tails: dict[Key, Tail] | None) -> TopicPartition | None:
+def _found(place: Place, key: Key, tails: Tails | None) -> TopicPartition | None:
     topic, number = key
     directory = place.logs / f"{topic}-{number}"
+    # If the topic is made again in the meantime, its new offsets come with the old id, and the next look shows that.
+    topic_id = None if tails is None else PartitionMetadata.load(directory).topic_id
     bounds = told(place, topic, number)
     try:
         files = listed(directory)
     except FileNotFoundError:
         return None  # deleted in the meantime
     if bounds is None:
-        bounds, tail = seen(place, files, topic, number, None if tails is None else tails.get(key))
+        bounds, tail = seen(
+            place, files, topic, number, None if tails is None else tails.get((key, topic_id))
+        )
         if tails is not None and tail is not None:
-            tails[key] = tail
-    return TopicPartition(topic, number, files, bounds)
+            tails[key, topic_id] = tail
+    return TopicPartition(topic, number, files, bounds, topic_id)
 
 
 def _while_files_change(look: Callable[[], T]) -> T:

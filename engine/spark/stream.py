@@ -1,5 +1,9 @@
-"""Streaming queries. An offset of the stream has the form of Kafka's source, {"orders":{"0":23}}: the next to be
-read.
+"""Streaming queries. An offset of the stream has the form of Kafka's source, and the ids of the topics:
+
+    {"orders":{"0":23},"orders@<id>":{}}        the next offset to be read
+
+No topic has an @ in its name. Kafka's source, and we, take an offset with and without ids, so that a checkpoint can
+be handed over both ways. A topic whose id is not known, in the offset or in its directory, is not compared.
 
 A partition that is created while a stream runs is read from its beginning. When a query restarts, the planned
 records are read again, and they are the same: only offsets below the stable one are planned, and those do not
@@ -9,7 +13,8 @@ change. Compaction may have removed outdated records by then, as it may have don
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topicfs.engine.errors import ClosedError, InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
-from topicfs.engine.spark.bounds import Tail
+from topicfs.engine.spark.bounds import Tails
 from topicfs.engine.spark.options import Key, Options
 from topicfs.engine.spark.place import Place, place_of
 from topicfs.engine.spark.ranges import TopicPartition, checked, chosen, found, resolved, tasks
@@ -32,6 +37,42 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Json = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A position of the stream.
+
+    offsets  next offset of each partition
+    ids      ids of the topics that have one
+    """
+
+    offsets: dict[Key, int]
+    ids: dict[str, str]
+
+    @classmethod
+    def of(cls, found: Json) -> Position:
+        """Return the position in an offset of Spark's checkpoint."""
+        offsets = {
+            (topic, int(number)): each for topic, parts in found.items() for number, each in parts.items()
+        }
+        return cls(offsets, dict(name.split("@", 1) for name in found if "@" in name))
+
+    def json(self) -> Json:
+        """Return the form in Spark's checkpoint. Ids of topics without a partition in it are left out."""
+        found: Json = {}
+        for (topic, number), offset in sorted(self.offsets.items()):
+            found.setdefault(topic, {})[str(number)] = offset
+        return found | {f"{topic}@{self.ids[topic]}": {} for topic in found if topic in self.ids}
+
+    def made_again(self, present: dict[str, str]) -> set[str]:
+        """Return the topics whose present ids are others."""
+        return {topic for topic, known in self.ids.items() if present.get(topic, known) != known}
+
+    def offsets_in(self, present: dict[str, str]) -> dict[Key, int]:
+        """Return the offsets of topics that were not made again: the others are new to the stream."""
+        again = self.made_again(present)
+        return {key: offset for key, offset in self.offsets.items() if key[0] not in again}
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -49,9 +90,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self._tails: dict[Key, Tail] = {}
-        self._first: dict[Key, int] | None = None
-        self._target: dict[Key, int] | None = None
+        self._tails: Tails = {}
+        self._first: Position | None = None
+        self._target: Position | None = None
         self._place: Place | None = None
         self._begun_s: float | None = None
 
@@ -76,9 +117,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's names, here and below
         """Return the offsets where a new query begins."""
         if self._first is None:
-            options = self.options
-            self._first = resolved(self._found(), options.starting, "startingOffsets", options.late_is_latest)
-        return _json(self._first)
+            options, partitions = self.options, self._found()
+            offsets = resolved(partitions, options.starting, "startingOffsets", options.late_is_latest)
+            self._first = Position(offsets, _ids(partitions.values()))
+        return self._first.json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch: `maxOffsetsPerTrigger` offsets, or none."""
@@ -91,25 +133,27 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Json:  # noqa: N802
         """Return the ends of all partitions, for the query's progress."""
-        return _json(self._ends())
+        return self._ends().json()
 
-    def _ends(self) -> dict[Key, int]:
-        return {key: partition.bounds.end for key, partition in self._found().items()}
+    def _ends(self) -> Position:
+        partitions = self._found()
+        ends = {key: partition.bounds.end for key, partition in partitions.items()}
+        return Position(ends, _ids(partitions.values()))
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         """Return the end of the next micro-batch, which begins at `start`."""
-        begun = _keys(start)
         ends = self._ends() if self._target is None else self._target
-        self._refuse_lost(begun)
+        self._refuse_lost(Position.of(start))
+        begun = Position.of(start).offsets_in(ends.ids)
         # Offsets of deleted partitions are dropped. Partitions that the target does not know wait.
-        latest = {key: max(end, begun.get(key, 0)) for key, end in ends.items()}
+        latest = {key: max(end, begun.get(key, 0)) for key, end in ends.offsets.items()}
         if self._waits(begun, latest):
             return start
         if isinstance(limit, ReadMaxRows):
             latest = _limited(begun, latest, self._starts(latest, begun), limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise InvalidSettingError(f"limit of a micro-batch: expected one in offsets, found {limit}")
-        return _json(latest)
+        return Position(latest, ends.ids).json()
 
     def _waits(self, begun: dict[Key, int], latest: dict[Key, int]) -> bool:
         """Return whether there is too little for a micro-batch yet. Never wait with the first one, or with
@@ -133,12 +177,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions = found(self._log(), new, self._tails)
         return {key: partition.bounds.start for key, partition in partitions.items()}
 
-    def _refuse_lost(self, begun: dict[Key, int]) -> None:
+    def _refuse_lost(self, begun: Position) -> None:
         if not self.options.fail_on_data_loss:
             return
         ends = self._ends()
-        for (topic, number), offset in begun.items():
-            end = ends.get((topic, number))
+        _refuse_made_again(begun, ends.ids)
+        for (topic, number), offset in begun.offsets.items():
+            end = ends.offsets.get((topic, number))
             if end is None or end < offset:
                 raise OffsetOutOfRangeError(
                     f"{topic}-{number}: expected an end from offset {offset} on, where the stream is, found "
@@ -150,10 +195,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Return the tasks of a micro-batch."""
-        begun, ended = _keys(start), _keys(end)
-        partitions = found(self._log(), ended, self._tails)
+        ended = Position.of(end)
+        begun = Position.of(start).offsets_in(ended.ids)
+        partitions = found(self._log(), ended.offsets, self._tails)
+        present = _ids(partitions.values())
+        if self.options.fail_on_data_loss:
+            _refuse_made_again(ended, present)
+        planned = ended.offsets_in(present)  # of a topic that was made again since, nothing is left
         missing = sorted(
-            key for key, offset in ended.items() if key not in partitions and offset > begun.get(key, 0)
+            key for key, offset in planned.items() if key not in partitions and offset > begun.get(key, 0)
         )
         if missing and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
@@ -161,9 +211,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "without it"
             )
         spans = [
-            (key, *checked(partition, begun.get(key, 0), ended[key], self.options))
+            (key, *checked(partition, begun.get(key, 0), planned[key], self.options))
             for key, partition in partitions.items()
-            if begun.get(key, 0) < ended[key]
+            if begun.get(key, 0) < planned.get(key, 0)
         ]
         return [ReadTask(part) for part in tasks(partitions, spans, self.options)]
 
@@ -195,14 +245,19 @@ def _limited(
     return {key: begin[key] + shares.get(key, 0) for key in latest if key in begun or shares.get(key, 0)}
 
 
-def _json(offsets: dict[Key, int]) -> Json:
-    found: Json = {}
-    for (topic, number), offset in sorted(offsets.items()):
-        found.setdefault(topic, {})[str(number)] = offset
-    return found
+def _ids(partitions: Iterable[TopicPartition]) -> dict[str, str]:
+    """Return the ids of topics. The first partition counts: see `ranges.found` for a topic that is just made again."""
+    ids: dict[str, str] = {}
+    for each in partitions:
+        if each.topic_id is not None:
+            ids.setdefault(each.topic, each.topic_id)
+    return ids
 
 
-def _keys(offsets: Json) -> dict[Key, int]:
-    return {
-        (topic, int(number)): offset for topic, parts in offsets.items() for number, offset in parts.items()
-    }
+def _refuse_made_again(known: Position, present: dict[str, str]) -> None:
+    for topic in sorted(known.made_again(present)):
+        raise OffsetOutOfRangeError(
+            f"{topic}: expected the topic with id {known.ids[topic]}, which the stream has read, found one with id "
+            f"{present[topic]}: it was deleted and made again, and its offsets mean other records. "
+            "failOnDataLoss=false reads the new topic from its start"
+        )

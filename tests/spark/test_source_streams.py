@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from partition_opening import NOW
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from sources import Logs, Row, in_order, logs, numbered
 
 from topicfs import Record
@@ -177,12 +179,94 @@ def test_what_retention_took_is_an_error_or_passed_over(log: Logs, tmp_path: Pat
     assert [row[4] for row in query.run()] == [*range(20), *range(50, 60)]
 
 
-def test_a_topic_that_was_made_anew_is_an_error(log: Logs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, 20, 30])
+def test_a_topic_that_was_made_again_is_an_error_or_read_from_its_start(
+    log: Logs, tmp_path: Path, count: int
+) -> None:
     numbered(log.create(), 20)
     query = Query(log, tmp_path)
     query.run()
     log.store.delete_topic("t")
-    numbered(log.create(), 3)
+    numbered(log.create(), count, first=100)
+    words = "t: expected the topic with id .*: it was deleted and made again, .* failOnDataLoss=false reads the new"
+    with pytest.raises(StreamingQueryException, match=words):
+        query.run()
+    query.options["failOnDataLoss"] = "false"
+    query.run()
+    assert query.batches.pop(1) == log.held()
+    assert len(query.run()) == 20, "the new topic comes once"
+    numbered(log.store.partition("t", 0), 5, first=200)
+    query.options["failOnDataLoss"] = "true"
+    query.run()
+    assert query.batches[2] == log.held()[count:]
+
+
+def test_a_running_stream_notices_a_topic_that_was_made_again(log: Logs) -> None:
+    """The new log has whole batches elsewhere than the old one, and a stream that runs has read a part of that."""
+    options = log.options(startingOffsets="earliest", failOnDataLoss="false")
+    reader = TopicStreamReader(parse(options, streaming=True), columns(include_headers=False))
+    old = log.create()
+    numbered(old, 20)
+    numbered(log.create("t", 1), 5)
+    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert first == {"t": {"0": 20, "1": 5}, f"t@{old.topic_id}": {}}
+    log.store.delete_topic("t")
+    new = log.create()
+    new.append([Record(b"x" * 5000, b"k", NOW)] * 30)
+    again = reader.latestOffset(first, ReadMaxRows(10))
+    assert again == {"t": {"0": 10}, f"t@{new.topic_id}": {}}
+    assert [(task.value.start, task.value.end) for task in reader.partitions(first, again)] == [(0, 10)]
+    assert reader.partitions(first, {**first, "t": {"0": 30}}) == [], "planned before: nothing of it is left"
+    assert reader.latestOffset(again, ReadAllAvailable())["t"] == {"0": 30}
+
+
+def test_what_is_available_now_of_a_topic_that_is_made_again_is_not_taken_from_the_new_one(log: Logs) -> None:
+    options = log.options(startingOffsets="earliest", failOnDataLoss="false")
+    reader = TopicStreamReader(parse(options, streaming=True), columns(include_headers=False))
+    numbered(log.create(), 20)
+    begun = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    log.store.delete_topic("t")
+    numbered(log.create(), 30)
+    target = reader.latestOffset(begun, ReadAllAvailable())
+    assert reader.partitions(begun, target) == []
+    later = TopicStreamReader(parse(options, streaming=True), columns(include_headers=False))
+    now = later.latestOffset(target, ReadAllAvailable())
+    assert [(task.value.start, task.value.end) for task in later.partitions(target, now)] == [(0, 30)]
+
+
+def test_a_checkpoint_without_topic_ids_goes_on(log: Logs, tmp_path: Path) -> None:
+    """Kafka's source writes such ones. It takes ours too: a topic without partitions means nothing to it."""
+    partition = log.create()
+    numbered(partition, 20)
+    query = Query(log, tmp_path)
+    query.run()
+    offsets = Path(query.checkpoint, "offsets")
+    *others, last = (offsets / "0").read_text().splitlines()
+    assert json.loads(last) == {"t": {"0": 20}, f"t@{partition.topic_id}": {}}
+    (offsets / "0").write_text("\n".join([*others, '{"t":{"0":20}}']))
+    (offsets / ".0.crc").unlink()
+    assert len(query.run()) == 20
+    numbered(partition, 5, first=20)
+    assert query.run() == log.held()
+    log.store.delete_topic("t")
+    numbered(log.create(), 40)
+    with pytest.raises(StreamingQueryException, match="it was deleted and made again"):
+        query.run()
+
+
+def test_topics_without_ids_are_not_compared(log: Logs, tmp_path: Path) -> None:
+    query = Query(log, tmp_path)
+    for count in (20, 30):
+        partition = log.create()
+        numbered(partition, count)
+        log.store.close()
+        (log.place / "logs" / "t-0" / "partition.metadata").unlink()
+        query.run()
+        log.reopen()
+        log.store.delete_topic("t")
+    assert [row[4] for row in query.rows] == [*range(30)]
+    numbered(log.create(), 10)
     with pytest.raises(StreamingQueryException, match="or the topic was made anew"):
         query.run()
 
