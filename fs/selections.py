@@ -11,6 +11,7 @@
     last-<N><unit>….<fmt>    time/last-15m.txt            units w, d, h, m, s, each once, as in last-1d12h
     <day>/<HH>.<fmt>         time/2026-05-01/09.txt       an hour, UTC
     <base>.<fmt>             segments/00000000000000000042.txt, also .log: the segment's bytes
+    <base>-<end>.<fmt>       below sealed/ and table/ of a compacted log; the end is the next segment's base
 
 Times are ISO 8601, with or without `-` and `:`. A time may stop at the year, at the month (which needs its `-`), or at
 any smaller unit. A second may have a fraction. Times without a zone are UTC. A year above 9999 has a `+` before it, as
@@ -227,3 +228,15 @@ def parse_base(stem: str) -> int | None:
 def base_name(base_offset: int) -> str:
     """Return a segment's name: the base offset in 20 digits."""
     return f"{base_offset:020d}"
+
+
+def sealed_name(base_offset: int, end_offset: int, compacted: bool) -> str:
+    """Return the name of a segment that can change no more, save by compaction. In a compacted log the name has the end
+    too: a clean puts records of other segments into one, and who takes each name once has to find them."""
+    return base_name(base_offset) + (f"-{base_name(end_offset)}" if compacted else "")
+
+
+def parse_sealed(stem: str) -> int | None:
+    """Return the base offset in either form of `sealed_name`; None if it is no such name. The caller compares the
+    whole name with the segment's."""
+    return parse_base(stem.partition("-")[0])

@@ -17,9 +17,10 @@ from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.fs import errors
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
-from topicfs.fs.selections import base_name, parse_base
+from topicfs.fs.selections import parse_sealed, sealed_name
 from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs
 from topicfs.fs.tree.topic_entry import TopicEntry
+from topicfs.fs.views.partition_views import PartitionViews
 
 PARQUET: Final = "parquet"
 TABLE: Final = "table"
@@ -61,7 +62,7 @@ class ParquetFile(PartitionEntry):
 
     @property
     def is_current(self) -> bool:
-        return self.is_there
+        return self.is_there and self.path.endswith(f"/{_name(self.views, self.file)}")
 
     @property
     def generation(self) -> Hashable:
@@ -103,15 +104,18 @@ class ParquetDirectory(PartitionEntry, Directory):
 
     def names(self) -> Iterable[str]:
         for file in self.context.tables.files(self.views.partition):
-            yield f"{base_name(file.base_offset)}.{PARQUET}"
+            yield _name(self.views, file)
 
     def lookup(self, name: str) -> Entry:
-        stem, _, suffix = name.partition(".")
-        base = parse_base(stem)
+        base = parse_sealed(name.partition(".")[0])
         found = None if base is None else self.context.tables.find(self.views.partition, base)
-        if found is None or suffix != PARQUET:
+        if found is None or name != _name(self.views, found):
             raise self.missing(name)
         return ParquetFile(self.child(name), self.views, found)
+
+
+def _name(views: PartitionViews, file: TableFile) -> str:
+    return f"{sealed_name(file.base_offset, file.next_offset, views.partition.settings.compact)}.{PARQUET}"
 
 
 class TableDirectory(TopicEntry, Directory):

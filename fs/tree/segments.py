@@ -11,10 +11,11 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError
 from topicfs.engine.files.birth import Birth
 from topicfs.engine.segment.segment import Segment
+from topicfs.engine.segment.segments import Segments
 from topicfs.fs import errors
 from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_of
 from topicfs.fs.formats import Format
-from topicfs.fs.selections import base_name, parse_base
+from topicfs.fs.selections import base_name, parse_sealed, sealed_name
 from topicfs.fs.tree.parquet import PARQUET, ParquetDirectory
 from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs, status_of
 from topicfs.fs.views.handle import ViewHandle
@@ -114,6 +115,17 @@ class SegmentFile(OfSegment):
         return ViewHandle(view, final)
 
 
+class SealedFile(SegmentFile):
+    """A sealed segment under its name in `sealed/<format>/`, which changes with the topic's `cleanup.policy`."""
+
+    @property
+    def is_current(self) -> bool:
+        if not super().is_current:
+            return False
+        stem = _sealed_stem(self.views, self.views.partition.log.snapshot.segments, self.segment)
+        return self.path.endswith(f"/{stem}.{self.format.suffix}")
+
+
 class RawHandle(Handle):
     """A segment's `.log`, as it is on disk."""
 
@@ -157,19 +169,29 @@ class SegmentsDirectory(PartitionEntry, Directory):
     """Every segment, in all formats and raw. The active one grows."""
 
     def names(self) -> Iterable[str]:
-        for segment in self.views.partition.log.snapshot.segments:
+        segments = self.views.partition.log.snapshot.segments
+        for segment in segments:
             if self._shows(segment):
                 for suffix in self._kinds():
-                    yield f"{base_name(segment.base_offset)}.{suffix}"
+                    yield f"{self._stem(segments, segment)}.{suffix}"
 
     def lookup(self, name: str) -> Entry:
         stem, _, suffix = name.partition(".")
-        base = parse_base(stem)
-        segment = None if base is None else self.views.partition.log.snapshot.segments.at(base)
+        base, segments = parse_sealed(stem), self.views.partition.log.snapshot.segments
+        segment = None if base is None else segments.at(base)
         make = self._kinds().get(suffix)
-        if segment is None or make is None or not self._shows(segment):
+        if (
+            segment is None
+            or make is None
+            or not self._shows(segment)
+            or stem != self._stem(segments, segment)
+        ):
             raise self.missing(name)
         return make(self.child(name), self.views, segment)
+
+    def _stem(self, segments: Segments, segment: Segment) -> str:
+        """Return a segment's name without the suffix."""
+        return base_name(segment.base_offset)
 
     def _kinds(self) -> Mapping[str, _Maker]:
         """Return what a segment is shown as, by the suffix of a name."""
@@ -186,7 +208,10 @@ class SealedFormatDirectory(SegmentsDirectory):
     format: Format
 
     def _kinds(self) -> Mapping[str, _Maker]:
-        return {self.format.suffix: partial(SegmentFile, format=self.format)}
+        return {self.format.suffix: partial(SealedFile, format=self.format)}
+
+    def _stem(self, segments: Segments, segment: Segment) -> str:
+        return _sealed_stem(self.views, segments, segment)
 
     def _shows(self, segment: Segment) -> bool:
         now = self.views.partition.log.snapshot
@@ -206,6 +231,12 @@ class SealedDirectory(PartitionEntry, Directory):
     def _directories(self) -> Mapping[str, Callable[[str, PartitionViews], Entry]]:
         parquet = {PARQUET: ParquetDirectory} if self.views.partition.settings.parquet_enable else {}
         return {**_SEALED, **parquet}
+
+
+def _sealed_stem(views: PartitionViews, segments: Segments, segment: Segment) -> str:
+    following = segments.higher(segment.base_offset)
+    end = segment.base_offset if following is None else following.base_offset  # removed in the meantime
+    return sealed_name(segment.base_offset, end, views.partition.settings.compact)
 
 
 _Maker = Callable[[str, PartitionViews, Segment], OfSegment]

@@ -50,6 +50,39 @@ def test_a_name_that_is_there_all_the_time_can_be_opened(place: TreeBench, suffi
     assert found == place.read(path) != b""
 
 
+def test_a_sealed_name_is_there_while_its_segment_is_and_the_policy_stays(place: TreeBench) -> None:
+    views = place.views()
+
+    def listed() -> list[str]:
+        return list(place.files.readdir("/t-0/sealed/txt"))
+
+    def is_there(name: str) -> bool:
+        try:
+            place.files.getattr(f"/t-0/sealed/txt/{name}", None)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    plain = [f"{base:020d}.txt" for base in range(3)]
+    both = [f"{base:020d}-{base + 1:020d}.txt" for base in range(3)]
+    assert listed() == both
+    assert all(map(is_there, both))
+    wrong = [*plain, f"{0:020d}-{2:020d}.txt", f"{0:020d}-1.txt", f"{0:020d}-.txt", f"{0:020d}-{1:020d}-.txt"]
+    assert not any(map(is_there, wrong))
+    place.store.configure("t", {"cleanup.policy": "delete"})
+    assert listed() == plain
+    assert all(map(is_there, plain))
+    assert not any(map(is_there, both))
+    place.store.configure("t", {"cleanup.policy": "compact"})
+    assert not any(map(is_there, plain))
+    log = views.partition.log
+    cleaner().clean(log, 0, log.chain.active.base_offset, place.clock.ms, lambda *_: None)
+    merged = f"{0:020d}-{3:020d}.txt"
+    assert listed() == [merged]
+    assert not any(map(is_there, both))
+    assert place.read(f"/t-0/sealed/txt/{merged}") == b"of b\nof a\n"
+
+
 @pytest.mark.parametrize("suffix", KINDS)
 def test_a_name_that_is_gone_is_not_there(place: TreeBench, suffix: str) -> None:
     plain = KINDS[suffix].open

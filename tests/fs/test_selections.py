@@ -232,6 +232,14 @@ def test_a_segments_name_is_its_base_offset(base: int) -> None:
     assert names.parse_base(names.base_name(base)) == base
 
 
+def test_a_sealed_segment_has_its_end_in_the_name_where_the_log_is_compacted() -> None:
+    assert names.sealed_name(5, 30, compacted=False) == f"{5:020d}"
+    assert names.sealed_name(5, 30, compacted=True) == f"{5:020d}-{30:020d}"
+    for compacted in (False, True):
+        assert names.parse_sealed(names.sealed_name(5, 30, compacted)) == 5
+    assert names.parse_sealed("5-30") is None
+
+
 @pytest.mark.parametrize("stem", ["", "0", "42",
 "0" * 19, "0" * 21, "9" * 20, "-" + "0" * 19, "٠" * 20, "0" * 19 + "x"])  # fmt: skip
 def test_no_segments_name(stem: str) -> None:

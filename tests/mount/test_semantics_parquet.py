@@ -63,6 +63,12 @@ def made(directory: Path, *bases: int) -> None:
     eventually(lambda: names(directory) == wanted, f"{wanted} in {directory}")
 
 
+def compact_made(directory: Path, *spans: tuple[int, int]) -> None:
+    """The same of a compacted topic, whose names have both ends."""
+    wanted = [f"{base:020d}-{end:020d}.parquet" for base, end in spans]
+    eventually(lambda: names(directory) == wanted, f"{wanted} in {directory}")
+
+
 def rest(descriptor: int, size: int) -> bytes:
     return b"".join(iter_parts(descriptor, size))
 
@@ -285,8 +291,8 @@ def test_compaction(tmp_path: Path) -> None:
             segment(mount, partition, lines)
         append(partition / "log.tsv", b"last\tone\n")
         directory = table(mount, partition)
-        made(directory, 0, 2000, 4000)
-        file = directory / f"{BASE}.parquet"
+        compact_made(directory, (0, 2000), (2000, 4000), (4000, 6000))
+        file = directory / f"{BASE}-{2000:020d}.parquet"
         status, whole = file.stat(), file.read_bytes()
         with opened(file) as handle:
             start = os.pread(handle, 4096, 0)
@@ -299,15 +305,17 @@ def test_compaction(tmp_path: Path) -> None:
                 return len(listed) == 1
 
             eventually(replaced, "a table of what is left")
-            made(directory, 0)
-            assert seen <= {(f"{BASE}.parquet",), tuple(f"{base:020d}.parquet" for base in (0, 2000, 4000))}
+            compact_made(directory, (0, 6000))
+            after = directory / f"{BASE}-{6000:020d}.parquet"
+            three = tuple(f"{base:020d}-{base + 2000:020d}.parquet" for base in (0, 2000, 4000))
+            assert seen <= {(after.name,), three}
             assert start + rest(handle, len(whole))[4096:] == whole
-            new = pq.read_table(file)
+            new = pq.read_table(after)
             assert new.column("offset").to_pylist() == [*range(4000, 6000)]
             assert start + rest(handle, len(whole))[4096:] == whole
-        assert file.stat().st_ino != status.st_ino
-        assert pq.read_table(file).num_rows == 2000
-        assert file.stat().st_size == len(file.read_bytes())
+        assert after.stat().st_ino != status.st_ino
+        assert pq.read_table(after).num_rows == 2000
+        assert after.stat().st_size == len(after.read_bytes())
 
 
 def test_retention(mount: DaemonMount) -> None:
@@ -367,7 +375,10 @@ def test_other_readers(tmp_path: Path, policy: str) -> None:
             for part in range(2):
                 lines = "".join(f"{number}.{part}.{key}\tvalue {key}\n" for key in range(100))
                 segment(mount, mount / f"orders-{number}", lines)
-            made(topic / f"table/partition={number}", 0, 100)
+            if policy == "compact":
+                compact_made(topic / f"table/partition={number}", (0, 100), (100, 200))
+            else:
+                made(topic / f"table/partition={number}", 0, 100)
             for part in range(2):
                 wanted += [
                     (number, part * 100 + key, f"{number}.{part}.{key}".encode(), f"value {key}".encode())

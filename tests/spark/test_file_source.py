@@ -179,6 +179,46 @@ def test_a_stream_with_retention_running_sees_what_it_had_planned(
         assert streamed(spark, source, tmp_path) == expected
 
 
+def test_a_stream_over_a_compacted_topic_gets_the_last_value_of_each_key(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It may get a record again, and records of one key in another order than that of their offsets."""
+    quick = (
+        "log.cleaner.backoff.ms=20",
+        "log.cleaner.min.cleanable.ratio=0",
+        "log.segment.delete.delay.ms=0",
+    )
+    with mount_of(tmp_path, *quick) as mount:
+        partition = mount.new("keys")
+        config = mount / "topics/keys/config"
+        config.write_text("cleanup.policy=compact\n")
+        source = f"{mount.path}/keys-*/sealed/jsonl"
+
+        def streamed_last() -> dict[str, tuple[int, str]]:
+            found = sorted(streamed(spark, source, tmp_path))
+            return {value.partition(" ")[0]: (offset, value) for _, offset, value in found}
+
+        def compacted(end: int) -> None:
+            def is_done() -> bool:
+                cleaning = mount.status(partition)["cleaning"]
+                return cleaning is not None and cleaning["from_offset"] >= end
+
+            eventually(is_done, "a compaction")
+            assert os.listdir(partition / "sealed/jsonl") == [f"{0:020d}-{end:020d}.jsonl"]
+
+        expected: dict[str, tuple[int, str]] = {}
+        for turn in range(3):
+            for part in range(2):
+                first = (2 * turn + part) * 50
+                keys = [f"k{number}" for number in range(10 * turn, 10 * turn + 50)]
+                expected |= {key: (first + at, f"{key} of turn {turn}.{part}") for at, key in enumerate(keys)}
+                lines = "".join(f"{key}\t{expected[key][1]}\n" for key in keys)
+                append(partition / "log.tsv", lines.encode())
+                mount.steer("roll", partition)
+            compacted(first + 50)
+            assert streamed_last() == expected
+
+
 def test_segment_ms_seals_what_a_stream_waits_for(spark: SparkSession, tmp_path: Path) -> None:
     with mount_of(tmp_path, "log.roll.ms=500") as mount:
         partition = mount.new()
