@@ -29,6 +29,7 @@ class OffsetRange:
     aborted            transactions within it whose records are left out
     fail_on_data_loss  whether records that were removed in the meantime are an error
     times              only records with such timestamps are read
+    topic_id           id of the topic in a stream's plan: a task reads no records of a topic that was made again
     """
 
     topic: str
@@ -40,3 +41,4 @@ class OffsetRange:
     aborted: tuple[AbortedTransaction, ...]
     fail_on_data_loss: bool
     times: TimeBounds = EVERYTHING
+    topic_id: str | None = None

@@ -219,6 +219,7 @@ def tasks(
             (),
             options.fail_on_data_loss,
             options.times,
+            partitions[key].topic_id,
         )
         for key, start, end in spans
         if start < end

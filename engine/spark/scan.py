@@ -24,6 +24,7 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Longs, without_aborted
 from topicfs.engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
+from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
@@ -120,12 +121,20 @@ def _kept(part: OffsetRange) -> Iterator[tuple[npt.NDArray[np.uint8], Longs, int
         opened = _opened(part.directory, bases[place], at, upper)
         if opened is None:
             continue  # removed after it was listed
+        if _made_again(part):  # what was opened before this look is of the planned topic
+            _lose(part, at, part.end)
+            return
         segment, start, stop = opened
         for buffer, table in segment.log.batches(start, stop, chunk=_CHUNK, reuse=True):
             kept = _visible(table, part, upper)
             if len(kept):
                 yield buffer, kept, int(table[0, POSITION])
         at = upper
+
+
+def _made_again(part: OffsetRange) -> bool:
+    present = None if part.topic_id is None else PartitionMetadata.load(part.directory).topic_id
+    return present not in (None, part.topic_id)
 
 
 def _lose(part: OffsetRange, start: int, end: int) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from sources import Logs, Row, in_order, logs, numbered
 
 from topicfs import Record
-from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.spark.columns import columns
 from topicfs.engine.spark.options import parse
@@ -218,6 +218,27 @@ def test_a_running_stream_notices_a_topic_that_was_made_again(log: Logs) -> None
     assert [(task.value.start, task.value.end) for task in reader.partitions(first, again)] == [(0, 10)]
     assert reader.partitions(first, {**first, "t": {"0": 30}}) == [], "planned before: nothing of it is left"
     assert reader.latestOffset(again, ReadAllAvailable())["t"] == {"0": 30}
+
+
+def test_a_task_reads_nothing_of_a_topic_that_is_made_again_after_it_was_planned(log: Logs) -> None:
+    """A task may wait long for its turn."""
+    for strict in ("true", "false"):
+        options = log.options(startingOffsets="earliest", failOnDataLoss=strict)
+        reader = TopicStreamReader(parse(options, streaming=True), columns(include_headers=False))
+        numbered(log.create(), 20)
+        begun = reader.initialOffset()
+        (task,) = reader.partitions(begun, reader.latestOffset(begun, ReadAllAvailable()))
+        assert sum(batch.num_rows for batch in reader.read(task)) == 20
+        log.store.delete_topic("t")
+        numbered(log.create(), 30)
+        if strict == "true":
+            with pytest.raises(
+                OffsetOutOfRangeError, match=r"offsets 0 to 20 were removed, .* with the topic"
+            ):
+                list(reader.read(task))
+        else:
+            assert sum(batch.num_rows for batch in reader.read(task)) == 0
+        log.store.delete_topic("t")
 
 
 def test_what_is_available_now_of_a_topic_that_is_made_again_is_not_taken_from_the_new_one(log: Logs) -> None:
