@@ -167,64 +167,6 @@ def test_a_rewritten_file(tmp_path: Path, name: str, rewritten: str) -> None:
         assert file.read_bytes() == new
 
 
-def test_names_in_a_compacted_log(tmp_path: Path) -> None:
-    """U8. Where `cleanup.policy` has `compact`, a name in `sealed/<fmt>` and in `table` is `<base>-<end>.<ext>`,
-    `<end>` being where the next segment begins, and `<base>.<ext>` is ENOENT: a listed name never gets a record that
-    it did not have before, so who reads each name once meets the last value of each key.
-    """
-    with upkeep(tmp_path) as mount:
-        partition = mount.new("keys")
-        sealed, table = partition / "sealed/jsonl", mount / "topics/keys/table/partition=0"
-        config = mount / "topics/keys/config"
-        config.write_text("parquet.enable=true\nmin.compaction.lag.ms=3600000\n")
-        keyed(partition, mount)
-        plain = [f"{base:020d}" for base in (0, 200, 400)]
-        assert os.listdir(sealed) == [f"{stem}.jsonl" for stem in plain]
-        eventually(lambda: os.listdir(table) == [f"{stem}.parquet" for stem in plain], "the table")
-        for stem in plain:
-            (sealed / f"{stem}.jsonl").read_bytes()
-        config.write_text("cleanup.policy=compact\n")
-        stems = [f"{base:020d}-{base + 200:020d}" for base in (0, 200, 400)]
-        read = seen_once(sealed, set())
-        assert sorted(read) == [f"{stem}.jsonl" for stem in stems]
-        assert os.listdir(table) == [f"{stem}.parquet" for stem in stems]
-        for stem in plain:
-            for path in (sealed / f"{stem}.jsonl", table / f"{stem}.parquet"):
-                with pytest.raises(FileNotFoundError):
-                    path.open()
-        assert os.listdir(partition / "segments")[0] == f"{BASE}.txt"
-        config.write_text("min.compaction.lag.ms=0\n")
-        compacted(mount, partition)
-        whole = f"{BASE}-{600:020d}"
-        assert os.listdir(sealed) == [f"{whole}.jsonl"]
-        eventually(lambda: os.listdir(table) == [f"{whole}.parquet"], "the new table")
-        # The second round of cleaning puts records that are new into the segment that begins at 0.
-        lines = "".join(f"k{key}\tnewest\n" for key in range(100))
-        append(partition / "log.tsv", lines.encode())
-        mount.steer("roll", partition)
-        append(partition / "log.tsv", b"last\tone\n")
-        eventually(lambda: mount.status(partition)["cleaning"]["from_offset"] >= 701, "another compaction")
-        assert os.listdir(sealed) == [f"{BASE}-{701:020d}.jsonl"]
-        read |= seen_once(sealed, set(read))
-        newest: dict[str, tuple[int, str]] = {}
-        for each in (line for lines in read.values() for line in lines):
-            newest[each["key"]] = max(newest.get(each["key"], (-1, "")), (each["offset"], each["value"]))
-        assert newest == {
-            each["key"]: (each["offset"], each["value"])
-            for each in records(partition / "log.jsonl")
-            if each["offset"] < 701
-        }
-        config.write_text("cleanup.policy=delete\n")
-        assert os.listdir(sealed) == [f"{BASE}.jsonl"]
-        with pytest.raises(FileNotFoundError):
-            (sealed / f"{BASE}-{701:020d}.jsonl").open()
-
-
-def seen_once(directory: Path, known: set[str]) -> dict[str, list[dict[str, Any]]]:
-    """The records of the files whose names are not known."""
-    return {name: records(directory / name) for name in os.listdir(directory) if name not in known}
-
-
 def test_the_size_of_a_held_log(tmp_path: Path) -> None:
     """U4. While anyone holds `log.<fmt>` open, compaction does not make its size smaller; a reader that opens it then
     and begins at byte 0 reads what there is now, and `tail -f` goes on.
@@ -347,3 +289,61 @@ def test_records_that_were_not_made_here(tmp_path: Path) -> None:
         assert mount.status(mount / "orders-0")["kept"] is None
         eventually(lambda: not (mount / "orders-0/log.txt").stat().st_size, "retention, as it was said")
         assert (mount / "__consumer_offsets-0/log.txt").read_bytes().startswith(b"first\n")
+
+
+def test_names_in_a_compacted_log(tmp_path: Path) -> None:
+    """U8. Where `cleanup.policy` has `compact`, a name in `sealed/<fmt>` and in `table` is `<base>-<end>.<ext>`,
+    `<end>` being where the next segment begins, and `<base>.<ext>` is ENOENT: a listed name never gets a record that
+    it did not have before, so who reads each name once meets the last value of each key.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        sealed, table = partition / "sealed/jsonl", mount / "topics/keys/table/partition=0"
+        config = mount / "topics/keys/config"
+        config.write_text("parquet.enable=true\nmin.compaction.lag.ms=3600000\n")
+        keyed(partition, mount)
+        plain = [f"{base:020d}" for base in (0, 200, 400)]
+        assert os.listdir(sealed) == [f"{stem}.jsonl" for stem in plain]
+        eventually(lambda: os.listdir(table) == [f"{stem}.parquet" for stem in plain], "the table")
+        for stem in plain:
+            (sealed / f"{stem}.jsonl").read_bytes()
+        config.write_text("cleanup.policy=compact\n")
+        stems = [f"{base:020d}-{base + 200:020d}" for base in (0, 200, 400)]
+        read = seen_once(sealed, set())
+        assert sorted(read) == [f"{stem}.jsonl" for stem in stems]
+        assert os.listdir(table) == [f"{stem}.parquet" for stem in stems]
+        for stem in plain:
+            for path in (sealed / f"{stem}.jsonl", table / f"{stem}.parquet"):
+                with pytest.raises(FileNotFoundError):
+                    path.open()
+        assert os.listdir(partition / "segments")[0] == f"{BASE}.txt"
+        config.write_text("min.compaction.lag.ms=0\n")
+        compacted(mount, partition)
+        whole = f"{BASE}-{600:020d}"
+        assert os.listdir(sealed) == [f"{whole}.jsonl"]
+        eventually(lambda: os.listdir(table) == [f"{whole}.parquet"], "the new table")
+        # The second round of cleaning puts records that are new into the segment that begins at 0.
+        lines = "".join(f"k{key}\tnewest\n" for key in range(100))
+        append(partition / "log.tsv", lines.encode())
+        mount.steer("roll", partition)
+        append(partition / "log.tsv", b"last\tone\n")
+        eventually(lambda: mount.status(partition)["cleaning"]["from_offset"] >= 701, "another compaction")
+        assert os.listdir(sealed) == [f"{BASE}-{701:020d}.jsonl"]
+        read |= seen_once(sealed, set(read))
+        newest: dict[str, tuple[int, str]] = {}
+        for each in (line for lines in read.values() for line in lines):
+            newest[each["key"]] = max(newest.get(each["key"], (-1, "")), (each["offset"], each["value"]))
+        assert newest == {
+            each["key"]: (each["offset"], each["value"])
+            for each in records(partition / "log.jsonl")
+            if each["offset"] < 701
+        }
+        config.write_text("cleanup.policy=delete\n")
+        assert os.listdir(sealed) == [f"{BASE}.jsonl"]
+        with pytest.raises(FileNotFoundError):
+            (sealed / f"{BASE}-{701:020d}.jsonl").open()
+
+
+def seen_once(directory: Path, known: set[str]) -> dict[str, list[dict[str, Any]]]:
+    """The records of the files whose names are not known."""
+    return {name: records(directory / name) for name in os.listdir(directory) if name not in known}
