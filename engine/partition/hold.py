@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
-from topicfs.engine.errors import ClosedError
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.segment.segment import Segment
@@ -25,21 +24,27 @@ class Hold:
     @classmethod
     def take(cls, log: Log, start: int | None = None, end: int | None = None) -> Hold:
         """Pin the segments that hold [start, end) now. Without bounds, these are all segments."""
+        taken: list[Hold] = []
 
         def pinned(snapshot: Snapshot) -> Hold:
             hold = cls(snapshot)
+            taken.append(hold)
             first = snapshot.start if start is None else start
             last = snapshot.end if end is None else end
-            try:
-                for segment in snapshot.segments.range(first, last) if last > first else ():
-                    segment.pin()
-                    hold.held.append(segment)
-            except ClosedError:
-                hold.release()
-                raise
+            for segment in snapshot.segments.range(first, last) if last > first else ():
+                segment.pin()
+                hold.held.append(segment)
             return hold
 
-        return log.with_snapshot(pinned)
+        kept: Hold | None = None
+        try:
+            kept = log.with_snapshot(pinned)
+            return kept
+        finally:
+            # A removal or a truncation meanwhile has the log looked at again: what was pinned before that goes.
+            for hold in taken:
+                if hold is not kept:
+                    hold.release()
 
     def release(self, below: int | None = None) -> None:
         """Unpin all segments, or those that lie completely below an offset."""

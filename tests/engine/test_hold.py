@@ -15,6 +15,7 @@ from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.snapshot import Snapshot
+from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.segments import Segments
 
 
@@ -172,6 +173,27 @@ def test_a_hold_takes_the_list_that_is_published_when_a_segment_goes_meanwhile(b
 
     with Hold.take(Racing(), 0, 101) as hold:  # type: ignore[arg-type]
         assert [segment.base_offset for segment in hold.held] == [100]
+    assert all(segment.pins == 0 for segment in stale)
+
+
+def test_a_truncation_between_the_pins_and_the_look_at_the_log_leaves_none_of_these_pins(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = filled(bench)
+    stale = partition.log.snapshot.segments
+    pin = Segment.pin
+    cuts = [10]
+
+    def pinned(segment: Segment) -> None:
+        pin(segment)
+        if segment.base_offset == 9 and cuts:
+            partition.truncate_to(cuts.pop())
+
+    monkeypatch.setattr(Segment, "pin", pinned)
+    with partition.hold() as hold:
+        assert [segment.base_offset for segment in hold.held] == [0, 3, 6, 9]
+        assert hold.snapshot.end == 10
+        assert [segment.pins for segment in hold.held] == [1, 1, 1, 1]
     assert all(segment.pins == 0 for segment in stale)
 
 
