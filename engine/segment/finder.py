@@ -188,17 +188,17 @@ class Finder:
 
     # -- times, by the time index ----------------------------------------------------------------------
 
-    def offset_by_timestamp(self, timestamp: int, search_startfset: int) -> tuple[int, int, int] | None:
-        """Return the first record that is neither earlier than `timestamp` nor below `search_startfset`: its timestamp,
+    def offset_by_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
+        """Return the first record that is neither earlier than `timestamp` nor below `start_offset`: its timestamp,
         its offset, and its batch's leader epoch."""
-        found = self.position_of(max(self._timed(timestamp), search_startfset))
+        found = self.position_of(max(self._timed(timestamp), start_offset))
         if found is None:
             return None
         for buffer, table in self.log.batches(found[0], chunk=_CHECKED_CHUNK):
             for row in np.flatnonzero(table[:, MAX_TIMESTAMP] >= timestamp).tolist():
                 self.log.check_fitting(table[row : row + 1])
                 origin = int(table[0, POSITION])
-                record = first_record_at_or_after(buffer, table[row], timestamp, search_startfset, origin)
+                record = first_record_at_or_after(buffer, table[row], timestamp, start_offset, origin)
                 if record is not None:
                     return *record, int(table[row, LEADER_EPOCH])
         self._check_not_cut()
