@@ -38,6 +38,10 @@ $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
 # they get one. Both halves are run, whatever comes of the first.
 WORKERS ?= 2
 PYTEST   = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_OPTIONS)
+# What looks for longer may take as long as it likes.
+ifeq ($(HYPOTHESIS_PROFILE),thorough)
+PYTEST  += -o faulthandler_timeout=0
+endif
 BUSY    := tests/mount tests/mountd
 
 ifdef TESTS
@@ -50,10 +54,11 @@ test: setup $(KAFKA)/.ready
 	code=0; $(PYTEST) tests $(addprefix --ignore=,$(BUSY)) || code=1; .ci/busy $(PYTEST) $(BUSY) || code=1; exit $$code
 endif
 
-# As in `make test`, but for ten minutes.
+# As in `make test`, but for ten minutes. What tests may take in all (pyproject.toml) is counted behind them.
+soak: SOAK_SECONDS ?= 600
 soak: setup
 	.ci/packages tools
-	SOAK_SECONDS=$${SOAK_SECONDS:-600} $(BIN)/python -m pytest tests/soak
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o faulthandler_timeout=$$(($(SOAK_SECONDS) + 400)) tests/soak
 
 bench: setup
 	$(BIN)/python tests/bench
