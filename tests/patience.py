@@ -6,6 +6,7 @@ a minute. What must come soon is tried several times: a busy machine is late now
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,6 +20,11 @@ def eventually(condition: Callable[[], object], what: str, limit_s: float = PATI
     while not condition():
         assert time.monotonic() < end, f"not in {limit_s} s: {what}"
         time.sleep(0.005)
+
+
+def ended(*threads: threading.Thread, limit_s: float = PATIENCE_S) -> None:
+    """Wait until the threads have ended. They are daemons, so that one that hangs keeps no process from ending."""
+    eventually(lambda: not any(thread.is_alive() for thread in threads), "the threads have ended", limit_s)
 
 
 def promptly(limit_s: float, attempt: Callable[[], float | None], tries: int = 10) -> None:

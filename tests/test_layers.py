@@ -34,6 +34,9 @@ PUBLIC = "engine/public"
 USE_SPARK = {"mountd/spark_commands.py", "engine/public/spark.py"}
 """The jobs' command line, which loads them when one is run, and what users import."""
 
+LIMIT_S = 120.0
+"""Only a program that hangs, or waits for a network that does not answer, takes that long."""
+
 DYNAMIC = ("importlib.import_module", "__import__")
 
 # What opens, lists or changes a file that is named by a path.
@@ -122,7 +125,7 @@ def is_at_home(package: str, source: Path) -> bool:
 def test_the_daemon_starts_without_pyarrow() -> None:
     modules = ", ".join(f"topicfs.mountd.{name}" for name in ("assembly", "cli", "daemon"))
     program = f"import sys; sys.modules['pyarrow'] = None; import {modules}"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=LIMIT_S)
 
 
 def test_the_engine_knows_nothing_of_fuse_or_the_command_line() -> None:
@@ -183,7 +186,7 @@ def test_formats_need_nothing_but_the_standard_library() -> None:
     assert not wrong
     modules = ", ".join(f"topicfs.engine.format.{source.stem}" for source in sources("engine/format"))
     program = f"import sys; sys.modules['numpy'] = None; import {modules}"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=LIMIT_S)
 
 
 def test_the_stamp_of_compiled_kernels_knows_the_formats_that_they_use() -> None:
@@ -245,7 +248,7 @@ def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None
     left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "tests", "data", "mnt", "*.egg-info")
     shutil.copytree(ROOT, source, ignore=left_out)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source], check=True, timeout=LIMIT_S)
     (wheel,) = tmp_path.glob("topicfs-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
@@ -255,7 +258,9 @@ def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None
     )
     # Of setuptools, PyFilesystem needs a part that later ones do not have.
     others = ["fs==2.4.16", "six", "appdirs", "setuptools<80"]
-    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel, *others], check=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", site, wheel, *others], check=True, timeout=LIMIT_S
+    )
     program = (
         "import fs.memoryfs, topicfs, topicfs.fs.selections, topicfs.mountd.cli\n"
         "from topicfs import Record, Store\n"
@@ -273,6 +278,7 @@ def test_the_wheel_lives_beside_another_library_named_fs(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
+        timeout=LIMIT_S,
     )
     assert done.stdout == f"{site}/fs/__init__.py {site}/topicfs/__init__.py [b'text']\n", done.stderr
 

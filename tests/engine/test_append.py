@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import pytest
 from partition_bench import NOW, Bench, bases_of, batch, marker, values
+from patience import ended
 from plain_batches import batch as plain_batch
 from plain_batches import body as record_body
 from plain_batches import entry, header_of
@@ -174,11 +175,10 @@ def test_two_appenders_at_once_each_get_offsets_of_their_own(bench: Bench) -> No
         for number in range(100):
             given[name].append(partition.append(Record(b"%s%d" % (name.encode(), number), timestamp=NOW)))
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in given]
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in given]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     stored = {record.offset: record.value for record in partition.records()}
     assert sorted(stored) == list(range(300))
     for name, appends in given.items():

@@ -18,6 +18,7 @@ from cleaning import StandInCleaner
 from compacted import DAY, NOW, Cleaning, cleaner
 from directory_check import path_of
 from partition_opening import Known, open_partition, without_fsync
+from patience import ended
 from store_bench import START, StoreBench, checked_store_bench
 
 from topicfs import Record
@@ -391,9 +392,9 @@ def test_readers_are_told_of_a_swap_before_appends_have_to_wait_for_them(topic: 
             if free:
                 log.lock.release()
 
-        thread = threading.Thread(target=try_the_lock)
+        thread = threading.Thread(target=try_the_lock, daemon=True)
         thread.start()
-        thread.join()
+        ended(thread)
         told.append((appends_go_on[0], [each.base_offset for each in segments if each in log.chain.segments]))
 
     log.register_reader(before_removal)

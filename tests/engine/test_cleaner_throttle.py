@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from patience import ended
 
 from topicfs.engine.cleaner.throttle import Throttle
 
@@ -78,9 +79,8 @@ def test_all_threads_share_one_meter() -> None:
             throttle(1000)
             time.sleep(0.01)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert time.monotonic() - began > 0.7

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from partition_bench import NOW, Bench, batch
-from patience import PATIENCE_S
+from patience import PATIENCE_S, ended
 from plain_batches import HEADER, crc_is_right
 
 from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError
@@ -242,7 +242,7 @@ def test_an_append_while_a_flush_opens_a_file_loses_no_index_entry(
     def opened(path: object, flags: int, *mode: object, **named: object) -> int:
         if waiting and str(path).endswith(f"1{suffix}") and threading.get_ident() == flushing:
             waiting.clear()
-            thread = threading.Thread(target=append_meanwhile)
+            thread = threading.Thread(target=append_meanwhile, daemon=True)
             thread.start()
             # An append that waits for the lock until the file is open is as good.
             thread.join(0.2)
@@ -252,8 +252,7 @@ def test_an_append_while_a_flush_opens_a_file_loses_no_index_entry(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", opened)
         partition.flush()
-    for thread in appending:
-        thread.join()
+    ended(*appending)
     assert not waiting, "the flush did not open the file"
     assert partition.log.failure is None
     partition.append_batch(batch(1, timestamp=NOW + 2))

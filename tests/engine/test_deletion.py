@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import ended
 from store_bench import SMALL, StoreBench, checked_store_bench, some, values
 
 from topicfs import Record, Store
@@ -125,14 +126,14 @@ def test_an_append_at_the_same_moment_is_either_refused_or_keeps_the_partition(
                 return
             accepted.append(1)
 
-        writer = threading.Thread(target=append)
+        writer = threading.Thread(target=append, daemon=True)
         writer.start()
         try:
             store_bench.store.delete("orders", number, only_empty=True)
             removed = True
         except PartitionNotEmptyError:
             removed = False
-        writer.join()
+        ended(writer)
         assert removed != bool(accepted)
 
 

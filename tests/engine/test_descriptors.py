@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import ended
 
 from topicfs.engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
 from topicfs.engine.segment.descriptors import (
@@ -88,11 +89,10 @@ def test_readers_in_threads_and_evictions_do_not_meet(tmp_path: Path) -> None:
         except OSError as error:
             wrong.append(error)
 
-    threads = [threading.Thread(target=read, args=(each,)) for each in range(4)]
+    threads = [threading.Thread(target=read, args=(each,), daemon=True) for each in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert wrong == []
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
@@ -76,6 +77,7 @@ def run(folder: Path, *, stranger: bool = False, **environment: str) -> list[str
         capture_output=True,
         text=True,
         check=False,
+        timeout=5 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

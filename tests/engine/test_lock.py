@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from topicfs.engine.errors import StoreLockedError
 from topicfs.engine.files.lock import DirectoryLock
@@ -43,7 +44,11 @@ def other_process_holds(path: Path) -> Iterator[int]:
 def other_process_can_lock(path: Path) -> bool:
     """A process that only tries: it ends at once, holding nothing."""
     tried = subprocess.run(
-        [sys.executable, "-c", HOLD, path], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        [sys.executable, "-c", HOLD, path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     return tried.returncode == 0
 

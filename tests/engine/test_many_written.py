@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 from topicfs import Store
 
 PARTITIONS = 2000
@@ -40,6 +42,7 @@ def test_more_partitions_are_written_than_files_may_be_open(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
+        timeout=5 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     most, clean = done.stdout.split()
@@ -56,7 +59,11 @@ def test_a_start_with_too_few_says_so(tmp_path: Path) -> None:
     script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
     script += "from topicfs import Store; import sys; Store.open(sys.argv[1], create=True)"
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode != 0
     assert "the limit of open files is 100, expected at least 256" in done.stderr

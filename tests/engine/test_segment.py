@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import ended
 from test_scan import batch, table_of
 
 from topicfs.engine.errors import (
@@ -719,15 +720,14 @@ def test_reads_beside_truncations_see_old_bytes_or_fewer(bench: Bench) -> None:
             except Exception as error:  # noqa: BLE001  a thread's failure must reach the test
                 wrong.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for _ in range(30):
         segment.truncate_to(20)
         add(segment, *(batch(number) for number in range(20, 200)))
     stop.set()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert wrong == []
 
 
@@ -1011,10 +1011,10 @@ def test_readers_beside_an_appender_see_whole_batches(bench: Bench) -> None:
         except Exception as error:  # noqa: BLE001  a thread's failure must reach the test
             wrong.append(error)
 
-    thread = threading.Thread(target=read)
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     for number in range(600):
         add(segment, batch(number, [number]))
     stop.set()
-    thread.join()
+    ended(thread)
     assert wrong == []

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_opening import Clock
-from patience import PATIENCE_S
+from patience import PATIENCE_S, ended
 from tree_bench import APPEND, LINGER_MS, TreeBench, array, tree_bench
 
 from topicfs.engine.batch import from_records
@@ -833,7 +833,7 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: TreeBench, p
         mock.patch.object(partition_writers, "CLOSE_GRACE", 0.01),
     ):
         handle.flush()
-        release = threading.Thread(target=handle.release)
+        release = threading.Thread(target=handle.release, daemon=True)
         release.start()
         assert begun.wait(PATIENCE_S)
         timer = threading.Timer(0.3, may_go.set)
@@ -842,7 +842,7 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: TreeBench, p
         assert may_go.is_set(), "opened before the line was there"
         into = np.zeros(100, np.uint8)
         assert b"tail\n" in into[: place.files.read(opened, 0, into)].tobytes()
-        release.join()
+        ended(release)
     place.files.release(opened)
 
 
@@ -858,7 +858,7 @@ def test_what_is_opened_after_a_close_is_written_behind_its_last_line(place: Tre
         release.start()
         second = place.files.open(path, APPEND).handle
         place.files.write(second, array(b"k\tsecond\n" if path.endswith("tsv") else b"second\n"))
-    release.join()
+    ended(release)
     place.files.release(second)
     assert values(place) == [b"first", b"second"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memory_view_cache import MemoryViewCache
-from patience import PATIENCE_S
+from patience import PATIENCE_S, ended
 
 from topicfs import Store
 from topicfs.fs.operations import FileSystem
@@ -100,11 +100,11 @@ def test_readers_side_by_side_get_their_own_bytes(files: FileSystem) -> None:
             wrong.extend([] if good else [position])
         files.release(handle)
 
-    threads = [threading.Thread(target=reader, args=(start,)) for start in (0, 700_000, 1_500_000, 3_000_000)]
+    starts = (0, 700_000, 1_500_000, 3_000_000)
+    threads = [threading.Thread(target=reader, args=(start,), daemon=True) for start in starts]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert not wrong
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from patience import PATIENCE_S
+
 from topicfs import Record, Store
 
 BASE_TIME: Final = 1_700_000_000_000
@@ -121,7 +123,11 @@ def write_and_die(backing: Path) -> Path:
     """Write the workload in a process that ends as by kill -9; gives `backing`."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(backing)], capture_output=True, text=True, check=False
+        [sys.executable, str(script), str(backing)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=5 * PATIENCE_S,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     return backing

@@ -229,7 +229,7 @@ class Broker:
             self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(STOP_SECONDS)
             raise KafkaError(f"broker did not stop within {STOP_SECONDS} s\n{self._tail()}") from None
 
     def log(self) -> str:

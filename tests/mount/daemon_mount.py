@@ -124,14 +124,14 @@ class DaemonMount:
         """As a crash would end it. The dead mount stays."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.wait(STOP_S)
         self.process = None
 
     def clear(self) -> None:
         """Leave nothing running and nothing mounted."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(STOP_S)
         while self.is_mounted:
             subprocess.run(["fusermount", "-uz", self.path], check=True)
 

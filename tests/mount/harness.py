@@ -88,7 +88,8 @@ class Mount:
     def kill(self) -> None:
         """As a crash would."""
         self.process.kill()
-        self.process.join()
+        self.process.join(_END_S)
+        assert not self.process.is_alive(), "the process of the mount does not end, though it was killed"
 
     def unmount(self) -> None:
         """Take the mount away, in use or not, and wait for the process to end by itself."""
@@ -116,7 +117,8 @@ class Mount:
 
 
 def _fusermount(option: str, path: Path) -> int:
-    return subprocess.run(["fusermount", option, "-q", path], check=False, capture_output=True).returncode
+    command = ["fusermount", option, "-q", path]
+    return subprocess.run(command, check=False, capture_output=True, timeout=_END_S).returncode
 
 
 def _serve(make: Callable[[], Any], path: Path, log: Path, options: dict[str, str | bool]) -> None:
@@ -167,7 +169,10 @@ def mounted(
         watchdog.cancel()
         if process.is_alive():
             _end_what_hangs(mount)
-        process.join()
+        process.join(_END_S)
+        assert not process.is_alive(), (
+            f"the process of the mount does not end, though it was killed:\n{mount.said()}"
+        )
         assert not mount.is_mounted
         # The body's own error says more than what its breaking off left in the log.
         if sys.exc_info()[0] is None or mount.timed_out:

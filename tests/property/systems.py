@@ -22,6 +22,7 @@ import numpy as np
 from harness import Mount, mounted
 from memory_view_cache import MemoryViewCache
 from partition_opening import NOW, Clock, without_fsync
+from patience import PATIENCE_S
 
 from topicfs import Record, Store
 from topicfs.engine.partition.cutting import retire
@@ -283,6 +284,7 @@ class Asked:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*arguments: object) -> Any:
             self.connection.send((name, arguments))
+            assert self.connection.poll(PATIENCE_S), f"no answer to {name} in {PATIENCE_S} s"
             answer, error = self.connection.recv()
             if error is not None:
                 raise error

@@ -28,6 +28,7 @@ sys.path += [str(Path(__file__).parents[1] / "mount")]
 
 from daemon_mount import DaemonMount, append, eventually
 from harness import missing as lacking
+from patience import PATIENCE_S
 from soak_lines import Compacted, Faults, Keys, line_of
 
 HERE = Path(__file__).parent
@@ -179,7 +180,7 @@ class Soak:
         for worker in (*self.writers, *self.streams, *self.readers):
             for process in (worker.process, worker.source):
                 if process is not None:
-                    process.wait()
+                    process.wait(PATIENCE_S)
                     for pipe in (process.stdout, process.stdin):
                         if pipe is not None:
                             pipe.close()
@@ -320,7 +321,7 @@ class Soak:
             except subprocess.TimeoutExpired:
                 self.faults.add(f"{worker.name} does not end")
                 worker.process.kill()
-                worker.process.communicate()
+                worker.process.communicate(timeout=PATIENCE_S)
                 out = b""
             if worker.source is not None:
                 worker.source.terminate()

@@ -22,6 +22,9 @@ from typing import IO, Any
 
 from soak_lines import END, Compacted, Faults, Keys, Numbered, read_keyed
 
+LIMIT_S = 120.0
+"""Only a program that hangs takes that long."""
+
 REMOVED = re.compile(rb"^(?:grep|cp|cat): (?:cannot (?:open|stat) ')?(.*?)'?(?: for reading)?: No such file")
 
 
@@ -72,7 +75,11 @@ class Reader:
 
     def output(self, *command: str | Path, good: tuple[int, ...] = (0,)) -> bytes:
         """What a program prints. What it complains of is a fault, but for files that were removed."""
-        done = subprocess.run(command, capture_output=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            self.faults.add(f"it does not end: {error}")
+            return b""
         libfuse_stderr = done.stderr.splitlines()
         for complaint in libfuse_stderr:
             match = REMOVED.match(complaint)
