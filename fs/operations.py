@@ -205,14 +205,14 @@ class FileSystem:
             found = self._entry(path).at(version)
             opened = found.open(flags)
         # The version is asked for after the open: what was opened may be newer than what the kernel looked up.
-        late = version not in (0, found.version)
-        if late:
-            try:
+        try:
+            late = version not in (0, found.version)
+            if late:
                 self._look_again(path, caller)
-            except errors.StaleError:
-                opened.release()
-                raise
-        elif self._stale:
+        except BaseException:
+            opened.release()
+            raise
+        if not late and self._stale:
             self._stale.pop((path, caller), None)
         return self._opened(found, opened, node, late)
 

@@ -13,6 +13,7 @@ the newest view; one that begins elsewhere, as `tail` does, counts from the orig
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,28 +106,34 @@ class SharedLogViews:
     def join(self, fmt: Format) -> LogReader:
         """Open a reader of the view that shows the log as it is now. Its positions continue those of earlier views."""
         log = self._rendered.partition.log
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as on_error:
             views = self._views.setdefault(fmt, [])
             now = log.snapshot
             shared = views[-1] if views else None
             hold = None if shared is None else Hold.take(log, now.start, max(now.start + 1, now.end))
+            if hold is not None:
+                on_error.callback(hold.release)
             # This is asked after the hold is taken, so what is rewritten from here on is held.
             if shared is None or not shared.view.shows_all_from(now.start):
-                if hold is not None:
-                    hold.release()
+                on_error.close()
                 shared, hold = self._begin(fmt, now.start, views), None
             late = now.start > shared.view.start_offset
             place = shared.view.position_of(now.start) if late else 0
             reader = LogReader(shared, place, hold, views, self._lock)
             shared.readers.add(reader)
+            on_error.pop_all()
             return reader
 
     def _begin(self, fmt: Format, start: int, views: list[SharedLogView]) -> SharedLogView:
         shared = SharedLogView(View.open(self._rendered, fmt, start))
-        if views:
-            # The order matters: what is appended in between can only make the size grow, never shrink.
-            size = shared.view.size()
-            shared.excess = max(0, views[-1].size() - size)
+        try:
+            if views:
+                # The order matters: what is appended in between can only make the size grow, never shrink.
+                size = shared.view.size()
+                shared.excess = max(0, views[-1].size() - size)
+        except BaseException:
+            shared.view.close()
+            raise
         views.append(shared)
         return shared
 

@@ -14,6 +14,7 @@ from tree_bench import TreeBench, remove_below, tree_bench, whole
 from topicfs.engine.record import Record
 from topicfs.fs import errors
 from topicfs.fs.entry import Entry, Handle
+from topicfs.fs.fuse.adapter import VERSION_SHIFT
 from topicfs.fs.tree.segments import RawFile, SegmentFile
 
 KINDS = {"log": RawFile, "jsonl": SegmentFile}
@@ -96,3 +97,18 @@ def test_a_name_that_is_gone_is_not_there(place: TreeBench, suffix: str) -> None
         pytest.raises(errors.NotFoundError),
     ):
         place.files.open(f"/t-0/segments/{0:020d}.{suffix}", os.O_RDONLY)
+
+
+def test_what_is_gone_before_its_version_is_known_stays_not_open(
+    place: TreeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/t-0/segments/{0:020d}.log"
+    version = place.files.getattr(path, None).version
+
+    def gone(_: object) -> int:
+        raise errors.NotFoundError("segment 0 was removed")
+
+    monkeypatch.setattr(RawFile, "version", property(gone))
+    with pytest.raises(errors.NotFoundError):
+        place.files.open(path, os.O_RDONLY, version << VERSION_SHIFT)
+    assert [segment.pins for segment in place.views().partition.log.snapshot.segments] == [0, 0, 0, 0]

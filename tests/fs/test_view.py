@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -273,3 +274,28 @@ def test_a_list_that_a_rewritten_segment_has_left_adds_nothing_to_its_text(
         text_of = compacting.rendered.of(first, TXT)
         assert text_of.size(log.snapshot) == 5
         assert view_of(view) == b"of a\n"
+
+
+@pytest.mark.parametrize("failing", ["shows_all_from", "size"])
+def test_an_open_of_the_log_that_fails_keeps_nothing(
+    views: PartitionViews, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """What an open has pinned goes with its error: else it would stay on disk until the daemon ends."""
+    numbered(views, 0, 6)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, "no descriptor is free")
+
+    first = views.shared_log.join(TXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(View, failing, fail)
+        if failing == "size":
+            # Something was rewritten, so the next reader needs a view of its own.
+            patch.setattr(View, "shows_all_from", lambda *_: False)
+        for _ in range(3):
+            with pytest.raises(OSError, match="no descriptor is free"):
+                views.shared_log.join(TXT)
+    assert len(views.rendered.open_views) == 1
+    assert views.shared_log.readers == 1
+    first.close()
+    assert [segment.pins for segment in views.partition.log.snapshot.segments] == [0, 0, 0, 0]
