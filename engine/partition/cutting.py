@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from topicfs.engine.errors import CleaningAbortedError, CorruptSegmentError
+from topicfs.engine.errors import CleaningAbortedError, CorruptSegmentError, EngineError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.replay import rebuild
@@ -38,17 +38,22 @@ def truncate(log: Log, offset: int) -> bool:
             return True
         found = None if offset == last.base_offset else last.position_of(offset)
         position = 0 if offset == last.base_offset else last.size if found is None else found[0]
-        with log.whole_or_offline():
+        with log.whole_or_offline(EngineError):
             later = segments.from_base(last.base_offset + 1)
+            start = min(log.snapshot.start, offset)
             log.chain.drop(later)
-            _publish_cut(log, min(log.snapshot.start, offset), offset, position)
+            _doom_snapshots(log, [segment.base_offset for segment in later])
+            # A transaction whose end is cut off is open again: no reader of the cut log may see its records.
+            _rebuild(log, start, offset)
+            _publish_cut(log, start, offset, position)
             # The last segment goes first: a crash in between leaves a shorter log, never a log with a hole.
-            _doom(log, later[::-1])
+            log.chain.doom(later[::-1], log.settings.file_delete_delay_ms)
             last.transactions.truncate_to(offset)
             last.truncate_to(offset)
             log.epochs.truncate_from_end(offset)
             log.epochs.flush()
-            _settle(log)
+            log.publish()
+            log.renew_promises()
         logger.info(f"{log.name}: truncated to offset {offset}")
         return True
 
@@ -65,7 +70,9 @@ def restart(log: Log, offset: int, start: int | None = None) -> None:
             log.chain.add((log.chain.create(offset),))
             log.epochs.clear()
             log.producers.truncate_fully_and_start_at(offset)
-            _settle(log)
+            _rebuild(log, log.snapshot.start, offset)
+            log.publish()
+            log.renew_promises()
         logger.info(f"{log.name}: emptied, begins anew at offset {offset}")
 
 
@@ -75,12 +82,10 @@ def _publish_cut(log: Log, start: int, end: int, position: int) -> None:
     log.flusher.note_cut(end)
 
 
-def _settle(log: Log) -> None:
-    """Make the producer state fit a log that now ends earlier, and publish what follows from it."""
-    now = log.snapshot
-    rebuild(log.chain, log.producers, now.start, now.end, now.high_watermark, log.clock())
-    log.publish()
-    log.renew_promises()
+def _rebuild(log: Log, start: int, end: int) -> None:
+    """Make the producer state fit a log that ends earlier."""
+    mark = min(log.snapshot.high_watermark, end)
+    rebuild(log.chain, log.producers, start, end, mark, log.clock())
 
 
 def retire(log: Log, segments: Sequence[Segment]) -> None:

@@ -21,6 +21,7 @@ from topicfs.engine.errors import (
     ClosedError,
     CorruptError,
     CorruptIndexError,
+    EngineError,
     InvalidOffsetError,
     OffsetOutOfRangeError,
     ReadOnlyError,
@@ -178,13 +179,14 @@ class Log:
             flush()
 
     @contextlib.contextmanager
-    def whole_or_offline(self) -> Iterator[None]:
-        """Take the log offline if an error stops a change halfway. Memory and disk then no longer agree, and a later
-        append would overlap what was not removed. Recovery uses the state on disk."""
+    def whole_or_offline(self, *others: type[EngineError]) -> Iterator[None]:
+        """Take the log offline if an OSError, or one of the other errors, stops a change halfway. Memory and disk then
+        no longer agree, and a later append would overlap what was not removed. Recovery uses the state on disk."""
         try:
             yield
-        except OSError as error:
-            self._fail(error)
+        except Exception as error:
+            if isinstance(error, (OSError, *others)):
+                self._fail(error)
             raise
 
     def _shut(self) -> None:

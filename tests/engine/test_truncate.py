@@ -15,8 +15,12 @@ import pytest
 from partition_bench import NOW, Bench, bases_of, batch, values
 
 from topicfs.engine.errors import ClosedError, OffsetOutOfRangeError, PolicyViolationError
-from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition import cutting
+from topicfs.engine.partition.epochs import LeaderEpochs
+from topicfs.engine.partition.log import Log
+from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import Record
+from topicfs.engine.segment.segment import Segment
 
 
 def filled(bench: Bench, **settings: object) -> Partition:
@@ -319,3 +323,34 @@ def test_cutting_a_closed_partition_is_refused(bench: Bench) -> None:
         with pytest.raises(ClosedError):
             cut()
     bench.partition = None
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_whose_end_is_cut_off_is_undecided_as_soon_as_the_cut_shows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """Also while the truncation still goes on: what was aborted never shows."""
+    partition = bench.open()
+    partition.append_batch(batch(1))
+    partition.append(Record(b"undecided", timestamp=NOW), Producer(7, 0, 0, transactional=True))
+    partition.end_transaction(7, 0, commit)
+    whole = [record.offset for record in partition.records()]
+    seen: list[tuple[int, list[int]]] = []
+
+    def look_before(owner: object, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def looking(*arguments: object, **named: object) -> object:
+            seen.append((partition.end_offset, [record.offset for record in partition.records()]))
+            return plain(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, looking)
+
+    look_before(cutting, "rebuild")
+    look_before(Segment, "truncate_to")
+    look_before(LeaderEpochs, "truncate_from_end")
+    look_before(Log, "renew_promises")
+    partition.truncate_to(2)
+    monkeypatch.undo()
+    assert seen == [(3, whole), (2, [0]), (2, [0]), (2, [0])]
+    assert [record.offset for record in partition.records()] == [0]
