@@ -109,7 +109,12 @@ class Recovery:
         aborted.reset()
 
         def visit(buffer: Bytes, table: Longs) -> None:
-            self.epochs.assign_all(epoch_changes(table))
+            changes = epoch_changes(table)
+            for known in self.epochs.entries:
+                # The first epoch may have begun earlier, in a segment that nobody looks at.
+                if changes and known.epoch == changes[0][0] and known.start_offset < changes[0][1]:
+                    changes[0] = known
+            self.epochs.assign_all(changes)
             for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
                 if completed.is_aborted:
                     aborted.append(

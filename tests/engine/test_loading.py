@@ -340,6 +340,23 @@ def test_lost_epochs_are_learnt_from_recovered_batches(tmp_path: Path) -> None:
     partition.close()
 
 
+def test_an_epoch_that_began_before_the_recovered_segment_keeps_its_beginning(tmp_path: Path) -> None:
+    """regression: it began where the segment begins that was recovered first, and a replica asks for it"""
+    partition = open_partition(tmp_path / "t-0")
+    for epoch in (0, 4, 9):
+        partition.log.become_leader(epoch)
+        fill(partition, 20)
+        partition.roll()
+        fill(partition, 20)
+    partition.flush()
+    known = Known(recovery_point=60)
+    for _ in range(2):
+        partition.log.abandon()
+        partition = open_partition(tmp_path / "t-0", known)
+        assert partition.log.epochs.entries == ((0, 0), (4, 40), (9, 80))
+    partition.close()
+
+
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize(
     "damage", [b"\xff\xfe", b"0\n2\n0 0\n", b"9\n0\n", b"0\n2\n5 5\n4 4\n", b"0\n1\n0 x\n"]
