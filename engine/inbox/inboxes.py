@@ -120,14 +120,14 @@ class Inboxes:
         return removed
 
     def waiting(self) -> dict[str, list[WaitingBatch]]:
-        """Return the batches that are not committed, by topic, of the topics that have some."""
-        return {
-            directory.name: batches
-            for directory in sorted(self.directory.glob("*"))
-            if self._numbers(directory.name)
-            and not directory.is_symlink()
-            and (batches := self.of(directory.name).waiting())
-        }
+        """Return the batches that are not committed, by topic, of the topics that have some. An inbox that cannot be
+        read, or whose topic is deleted meanwhile, is left out: the status of the topic's partitions tells why."""
+        found = {}
+        for directory in sorted(self.directory.glob("*")):
+            with contextlib.suppress(EngineError, OSError):
+                if batches := self.of(directory.name).waiting():
+                    found[directory.name] = batches
+        return found
 
     def restore(self, topic: str, kept: Path) -> None:
         """Restore the inbox that `forget` has kept for a deleted topic, if it kept one and the topic has none now."""

@@ -20,6 +20,7 @@ from topicfs.engine.errors import BatchExistsError, ClosedError, InvalidRecordEr
 from topicfs.engine.inbox import committed_names as remembered
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
+from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.partition.partition import Partition
 
@@ -383,6 +384,29 @@ def test_what_waits_is_told_and_what_is_committed_is_not(store_bench: StoreBench
     assert since["pending"] == box.staging.last_change_ms(("pending",))
     box.staging.make_directory(("done", "again"))
     assert "done" in {each.directory for each in box.waiting()}
+
+
+def test_an_inbox_that_cannot_be_read_hides_none_of_the_others(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: all metrics of a mount failed with it, also where a topic was deleted in that moment"""
+    box, inboxes = inbox(store_bench), store_bench.store.inboxes
+    box.staging.make_directory(("pending",))
+    store_bench.store.create_topic("other")
+    (inboxes.directory / "other").mkdir(exist_ok=True)
+    plain = Inboxes.of
+    for error in (
+        UnknownPartitionError("there is no topic other"),
+        OSError(errno.EMFILE, "no descriptor is free"),
+    ):
+
+        def of(self: Inboxes, topic: str, error: Exception = error) -> Inbox:
+            if topic == "other":
+                raise error
+            return plain(self, topic)
+
+        monkeypatch.setattr(Inboxes, "of", of)
+        assert list(inboxes.waiting()) == [box.topic]
 
 
 def test_a_clock_that_is_set_removes_nothing_from_an_inbox_and_keeps_nothing(store_bench: StoreBench) -> None:
