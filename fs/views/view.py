@@ -135,7 +135,7 @@ class View:
             if taken < length:
                 # Another reader has mapped more of the segment since this snapshot. The newest one shows all of it.
                 newest = self._refresh()
-                if newest == now:
+                if newest.of(now.segments) == now:
                     raise CorruptError(
                         f"byte {position + done} of a view is missing from {at.text.segment.path}"
                     )

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_bench import ALL, TreeBench, lines, remove_below, tree_bench, view_of
 
-from topicfs.engine.errors import ClosedError
+from topicfs.engine.errors import ClosedError, CorruptError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import Record
 from topicfs.fs.formats import Format
 from topicfs.fs.views.partition_views import PartitionViews
+from topicfs.fs.views.rendered_segment import RenderedSegment
 from topicfs.fs.views.view import View
 
 TXT = Format.TXT
@@ -299,3 +300,25 @@ def test_an_open_of_the_log_that_fails_keeps_nothing(
     assert views.shared_log.readers == 1
     first.close()
     assert [segment.pins for segment in views.partition.log.snapshot.segments] == [0, 0, 0, 0]
+
+
+def test_bytes_that_are_missing_are_an_error_and_no_endless_search(
+    views: PartitionViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view holds a segment that is gone, and an undecided transaction keeps it from taking up the last ones."""
+    numbered(views, 0, 6)
+    with View.open(views.rendered, TXT, 0) as view:
+        views.partition.append(Record(b"undecided"), Producer(7, 0, 0, transactional=True))
+        numbered(views, 7, 12)
+        remove_below(views.partition, 2)
+        assert view.size() == len(text(0, 6))
+        reads: list[int] = []
+
+        def nothing(*_: object) -> int:
+            reads.append(0)
+            assert len(reads) < 100, "it is read again and again"
+            return 0
+
+        monkeypatch.setattr(RenderedSegment, "read", nothing)
+        with pytest.raises(CorruptError, match="is missing"):
+            view.read(0, np.zeros(10, np.uint8))
