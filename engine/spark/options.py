@@ -69,6 +69,16 @@ _OF_A_BROKER: Final = frozenset(
         "usedeprecatedoffsetfetching",
     }
 )
+_REFUSED_OF_KAFKA: Final = (
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "interceptor.classes",
+    "key.deserializer",
+    "key.serializer",
+    "value.deserializer",
+    "value.serializer",
+)
+"""Options of a client that Spark's Kafka connector refuses, because it decides these things itself."""
 _ISOLATION: Final = "kafka.isolation.level"
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "beforeTimestamp")
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
@@ -173,7 +183,18 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
     )
 
 
+def refuse_of_kafka(lower: Mapping[str, str]) -> None:
+    """Raise InvalidSettingError for options of a Kafka client that Spark's Kafka connector refuses too."""
+    for name in _REFUSED_OF_KAFKA:
+        if f"kafka.{name}" in lower:
+            raise InvalidSettingError(
+                f"option kafka.{name}: not supported, as in Spark's Kafka connector: startingOffsets says where a "
+                "query begins, and keys and values are bytes"
+            )
+
+
 def _refuse_unknown(lower: Mapping[str, str]) -> None:
+    refuse_of_kafka(lower)
     known = {name.lower() for name in _NAMES}
     for name, value in lower.items():
         if name == _ISOLATION and value.lower() != "read_committed":

@@ -1,9 +1,10 @@
 """Writing rows into topics: batch queries and streams. Each batch is appended once, whatever is retried.
 
 Columns are those of Spark's Kafka sink: value, and optionally key, headers, topic, partition; and also timestamp.
-Value and key are text or bytes. Options: `path`, `topic` for rows that name none, and for batch queries `batch`, a
-name: data written under one name is appended once, even by another job. A stream's batches are named by its query
-and number.
+Value and key are text or bytes. As in Kafka's sink, other columns are not written. Options: `path`, `topic` for all
+rows, which outranks the column, and for batch queries `batch`, a name: data written under one name is appended once,
+even by another job. A stream's batches are named by its query and number. Options that only say how to reach a broker
+are ignored, and so is `includeHeaders`: a column of headers is always written.
 
 Tasks put their rows into the topic's inbox, each task into files of its own that nobody reads yet. When all tasks
 are done the driver renames the files of the successful tasks, and the inbox commits them: all or nothing for each
@@ -41,6 +42,7 @@ from topicfs.engine.errors import (
     UnknownPartitionError,
 )
 from topicfs.engine.format.paths import INBOX, STAGING, validate_topic
+from topicfs.engine.spark.options import refuse_of_kafka
 from topicfs.engine.spark.place import ENDED, Place, place_of
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
 _OPTIONS: Final = ("path", "topic", "batch")
+_IGNORED: Final = ("checkpointlocation", "queryname", "includeheaders")
+"""Spark's own options, and the one of Kafka's sink that changes nothing here."""
 _TYPES: Final = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -80,7 +84,7 @@ class WriteTarget:
     """The place where rows are written.
 
     path   a backing directory, or a mount of one
-    topic  topic of rows that name none; None if every row must name one
+    topic  topic of all rows; None if every row names its own
     """
 
     path: str
@@ -102,8 +106,9 @@ class WriteTarget:
 def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
     """Return the target of a query. InvalidSettingError for wrong options and columns."""
     lower = {name.lower(): value for name, value in options.items()}
+    refuse_of_kafka(lower)
     for name in lower:
-        if name not in _OPTIONS and not name.startswith("kafka.") and name != "checkpointlocation":
+        if name not in (*_OPTIONS, *_IGNORED) and not name.startswith("kafka."):
             raise InvalidSettingError(f"option {name}: expected one of {', '.join(_OPTIONS)}")
     if not lower.get("path"):
         raise InvalidSettingError(
@@ -112,19 +117,20 @@ def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
     topic = lower.get("topic")
     check_columns(schema, topic)
     if topic is not None:
+        topic = topic.strip()
         validate_topic(topic)
     return WriteTarget(lower["path"], topic)
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raise InvalidSettingError if columns are wrong, or nothing names the topic."""
+    """Raise InvalidSettingError if a column that is written has a wrong type, or nothing names the topic. A name that
+    differs from that of such a column by its case only is refused: the column would be left out without a word."""
     for column in schema.fields:
+        name, kind = column.name, column.dataType.simpleString()
         # Types are compared by their names: it does not matter whether a part may be null.
-        if column.dataType.simpleString() not in _TYPES.get(column.name, ()):
+        if name.lower() in _TYPES and kind not in _TYPES.get(name, ()):
             ours = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
-            raise InvalidSettingError(
-                f"column {column.name} {column.dataType.simpleString()}: expected columns among {ours}"
-            )
+            raise InvalidSettingError(f"column {name} {kind}: expected columns among {ours}")
     names = schema.fieldNames()
     if "value" not in names:
         raise InvalidSettingError(f"expected a column value, found {', '.join(names)}")
@@ -198,21 +204,20 @@ def stage(target: WriteTarget, name: str, part: int, batches: Iterator[pa.Record
     return Staged(name, part, {topic: path.name for topic, path in files.paths.items()})
 
 
-def _by_topic(rows: pa.RecordBatch, default: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each topic, with the columns that are written."""
     import pyarrow.compute as pc  # noqa: PLC0415 - in tasks only
 
-    if "topic" not in rows.schema.names:
-        if default is not None and rows.num_rows:
-            yield default, rows
+    written = rows.select([name for name in rows.schema.names if name in _TYPES and name != "topic"])
+    if topic is not None:
+        if rows.num_rows:
+            yield topic, written
         return
-    others = [name for name in rows.schema.names if name != "topic"]
     topics = rows.column("topic")
     if topics.null_count:
-        if default is None:
-            raise InvalidRecordError("expected a topic in each row, or the option topic, found a null topic")
-        topics = topics.fill_null(default)
-    for topic in topics.unique().to_pylist():
-        yield topic, rows.select(others).filter(pc.equal(topics, topic))
+        raise InvalidRecordError("expected a topic in each row, or the option topic, found a null topic")
+    for each in topics.unique().to_pylist():
+        yield each, written.filter(pc.equal(topics, each))
 
 
 # -- inboxes ------------------------------------------------------------------------------------------

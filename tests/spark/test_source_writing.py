@@ -24,10 +24,8 @@ from topicfs.engine.spark import register
 from topicfs.engine.spark.source import TopicSource
 
 AT = datetime.fromtimestamp(NOW / 1000, UTC)
-ALL = (
-    "key binary, value binary, topic string, partition int, timestamp timestamp, "
-    "headers array<struct<key:string,value:binary>>"
-)
+HEADERS = "headers array<struct<key:string,value:binary>>"
+ALL = f"key binary, value binary, topic string, partition int, timestamp timestamp, {HEADERS}"
 
 
 class Door:
@@ -43,8 +41,9 @@ class Door:
         register(spark)
 
     def write(self, rows: DataFrame, **options: str) -> None:
-        """One batch query."""
-        given = {"path": str(self.place), "topic": "t", **options}
+        """One batch query, into t unless the rows or the options name a topic."""
+        default = {} if "topic" in rows.columns else {"topic": "t"}
+        given = {"path": str(self.place), **default, **options}
         rows.write.format("topicfs").options(**given).mode("append").save()
 
     def frame(self, rows: list[tuple[Any, ...]], schema: str, tasks: int = 1) -> DataFrame:
@@ -215,10 +214,45 @@ def test_nothing_to_write_writes_nothing(door: Door) -> None:
     assert door.values() == []
 
 
+def test_the_option_topic_outranks_the_column(door: Door) -> None:
+    rows = [("a", "u"), ("b", None), ("c", "t"), ("d", "not there")]
+    door.write(door.frame(rows, "value string, topic string"), topic=" t ")
+    assert door.values() == [b"a", b"b", b"c", b"d"]
+    assert {name.rpartition("-")[0] for name in door.held()} == {"t"}
+
+
+def test_a_row_without_a_topic_is_refused_if_no_option_names_one(door: Door) -> None:
+    rows = door.frame([("a", "u"), ("b", None)], "value string, topic string")
+    with pytest.raises(PySparkException, match="found a null topic"):
+        door.write(rows)
+    assert door.values() == []
+
+
+def test_columns_that_the_sink_does_not_know_are_passed_over(door: Door) -> None:
+    door.write(
+        door.frame([("a", 7, [("h", b"x")], 0, 1)], f"value string, id long, {HEADERS}, partition int, n int")
+    )
+    assert door.held() == {"t-0": [Record(b"a", None, door.held()["t-0"][0].timestamp, (("h", b"x"),), 0)]}
+    read = door.spark.read.format("topicfs").option("path", str(door.place)).option("subscribe", "t")
+    door.write(read.load(), topic="u")  # offset and timestampType are only read
+    assert [record.value for record in door.held()["u-0"]] == [b"a"]
+
+
+@pytest.mark.parametrize("said", ["true", "false"])
+def test_headers_are_written_whatever_is_said_about_including_them(door: Door, said: str) -> None:
+    options = {"includeHeaders": said, "kafka.bootstrap.servers": "localhost:9092", "kafka.acks": "all"}
+    door.write(door.frame([("a", 0, [("h", b"x")])], f"value string, partition int, {HEADERS}"), **options)
+    assert [record.headers for record in door.held()["t-0"]] == [(("h", b"x"),)]
+
+
 @pytest.mark.parametrize(
     ("schema", "options", "words"),
     [
         ("value int", {}, "column value int: expected columns among"),
+        ("value string, timestamp long", {}, "column timestamp bigint: expected columns among"),
+        ("value string, headers map<string,binary>", {}, "column headers map<string,binary>: expected"),
+        ("value string, Key string", {}, "column Key string: expected columns among"),
+        ("value string", {"kafka.value.serializer": "x"}, "option kafka.value.serializer: not supported"),
         ("key string", {}, "expected a column value"),
         ("value string", {"topic": "a/b"}, "expected ASCII letters"),
         ("value string", {"acks": "all"}, "option acks: expected one of path, topic, batch"),
@@ -251,14 +285,19 @@ def test_a_log_is_not_overwritten(door: Door) -> None:
 
 
 def stream(door: Door, checkpoint: Path, broken: str = "false") -> StreamingQuery:
-    """Everything of u, into t."""
+    """Everything of u, into t. Spark hands the name of a query to the sink as an option."""
     source = door.spark.readStream.format("topicfs").option("path", str(door.place)).option("topic", "u")
     rows = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 10).load()
     rows = rows.selectExpr(f"if({broken}, raise_error('as asked for'), value) as value")
     sink = (
         rows.repartition(2).writeStream.format("topicfs").option("path", str(door.place)).option("topic", "t")
     )
-    return sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    return (
+        sink.option("checkpointLocation", str(checkpoint))
+        .queryName("u to t")
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def test_a_stream_writes_each_row_once_whatever_is_tried_again(door: Door, tmp_path: Path) -> None:
