@@ -1,4 +1,4 @@
-"""The columns of the data source. They are those of Spark's Kafka source, in its order."""
+"""The columns of the data source. They are those of Spark's Kafka source, in its order, and may all be null there."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ COLUMNS: Final = StructType(
     [
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
-        StructField("topic", StringType(), nullable=False),
-        StructField("partition", IntegerType(), nullable=False),
-        StructField("offset", LongType(), nullable=False),
-        StructField("timestamp", TimestampType(), nullable=False),
-        StructField("timestampType", IntegerType(), nullable=False),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
     ]
 )
 HEADERS: Final = StructField("headers", ArrayType(_HEADER))
+_NULL: Final = ("key", "value", "headers")
+"""The columns in which nulls occur."""
 
 
 def columns(include_headers: bool) -> StructType:
@@ -43,14 +45,13 @@ def columns(include_headers: bool) -> StructType:
 def check(schema: StructType) -> StructType:
     """Return a query's schema if each of its columns is one of the data source's. Only these columns are then read."""
     known = {field.name: field.dataType for field in (*COLUMNS.fields, HEADERS)}
-    never_null = {field.name for field in COLUMNS.fields if not field.nullable}
     for field in schema.fields:
         if known.get(field.name) != field.dataType:
             ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
             raise InvalidSettingError(
                 f"schema: expected columns among {ours}, found {field.name} {field.dataType.simpleString()}"
             )
-        if not field.nullable and field.name not in never_null:
+        if not field.nullable and field.name in _NULL:
             # Spark would not check whether a value is null.
             raise InvalidSettingError(f"schema: expected a nullable {field.name}, which may be null")
     return schema

@@ -2,23 +2,25 @@
 
     path                             backing directory or mount; an option of topicfs only
     topic | subscribe                names, separated by commas
-    subscribePattern                 a regular expression that matches whole names
-    assign                           {"orders":[0,1]}
+    subscribePattern                 a regular expression in Java's syntax that matches whole names. It finds no topics
+                                     whose names begin with __, which are internal
+    assign                           {"orders":[0,1]}; a stream waits for partitions that do not exist yet
     startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest. With
                                      topicfs also one number for all partitions: each is read as far as it goes
     startingTimestamp, endingTimestamp, startingOffsetsByTimestamp, endingOffsetsByTimestamp    in ms; the latter by
                                      partition: {"orders":{"0":1000}}. They take precedence over offsets. Each means the
                                      offset of the first record that is not earlier
     startingOffsetsByTimestampStrategy   error or latest, if no record is that late
-    failOnDataLoss, includeHeaders, minPartitions
+    failOnDataLoss, includeHeaders, minPartitions, maxRecordsPerPartition
     maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay    for streams; less than the minimum waits, but no
                                      longer than the delay: 15m, 30s, 500ms
     sinceTimestamp, beforeTimestamp  in ms; options of topicfs only. Only records whose own timestamp is not before the
                                      one, and before the other, wherever they are in the log
 
 Options that only say how to reach a broker (`kafka.*`, groupIdPrefix, pollTimeoutMs and the like) have no meaning here
-and are ignored. Unknown options that would change which records are read are refused. So is `kafka.isolation.level`,
-unless it asks for committed records: no others are ever read.
+and are ignored. Unknown options that would change which records are read are refused, and so are those of a Kafka
+client that Spark's connector refuses. So is `kafka.isolation.level`, unless it asks for committed records: no others
+are ever read.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from topicfs.engine.errors import InvalidSettingError
+from topicfs.engine.record import MAX_INT64
 from topicfs.engine.spark.offset_range import TimeBounds
 
 EARLIEST: Final = -2
@@ -54,6 +57,7 @@ _NAMES: Final = (
     "failOnDataLoss",
     "includeHeaders",
     "minPartitions",
+    "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
@@ -82,6 +86,11 @@ _REFUSED_OF_KAFKA: Final = (
 _ISOLATION: Final = "kafka.isolation.level"
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "beforeTimestamp")
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_DIGITS: Final = 18
+"""Digits of a number that surely has 64 bits."""
+_INTERNAL: Final = "__"
+_NOT_OF_JAVA: Final = re.compile(r"\[\^?\]?[^\]]*\]|\(\?[imsux]*[aLP(#]|\{(?!\d+(?:,\d*)?\})")
+"""Classes of characters, and what Python reads in another way than Java."""
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -108,21 +117,25 @@ class Options:
     topics             names of topics, None if a pattern or `assign` chooses them
     pattern            pattern of topic names
     assigned           partitions of `assign`
+    streaming          whether the query is a stream, which may wait for partitions of `assign`
     late_is_latest     whether a timestamp that no record reaches means the end; else it is an error
+    max_records        offsets of one task at most
     max_offsets, min_offsets, max_delay_ms     limits of a micro-batch, or None; the delay applies with a minimum only
     times              timestamps of the records that are read
     """
 
     path: str
     topics: frozenset[str] | None
-    pattern: str | None
+    pattern: re.Pattern[str] | None
     assigned: frozenset[Key] | None
+    streaming: bool
     starting: Limit
     ending: Limit
     late_is_latest: bool
     fail_on_data_loss: bool
     include_headers: bool
     min_partitions: int | None
+    max_records: int | None
     max_offsets: int | None
     min_offsets: int | None
     max_delay_ms: int
@@ -134,11 +147,13 @@ class Options:
             return key in self.assigned
         if self.topics is not None:
             return key[0] in self.topics
-        return re.fullmatch(self.pattern or "", key[0]) is not None
+        assert self.pattern is not None, "one of the three chooses partitions"
+        return not key[0].startswith(_INTERNAL) and self.pattern.fullmatch(key[0]) is not None
 
 
-def parse(given: Mapping[str, str], streaming: bool) -> Options:
-    """Return the options of a query. InvalidSettingError says which option is refused, and why."""
+def parse(given: Mapping[str, str], streaming: bool | None) -> Options:
+    """Return the options of a query. InvalidSettingError says which option is refused, and why. With None as
+    `streaming`, only what is wrong in any query is refused."""
     lower = {name.lower(): value for name, value in given.items()}
     _refuse_unknown(lower)
     path = lower.get("path")
@@ -155,7 +170,7 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
                 raise InvalidSettingError(
                     f"option {name}: a stream has no end; expected it in batch queries only"
                 )
-    else:
+    elif streaming is False:
         _refuse_word(starting, LATEST, "startingOffsets", "latest")
         for name in _OF_STREAMS:
             if name.lower() in lower:
@@ -170,12 +185,14 @@ def parse(given: Mapping[str, str], streaming: bool) -> Options:
         topics,
         pattern,
         assigned,
+        bool(streaming),
         starting,
         ending,
         _word(lower, "startingOffsetsByTimestampStrategy", "error", ("error", "latest")) == "latest",
         _word(lower, "failOnDataLoss", "true", ("true", "false")) == "true",
         _word(lower, "includeHeaders", "false", ("true", "false")) == "true",
         _number(lower, "minPartitions"),
+        _number(lower, "maxRecordsPerPartition"),
         most,
         least,
         _duration_ms(lower, "maxTriggerDelay", "15m"),
@@ -213,7 +230,9 @@ def _refuse_word(limit: Limit, word: int, name: str, text: str) -> None:
         raise InvalidSettingError(f"option {name}: {text} ({word}) reads nothing in a batch query")
 
 
-def _chosen(lower: Mapping[str, str]) -> tuple[frozenset[str] | None, str | None, frozenset[Key] | None]:
+def _chosen(
+    lower: Mapping[str, str],
+) -> tuple[frozenset[str] | None, re.Pattern[str] | None, frozenset[Key] | None]:
     ways = [name for name in ("topic", "subscribe", "subscribePattern", "assign") if lower.get(name.lower())]
     if len(ways) != 1:
         raise InvalidSettingError(
@@ -222,11 +241,7 @@ def _chosen(lower: Mapping[str, str]) -> tuple[frozenset[str] | None, str | None
         )
     text = lower[ways[0].lower()]
     if ways[0] == "subscribePattern":
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise InvalidSettingError(f"option subscribePattern: {error}, in {text!r}") from None
-        return None, text, None
+        return None, _pattern(text), None
     if ways[0] == "assign":
         found = _json("assign", text, '{"topic":[0,1]}')
         pairs = []
@@ -235,7 +250,25 @@ def _chosen(lower: Mapping[str, str]) -> tuple[frozenset[str] | None, str | None
                 raise InvalidSettingError(f'option assign: expected {{"topic":[0,1]}}, found {text!r}')
             pairs += [(topic, number) for number in numbers]
         return None, None, frozenset(pairs)
-    return frozenset(name.strip() for name in text.split(",") if name.strip()), None, None
+    topics = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not topics:
+        raise InvalidSettingError(f"option {ways[0]}: expected names of topics, found {text!r}")
+    return topics, None, None
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a regular expression of Java's syntax. InvalidSettingError for what Python does not know, or reads in
+    another way: inside a class of characters Java knows further classes and intersections."""
+    for found in _NOT_OF_JAVA.finditer(re.sub(r"(?s)\\.", "__", text)):
+        if found[0][0] != "[" or "[" in found[0][1:] or "&&" in found[0]:
+            raise InvalidSettingError(
+                f"option subscribePattern: expected what Java and Python read alike, found {found[0]!r} in {text!r}"
+            )
+    named = re.sub(r"(?s)(\\.)|\(\?<(?![=!])", lambda found: found[1] or "(?P<", text)
+    try:
+        return re.compile(named)
+    except (re.error, OverflowError) as error:
+        raise InvalidSettingError(f"option subscribePattern: {error}, in {text!r}") from None
 
 
 def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
@@ -243,7 +276,7 @@ def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
     moment = _number(lower, f"{which}Timestamp", least=0)
     text = lower.get(f"{which}offsets", "").strip()
     words = {"": default, "earliest": EARLIEST, "latest": LATEST}
-    if text.lower() in words or text.isdecimal():
+    if text.lower() in words or (text.isdecimal() and len(text) <= _DIGITS):
         # As in Kafka's source, a timestamp takes precedence over offsets, and one for all over those by partition.
         word = default if by_time or moment is not None else words.get(text.lower()) or int(text)
         return Limit(word, {}, moment, by_time)
@@ -267,7 +300,7 @@ def _by_partition(lower: Mapping[str, str], name: str) -> dict[Key, int]:
         if not isinstance(parts, dict):
             raise InvalidSettingError(f"option {name}: expected {expected}, found {text!r}")
         for number, value in parts.items():
-            if not number.isdecimal() or type(value) is not int:
+            if not number.isdecimal() or type(value) is not int or abs(value) > MAX_INT64:
                 raise InvalidSettingError(f"option {name}: expected {expected}, found {text!r}")
             numbers[topic, int(number)] = value
     return numbers
@@ -294,7 +327,7 @@ def _number(lower: Mapping[str, str], name: str, least: int = 1) -> int | None:
     text = lower.get(name.lower())
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) < least:
+    if not text.strip().isdecimal() or len(text) > _DIGITS or int(text) < least:
         raise InvalidSettingError(f"option {name}: expected a number from {least} on, found {text!r}")
     return int(text)
 

@@ -54,10 +54,10 @@ class TopicPartition:
 def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key]:
     """Return the partitions that a query reads. UnknownPartitionError if a named one does not exist, unless
     `missing_ok`."""
-    keys = sorted(key for key in Listing.of(place.logs).partitions if options.wants(key))
+    present = Listing.of(place.logs).partitions
     if not missing_ok:
-        _refuse_missing(keys, options, place)
-    return keys
+        _refuse_missing(set(present), options, place)
+    return sorted(filter(options.wants, present))
 
 
 def found(place: Place, keys: Iterable[Key], tails: Tails | None = None) -> dict[Key, TopicPartition]:
@@ -71,13 +71,16 @@ def found(place: Place, keys: Iterable[Key], tails: Tails | None = None) -> dict
     return partitions
 
 
-def _refuse_missing(keys: list[Key], options: Options, place: Place) -> None:
-    present = {topic for topic, _ in keys}
-    missing = sorted((options.topics or frozenset()) - present)
+def _refuse_missing(present: set[Key], options: Options, place: Place) -> None:
+    """Raise UnknownPartitionError if a named topic does not exist, or in a batch query a named partition. A stream
+    waits for the partition, as one of Spark's Kafka source does."""
+    assigned = options.assigned or frozenset()
+    named = options.topics or {topic for topic, _ in assigned}
+    missing = sorted(named - {topic for topic, _ in present})
     if missing:
         raise UnknownPartitionError(f"{place.logs}: expected a topic {missing[0]}, found no partition of it")
-    absent = sorted((options.assigned or frozenset()) - set(keys))
-    if absent:
+    absent = sorted(assigned - present)
+    if absent and not options.streaming:
         raise UnknownPartitionError(
             f"{place.logs}: expected a partition {absent[0][0]}-{absent[0][1]}, found none"
         )
@@ -230,6 +233,8 @@ def tasks(
     parts = [part for each in whole for part in _cut(partitions[each.topic, each.number].files, each, most)]
     if options.min_partitions is not None:
         parts = _split(parts, options.min_partitions)
+    if options.max_records is not None:
+        parts = [piece for part in parts for piece in _shares(part, options.max_records)]
     return [_with_aborted(partitions[part.topic, part.number], part) for part in parts]
 
 
@@ -344,3 +349,12 @@ def _split(parts: list[OffsetRange], least: int) -> list[OffsetRange]:
             replace(largest, start=middle, size=largest.size // 2),
         ]
     return parts
+
+
+def _shares(part: OffsetRange, most: int) -> Iterator[OffsetRange]:
+    """Yield pieces of about equal size with at most `most` offsets."""
+    length = part.end - part.start
+    count = -(-length // most)
+    for number in range(count):
+        start, end = (part.start + length * at // count for at in (number, number + 1))
+        yield replace(part, start=start, end=end, size=part.size // count)

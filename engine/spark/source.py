@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
+from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.spark.columns import check, columns
 from topicfs.engine.spark.options import parse
+from topicfs.engine.spark.place import place_of
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from pyspark.sql.types import StructType
 
     from topicfs.engine.spark.reader import TopicReader
-    from topicfs.engine.spark.stream import TopicStreamReader
     from topicfs.engine.spark.writer import TopicStreamWriter, TopicWriter
+
+
+class _Refused(DataSourceStreamReader):
+    """The reader of a stream whose options are refused."""
+
+    def __init__(self, error: InvalidSettingError) -> None:
+        self.error = error
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise self.error
+
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names
 
 
 class TopicSource(DataSource):
@@ -26,8 +41,11 @@ class TopicSource(DataSource):
         return "topicfs"
 
     def schema(self) -> StructType:
-        """Return the columns, which are those of Spark's Kafka source."""
-        return columns(self.options.get("includeHeaders", "false").lower() == "true")
+        """Return the columns, which are those of Spark's Kafka source. Spark asks for them in `load`, so wrong options
+        are refused there, unless the query names its columns."""
+        options = parse(dict(self.options), streaming=None)
+        place_of(options.path)
+        return columns(options.include_headers)
 
     def reader(self, schema: StructType) -> TopicReader:
         """Return the reader of one batch query."""
@@ -35,11 +53,15 @@ class TopicSource(DataSource):
 
         return TopicReader(parse(dict(self.options), streaming=False), check(schema))
 
-    def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of one streaming query."""
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of one streaming query. If its options are refused, the reader's first use says so: Spark
+        4.3 would show an error of this method below an UnboundLocalError of its own."""
         from topicfs.engine.spark.stream import TopicStreamReader  # noqa: PLC0415
 
-        return TopicStreamReader(parse(dict(self.options), streaming=True), check(schema))
+        try:
+            return TopicStreamReader(parse(dict(self.options), streaming=True), check(schema))
+        except InvalidSettingError as error:
+            return _Refused(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
         """Return the writer of one batch query."""

@@ -16,9 +16,10 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from sources import Logs, in_order, logs, numbered, pushing
 
 from topicfs import Record
-from topicfs.engine.errors import EngineError, OffsetOutOfRangeError
+from topicfs.engine.errors import EngineError, InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.spark import Bound
+from topicfs.engine.spark.options import parse
 from topicfs.spark import read
 
 
@@ -124,6 +125,48 @@ def test_only_the_columns_asked_for_are_read(log: Logs) -> None:
         log.spark.read.format("topicfs").options(**log.options()).schema(never).load().collect()
 
 
+def test_all_columns_may_be_null_as_those_of_kafkas_source(log: Logs) -> None:
+    numbered(log.create(), 3)
+    fields = log.read(includeHeaders="true").schema.fields
+    assert [field.name for field in fields if not field.nullable] == []
+    assert len(fields) == 8
+
+
+def test_a_pattern_finds_topics_as_a_java_one_does(log: Logs) -> None:
+    for topic in ("orders", "orders-eu", "o.x", "__consumer_offsets"):
+        numbered(log.create(topic), 1)
+    found = {
+        ".*": ["o.x", "orders", "orders-eu"],
+        "orders": ["orders"],
+        r"(?i)ORDERS(?<region>-[a-z]{2})?": ["orders", "orders-eu"],
+        r"o\.[x\[]|__.*": ["o.x"],
+        "[]o]rders++": ["orders"],
+    }
+    for pattern, topics in found.items():
+        assert sorted({row[2] for row in log.found(subscribePattern=pattern)}) == topics, pattern
+    assert len(log.found(subscribe="__consumer_offsets")) == 1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[a-z&&[^t]]",
+        "[a-d[m-t]]",
+        "[[:alpha:]]",
+        r"\p{Lower}",
+        r"\Qt\E",
+        "(?P<n>t)",
+        "t{,2}",
+        "(t",
+        "a**",
+        "(?L:t)",
+    ],
+)
+def test_a_pattern_that_java_and_python_read_differently_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidSettingError, match="option subscribePattern"):
+        parse({"path": "/", "subscribePattern": pattern}, streaming=None)
+
+
 def test_a_machine_that_does_not_see_the_log_has_not_lost_its_records(log: Logs) -> None:
     numbered(log.create(), 3)
     reader = log.planned(failOnDataLoss="false")
@@ -197,6 +240,16 @@ def test_start_offsets_are_followed(two: Logs) -> None:
         ({"minPartitions": 0}, "option minPartitions: expected a number from 1"),
         ({"failOnDataLoss": "maybe"}, "expected true or false"),
         ({"kafka.isolation.level": "read_uncommitted"}, "only committed records are read"),
+        ({"kafka.auto.offset.reset": "earliest"}, "option kafka.auto.offset.reset: not supported"),
+        ({"kafka.key.deserializer": "x"}, "option kafka.key.deserializer: not supported"),
+        ({"subscribe": " , "}, "option subscribe: expected names of topics"),
+        ({"assign": '{"none":[0]}'}, "expected a topic none"),
+        ({"maxRecordsPerPartition": 0}, "option maxRecordsPerPartition: expected a number from 1"),
+        ({"startingTimestamp": 10**30}, "option startingTimestamp: expected a number from 0"),
+        (
+            {"startingOffsetsByTimestamp": '{"t":{"0":1%s,"1":1}}' % ("0" * 30)},
+            "option startingOffsetsByTimestamp",
+        ),
         ({"compression": "zstd"}, "option compression: expected one of path"),
         ({"pushFilters": "true"}, "option pushfilters: .* bounded by starting…, ending…, sinceTimestamp"),
     ],
@@ -213,8 +266,24 @@ def test_a_refusal_comes_out_of_spark_in_words(two: Logs) -> None:
         two.rows(startingOffsets="latest")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"topic": "t", "tpoic": "u"}, {"topic": "t", "minPartitions": "x"}, {"topic": "t", "path": "/none"}],
+)
+def test_wrong_options_are_refused_when_a_read_is_made(two: Logs, options: dict[str, str]) -> None:
+    for reader in (two.spark.read, two.spark.readStream):
+        with pytest.raises(AnalysisException, match="expected"):
+            reader.format("topicfs").options(**{"path": str(two.place), **options}).load()
+
+
 def test_how_a_broker_is_reached_is_passed_over(two: Logs) -> None:
-    options = {"kafka.bootstrap.servers": "localhost:9092", "kafka.isolation.level": "read_committed"}
+    options = {
+        "kafka.bootstrap.servers": "localhost:9092",
+        "kafka.isolation.level": "read_committed",
+        "kafka.group.id": "a",
+        "groupIdPrefix": "b",
+        "kafka.security.protocol": "SASL_SSL",
+    }
     assert len(two.found(**options)) == 60
 
 
@@ -231,6 +300,15 @@ def test_more_tasks_are_made_when_asked_for(two: Logs) -> None:
     for least in (3, 8, 50):
         assert least <= len(two.planned(minPartitions=least).partitions()) <= 2 * least
         assert sorted(two.found(minPartitions=least), key=lambda row: row[2:5]) == two.held()
+
+
+def test_no_task_reads_more_records_than_asked_for(two: Logs) -> None:
+    for options in ({}, {"minPartitions": 3}, {"minPartitions": 20}):
+        parts = [task.value for task in two.planned(maxRecordsPerPartition=7, **options).partitions()]
+        assert {part.end - part.start <= 7 for part in parts} == {True}
+        assert sum(part.end - part.start for part in parts) == 60
+        assert len(parts) >= options.get("minPartitions", 9)
+    assert sorted(two.found(maxRecordsPerPartition=7), key=lambda row: row[2:5]) == two.held()
 
 
 Bounds = tuple[Bound, Bound]

@@ -74,6 +74,24 @@ class Query:
         return [len(self.batches[number]) for number in sorted(self.batches) if self.batches[number]]
 
 
+def test_a_stream_waits_for_a_partition_that_is_assigned(log: Logs, tmp_path: Path) -> None:
+    numbered(log.create("t", 0), 5)
+    query = Query(log, tmp_path, assign='{"t":[0,1]}')
+    assert query.run() == log.held()
+    numbered(log.create("t", 1), 5)
+    numbered(log.create("t", 2), 5)
+    assert query.run() == [row for row in log.held() if row[3] < 2]
+    assert query.sizes == [5, 5]
+
+
+def test_wrong_options_of_a_stream_are_told_without_an_error_of_sparks_own(log: Logs, tmp_path: Path) -> None:
+    log.create()
+    query = Query(log, tmp_path, endingOffsets="latest")
+    with pytest.raises(StreamingQueryException, match="a stream has no end") as raised:
+        query.run()
+    assert "UnboundLocalError" not in str(raised.value)
+
+
 def test_each_record_comes_once_over_restarts_with_rolls_and_new_partitions(
     log: Logs, tmp_path: Path
 ) -> None:
