@@ -115,20 +115,21 @@ def target_of(options: Mapping[str, str], schema: StructType) -> WriteTarget:
             "option path: expected a backing directory or a mount of topicfs, found none"
         )
     topic = lower.get("topic")
-    check_columns(schema, topic)
+    check_columns(schema, topic, others=True)
     if topic is not None:
         topic = topic.strip()
         validate_topic(topic)
     return WriteTarget(lower["path"], topic)
 
 
-def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raise InvalidSettingError if a column that is written has a wrong type, or nothing names the topic. A name that
-    differs from that of such a column by its case only is refused: the column would be left out without a word."""
+def check_columns(schema: StructType, topic: str | None, others: bool) -> None:
+    """Raise InvalidSettingError if a column that is written has a wrong type, if nothing names the topic, or if there
+    are columns that are not written, unless `others` is true. A name that differs from that of a written column by its
+    case only is refused in any case: the column would be left out without a word."""
     for column in schema.fields:
         name, kind = column.name, column.dataType.simpleString()
         # Types are compared by their names: it does not matter whether a part may be null.
-        if name.lower() in _TYPES and kind not in _TYPES.get(name, ()):
+        if (name.lower() in _TYPES or not others) and kind not in _TYPES.get(name, ()):
             ours = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
             raise InvalidSettingError(f"column {name} {kind}: expected columns among {ours}")
     names = schema.fieldNames()

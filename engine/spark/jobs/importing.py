@@ -169,7 +169,7 @@ def import_rows(
     """Make a topic from the rows of a frame, whose columns are those of the data source's writer, and those of a place
     where the rows are of files. PartitionExistsError if the topic exists, StoreLockedError if somebody has the log
     open. Rows that cannot be taken fail a task, unless there are `rejects` for them."""
-    check_columns(rows.drop(*PLACE_NAMES).schema, topic)
+    check_columns(rows.drop(*PLACE_NAMES).schema, topic, others=False)
     validate_topic(topic)
     if partitions < 1:
         raise InvalidSettingError(f"partitions of topic {topic}: expected at least 1, found {partitions}")
