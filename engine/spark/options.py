@@ -88,7 +88,11 @@ _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", 
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _DIGITS: Final = 18
 """Digits of a number that surely has 64 bits."""
-_INTERNAL: Final = "__"
+_INTERNAL: Final = frozenset(
+    {"__cluster_metadata", "__consumer_offsets", "__share_group_state", "__transaction_state"}
+)
+"""Kafka's own topics, which a pattern does not choose."""
+
 _NOT_OF_JAVA: Final = re.compile(r"\[\^?\]?[^\]]*\]|\(\?[imsux]*[aLP(#]|\{(?!\d+(?:,\d*)?\})")
 """Classes of characters, and what Python reads in another way than Java."""
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -148,7 +152,7 @@ class Options:
         if self.topics is not None:
             return key[0] in self.topics
         assert self.pattern is not None, "one of the three chooses partitions"
-        return not key[0].startswith(_INTERNAL) and self.pattern.fullmatch(key[0]) is not None
+        return key[0] not in _INTERNAL and self.pattern.fullmatch(key[0]) is not None
 
 
 def parse(given: Mapping[str, str], streaming: bool | None) -> Options:

@@ -1,4 +1,4 @@
-"""The jobs on Spark: verify, import, export. Compaction is in test_spark_compaction."""
+"""The jobs on Spark: verify, import, export."""
 
 from __future__ import annotations
 
@@ -269,15 +269,6 @@ def test_the_commands_do_the_jobs(run: Callable[..., tuple[int, str]], empty: Pa
     code, said = run("export", empty, tmp_path / "other", "--topic", "none")
     assert code == 1
     assert "expected a topic none" in said
-    code, said = run("compact", empty, "--topic", "t")
-    assert code == 1
-    assert "expected a cleanup.policy with compact" in said
-    keyed = tmp_path / "keyed.json"
-    keyed.write_text('{"key":"k","value":"1"}\n{"key":"k","value":"2"}\n')
-    assert run("import", empty, "c", keyed, "--format", "json", "-o", "cleanup.policy=compact")[0] == 0
-    assert run("compact", empty, "--topic", "c", "--all")[0] == 0
-    with Store.open(empty, create=True) as store:
-        assert [record.value for record in store.partition("c", 0).records()] == [b"2"]
     damage(empty / "logs" / "t-0" / f"{0:020d}.log", 70, b"\xff")
     code, said = run("verify", empty)
     assert code == 1

@@ -1,7 +1,6 @@
 """Jobs for logs that are too large for one machine. `topicfs spark …` runs them.
 
-verify    checks every batch and every index; changes nothing, works beside a daemon
+verify     checks every batch and every index; changes nothing, works beside a daemon
 exporting  writes records as Parquet files; works beside a daemon
 importing  makes any rows a new topic: segments with their indexes, one task each
-compact   keeps the last record of each key, which Spark finds; a task rewrites each group of segments
 """
