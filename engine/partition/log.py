@@ -549,6 +549,7 @@ class Log:
             try:
                 if self.failure is None and not self.read_only:
                     self.metadata.maybe_flush()
+                    self._name_the_end()
                     self._flush(None, with_active=True)
                     self.epochs.flush()
                     self.producers.take_snapshot(fsync=True)
@@ -557,6 +558,13 @@ class Log:
             finally:
                 self._shut()
                 self.chain.close()
+
+    def _name_the_end(self) -> None:
+        """Begin a segment at the end offset if no batch tells that offset: a truncation may have cut the log within a
+        gap. The next start would take the log to end earlier, and give the same offsets again."""
+        with contextlib.suppress(CorruptError):
+            if self.chain.active.next_offset() < self.snapshot.end:
+                self._roll(self.snapshot.end)
 
     def abandon(self) -> None:
         """Stop as in a crash: write nothing more."""

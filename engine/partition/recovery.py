@@ -109,12 +109,7 @@ class Recovery:
         aborted.reset()
 
         def visit(buffer: Bytes, table: Longs) -> None:
-            changes = epoch_changes(table)
-            for known in self.epochs.entries:
-                # The first epoch may have begun earlier, in a segment that nobody looks at.
-                if changes and known.epoch == changes[0][0] and known.start_offset < changes[0][1]:
-                    changes[0] = known
-            self.epochs.assign_all(changes)
+            assign_recovered(self.epochs, table)
             for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
                 if completed.is_aborted:
                     aborted.append(
@@ -139,6 +134,16 @@ def epoch_changes(table: Longs) -> list[tuple[int, int]]:
     first[1:] = epochs[1:] != epochs[:-1]
     first &= epochs >= 0
     return [(epoch, base) for epoch, base in table[first][:, (LEADER_EPOCH, BASE_OFFSET)].tolist()]
+
+
+def assign_recovered(epochs: LeaderEpochs, table: Longs) -> None:
+    """Record the leader epochs of batches that a recovery found. The first one may have begun earlier, in a segment
+    that nobody looks at."""
+    changes = epoch_changes(table)
+    for known in epochs.entries:
+        if changes and known.epoch == changes[0][0] and known.start_offset < changes[0][1]:
+            changes[0] = known
+    epochs.assign_all(changes)
 
 
 def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:

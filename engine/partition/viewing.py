@@ -45,7 +45,7 @@ from topicfs.engine.partition.leftovers import begun_swaps, next_offset_of_swap
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.recovery import epoch_changes, rebuild_epochs, transaction_index_is_sound
+from topicfs.engine.partition.recovery import assign_recovered, rebuild_epochs, transaction_index_is_sound
 from topicfs.engine.partition.replay import rebuild, replay
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.record import Clock
@@ -198,7 +198,7 @@ class _Check:
         aborted: list[AbortedTransaction] = []
 
         def visit(buffer: Bytes, table: Longs) -> None:
-            self.epochs.assign_all(epoch_changes(table))
+            assign_recovered(self.epochs, table)
             for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
                 if completed.is_aborted:
                     aborted.append(

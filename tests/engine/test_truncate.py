@@ -75,6 +75,21 @@ def test_truncation_keeps_what_is_below_and_a_refill_gives_the_same(bench: Bench
     assert (partition.size, bases_of(partition)) == (size, bases)
 
 
+@pytest.mark.parametrize("start", [0, 17])
+def test_the_end_of_a_log_that_was_cut_within_a_batch_stays_over_a_clean_stop(
+    bench: Bench, start: int
+) -> None:
+    """regression: the log ended at the batch before, its offsets were given again, and records below a start offset
+    behind that batch were shown again"""
+    partition = filled(bench)
+    bench.truncate(17)
+    if start:
+        partition.delete_records(start)
+    kept = offsets(partition)
+    partition = bench.reopen()
+    assert (partition.start_offset, partition.end_offset, offsets(partition)) == (start, 17, kept)
+
+
 def test_truncation_within_a_batch_cuts_the_whole_batch_and_ends_at_the_offset(bench: Bench) -> None:
     partition = filled(bench)
     bench.truncate(7)

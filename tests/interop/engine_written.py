@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from patience import PATIENCE_S
-
 from topicfs import Record, Store
 
+WRITING_S: Final = 300
 BASE_TIME: Final = 1_700_000_000_000
 random_bytes: Final = random.Random(20).randbytes
 
@@ -127,7 +126,7 @@ def write_and_die(backing: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=5 * PATIENCE_S,
+        timeout=WRITING_S,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     return backing

@@ -13,7 +13,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 480
 
 
-def run(name: str, place: Path, *arguments: str) -> str:
+# Spark Connect then takes a port that is free, and not always the same.
+OWN_PORT = {"SPARK_TESTING": "1"}
+
+
+def run(name: str, place: Path, *arguments: str, **variables: str) -> str:
     """What an example prints."""
     script = EXAMPLES / name
     words = [str(script)] if script.suffix == ".sh" else [sys.executable, str(script)]
@@ -22,6 +26,7 @@ def run(name: str, place: Path, *arguments: str) -> str:
         **os.environ,
         "TMPDIR": str(place),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **variables,
     }
     done = subprocess.run(
         [*words, *output, *arguments],
@@ -55,7 +60,7 @@ def test_a_batch_job_with_a_plot(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_reads_each_record_once_over_two_runs(tmp_path: Path) -> None:
-    said = run("pipeline.py", tmp_path, "--events", "4000")
+    said = run("pipeline.py", tmp_path, "--events", "4000", **OWN_PORT)
     assert "clicks: 4,000, different ones: 4,000" in said
     assert "clicks: 6,000, different ones: 6,000" in said
 

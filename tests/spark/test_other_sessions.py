@@ -34,7 +34,8 @@ def run(kind: str, place: Path) -> dict[str, Any]:
     """What such a session prints."""
     done = subprocess.run(
         [sys.executable, SCRIPT, kind, str(place)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Spark Connect then takes a port that is free, and not always the same.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_TESTING": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
