@@ -33,9 +33,11 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def reading(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it waits inside the file system."""
+    """Whether it has opened `follow.*`, and waits inside the file system."""
+    place = Path(f"/proc/{process.pid}")
     try:
-        return "request_wait_answer" in Path(f"/proc/{process.pid}/wchan").read_text()
+        opened = any("/follow." in os.readlink(each) for each in (place / "fd").iterdir())
+        return opened and "request_wait_answer" in (place / "wchan").read_text()
     except OSError:
         return False
 
