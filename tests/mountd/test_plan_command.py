@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_what_waits_in_an_inbox_is_told(tmp_path: Path) -> None:
         (inbox / f"q{number}" / "partition=0").mkdir(parents=True)
         (inbox / f"q{number}" / "partition=0" / "part-00000.txt").touch()
         (inbox / f"q{number}" / ".part-00000.txt.crc").touch()
+        time.sleep(0.02 if not number else 0)  # the clock of files may stand still for some milliseconds
     (inbox / ".scratch").mkdir()
     (inbox / "part-00000.txt").touch()
     before = content(tmp_path)
