@@ -28,6 +28,7 @@ from topicfs.engine.errors import (
     RecordBatchTooLargeError,
     RollError,
     UnexpectedAppendOffsetError,
+    lacks_room,
 )
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.metadata import PartitionMetadata
@@ -182,11 +183,11 @@ class Log:
     def whole_or_offline(self, *others: type[EngineError]) -> Iterator[None]:
         """Take the log offline if an OSError, or one of the other errors, stops a change halfway. Memory and disk then
         no longer agree, and a later append would overlap what was not removed. Recovery uses the state on disk."""
+        stopping: tuple[type[Exception], ...] = (OSError, *others)
         try:
             yield
-        except Exception as error:
-            if isinstance(error, (OSError, *others)):
-                self._fail(error)
+        except stopping as error:
+            self._fail(error)
             raise
 
     def _shut(self) -> None:
@@ -562,9 +563,17 @@ class Log:
     def _name_the_end(self) -> None:
         """Begin a segment at the end offset if no batch tells that offset: a truncation may have cut the log within a
         gap. The next start would take the log to end earlier, and give the same offsets again."""
-        with contextlib.suppress(CorruptError):
+        if not self.snapshot.cuts:
+            return
+        try:
             if self.chain.active.next_offset() < self.snapshot.end:
                 self._roll(self.snapshot.end)
+        except CorruptError as error:
+            logger.warning(f"{self.name}: its end is damaged, and may be taken for an earlier one: {error}")
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            logger.warning(f"{self.name}: no room to keep its end at offset {self.snapshot.end}: {error}")
 
     def abandon(self) -> None:
         """Stop as in a crash: write nothing more."""
