@@ -1,4 +1,4 @@
-"""A segment: appending, reading, recovering, truncating, rolling, its files and its pins.
+"""A segment: appending, reading, rolling and sealing, its files and its pins. What cuts it is in test_segment_cut.
 
 Cases that do not apply here: an unknown max position and positions at the end offset
 (testReadWhenNoMaxPosition), leader epochs and transaction indexes in recovery
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from patience import ended
+from segment_bench import MAX_INT32, SegmentBench, add, bases, check_lookups, segment_bench
 from test_scan import batch, table_of
 
 from topicfs.engine.errors import (
@@ -32,79 +33,13 @@ from topicfs.engine.errors import (
     RecordBatchTooLargeError,
 )
 from topicfs.engine.kernels.scan import BASE_OFFSET, POSITION, SIZE
-from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.settings import SegmentSettings
 
-MAX_INT32 = 2**31 - 1
-
-
-class Now:
-    """A clock that stands still until moved."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-class Bench:
-    """Segments in a directory of their own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.clock = Now()
-        self.descriptors = Descriptors(8)
-        self.opened: list[Segment] = []
-
-    def create(self, base: int = 0, suffix: str = "", **settings: object) -> Segment:
-        chosen = SegmentSettings(**{"index_interval_bytes": 100, "max_index_bytes": 1000, **settings})  # type: ignore[arg-type]
-        segment = Segment.create(self.directory, base, chosen, self.clock, self.descriptors, suffix)
-        self.opened.append(segment)
-        return segment
-
-    def load(self, segment: Segment, suffix: str = "") -> Segment:
-        again = Segment(
-            self.directory, segment.base_offset, segment.settings, self.clock, self.descriptors, suffix=suffix
-        )
-        self.opened.append(again)
-        return again
-
-    def reopen(self, segment: Segment) -> Segment:
-        segment.close()
-        return self.load(segment)
-
-    def names(self) -> list[str]:
-        return sorted(path.name.lstrip("0") for path in self.directory.iterdir())
-
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    for segment in made.opened:
-        if not segment.log.file.gone:
-            segment.close()
-
-
-def add(segment: Segment, *data: bytes) -> None:
-    joined = b"".join(data)
-    segment.append(joined, table_of(joined))
-
-
-def bases(segment: Segment) -> list[int]:
-    return [int(base) for _, table in segment.log.batches() for base in table[:, BASE_OFFSET]]
-
-
-def check_lookups(segment: Segment) -> None:
-    """Every offset and timestamp is found where a plain walk finds it."""
-    for _, table in segment.log.batches():
-        for row in table.tolist():
-            assert segment.position_of(row[3]) == (row[POSITION], row[SIZE], row[2], row[3])
-            found = segment.finder.offset_by_timestamp(row[7], segment.base_offset)
-            assert found is not None
-            assert found[0] >= row[7]
+def bench(tmp_path: Path) -> Iterator[SegmentBench]:
+    yield from segment_bench(tmp_path)
 
 
 # -- appending ------------------------------------------------------------------------------------------
@@ -114,7 +49,9 @@ def check_lookups(segment: Segment) -> None:
     ("base", "last"),
     [(0, -(2**31)), (0, 2**31), (1, 0), (100, 10), (2**31, 0), (-(2**31), 0), (2**31, 2**32)],
 )
-def test_append_refuses_a_last_offset_that_does_not_fit_the_base(bench: Bench, base: int, last: int) -> None:
+def test_append_refuses_a_last_offset_that_does_not_fit_the_base(
+    bench: SegmentBench, base: int, last: int
+) -> None:
     segment = bench.create(base)
     data = batch(0)
     table = table_of(data)
@@ -124,13 +61,13 @@ def test_append_refuses_a_last_offset_that_does_not_fit_the_base(bench: Bench, b
     assert (segment.size, segment.path.stat().st_size) == (0, 0)
 
 
-def test_append_takes_the_largest_offset_that_fits(bench: Bench) -> None:
+def test_append_takes_the_largest_offset_that_fits(bench: SegmentBench) -> None:
     segment = bench.create(7)
     add(segment, batch(7), batch(7 + MAX_INT32))
     assert segment.next_offset() == 8 + MAX_INT32
 
 
-def test_one_bad_batch_refuses_the_whole_append(bench: Bench) -> None:
+def test_one_bad_batch_refuses_the_whole_append(bench: SegmentBench) -> None:
     segment = bench.create(0)
     with pytest.raises(OffsetOverflowError):
         add(segment, batch(0), batch(2**31))
@@ -138,7 +75,7 @@ def test_one_bad_batch_refuses_the_whole_append(bench: Bench) -> None:
 
 
 def test_append_that_exceeds_31_bits_of_size_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: SegmentBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = bench.create()
     data = batch(0)
@@ -148,7 +85,7 @@ def test_append_that_exceeds_31_bits_of_size_is_refused(
     segment.log.size = 0
 
 
-def test_a_table_for_other_bytes_is_refused(bench: Bench) -> None:
+def test_a_table_for_other_bytes_is_refused(bench: SegmentBench) -> None:
     segment = bench.create()
     with pytest.raises(ValueError, match="batch table"):
         segment.append(batch(0) + b"?", table_of(batch(0)))
@@ -156,14 +93,14 @@ def test_a_table_for_other_bytes_is_refused(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
-def test_append_takes_any_buffer(bench: Bench, kind) -> None:  # type: ignore[no-untyped-def]
+def test_append_takes_any_buffer(bench: SegmentBench, kind) -> None:  # type: ignore[no-untyped-def]
     segment = bench.create()
     data = batch(0)
     segment.append(kind(data), table_of(data))
     assert segment.log.read(0, len(data)) == data
 
 
-def test_a_failed_write_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_changes_nothing(bench: SegmentBench, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = bench.create(index_interval_bytes=0)
     add(segment, batch(0, [5]))
     add(segment, batch(1, [6]))
@@ -193,7 +130,7 @@ def test_a_failed_write_changes_nothing(bench: Bench, monkeypatch: pytest.Monkey
     check_lookups(segment)
 
 
-def test_a_short_write_is_cut_off_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_cut_off_again(bench: SegmentBench, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = bench.create()
     add(segment, batch(0))
     size, pwrite = segment.size, os.pwrite
@@ -212,7 +149,7 @@ def test_a_short_write_is_cut_off_again(bench: Bench, monkeypatch: pytest.Monkey
     assert segment.path.stat().st_size == size
 
 
-def test_an_entry_names_a_batchs_last_offset_and_its_start(bench: Bench) -> None:
+def test_an_entry_names_a_batchs_last_offset_and_its_start(bench: SegmentBench) -> None:
     segment = bench.create(10, index_interval_bytes=0)
     first, second = batch(10, [5, 9, 7]), batch(13, [6, 8])
     add(segment, first)
@@ -222,7 +159,7 @@ def test_an_entry_names_a_batchs_last_offset_and_its_start(bench: Bench) -> None
     assert segment.time_index.entry(0) == (9, 12)
 
 
-def test_several_batches_of_one_append_get_an_entry_each(bench: Bench) -> None:
+def test_several_batches_of_one_append_get_an_entry_each(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=100)
     data = [batch(number, [1000 + number], value=bytes(200)) for number in range(4)]
     add(segment, *data)
@@ -231,7 +168,7 @@ def test_several_batches_of_one_append_get_an_entry_each(bench: Bench) -> None:
     assert [segment.time_index.entry(n) for n in range(3)] == [(1001, 1), (1002, 2), (1003, 3)]
 
 
-def test_an_entry_comes_only_when_more_than_the_interval_lies_before_the_batch(bench: Bench) -> None:
+def test_an_entry_comes_only_when_more_than_the_interval_lies_before_the_batch(bench: SegmentBench) -> None:
     size = len(batch(0))
     exact = bench.create(0, index_interval_bytes=2 * size)
     for number in range(4):
@@ -240,7 +177,7 @@ def test_an_entry_comes_only_when_more_than_the_interval_lies_before_the_batch(b
     assert exact.offset_index.entry(0) == (3, 3 * size)
 
 
-def test_an_index_entry_that_would_not_rise_refuses_the_append(bench: Bench) -> None:
+def test_an_index_entry_that_would_not_rise_refuses_the_append(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0)
     add(segment, batch(0), batch(7))
     size = segment.size
@@ -249,7 +186,7 @@ def test_an_index_entry_that_would_not_rise_refuses_the_append(bench: Bench) -> 
     assert (segment.size, segment.path.stat().st_size) == (size, size)
 
 
-def test_a_full_index_gets_no_more_entries_and_lookups_stay_right(bench: Bench) -> None:
+def test_a_full_index_gets_no_more_entries_and_lookups_stay_right(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0, max_index_bytes=36)
     add(segment, *(batch(number, [number]) for number in range(20)))
     assert (segment.offset_index.entries, segment.time_index.entries) == (4, 2)
@@ -260,7 +197,7 @@ def test_a_full_index_gets_no_more_entries_and_lookups_stay_right(bench: Bench) 
 # -- reading --------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_found_in_an_empty_segment(bench: Bench) -> None:
+def test_nothing_is_found_in_an_empty_segment(bench: SegmentBench) -> None:
     segment = bench.create(40)
     assert segment.position_of(40) is None
     assert segment.next_offset() == 40
@@ -271,7 +208,7 @@ def test_nothing_is_found_in_an_empty_segment(bench: Bench) -> None:
     assert (segment.max_timestamp, segment.offset_of_max_timestamp) == (-1, 40)
 
 
-def test_an_offset_leads_to_the_first_batch_that_reaches_it(bench: Bench) -> None:
+def test_an_offset_leads_to_the_first_batch_that_reaches_it(bench: SegmentBench) -> None:
     segment = bench.create(40)
     before, behind = batch(50, [1, 1, 1]), batch(60, [1, 1])
     add(segment, before, behind)
@@ -283,7 +220,9 @@ def test_an_offset_leads_to_the_first_batch_that_reaches_it(bench: Bench) -> Non
     assert segment.position_of(62) is None
 
 
-def test_lookups_are_right_in_long_segments_with_gaps_and_batches_beyond_the_interval(bench: Bench) -> None:
+def test_lookups_are_right_in_long_segments_with_gaps_and_batches_beyond_the_interval(
+    bench: SegmentBench,
+) -> None:
     chosen = random.Random(3)
     segment = bench.create(100, index_interval_bytes=256, max_index_bytes=100_000)
     offset, timestamp = 100, 1000
@@ -296,7 +235,7 @@ def test_lookups_are_right_in_long_segments_with_gaps_and_batches_beyond_the_int
     check_lookups(bench.reopen(segment))
 
 
-def test_reads_end_where_the_segment_ends(bench: Bench) -> None:
+def test_reads_end_where_the_segment_ends(bench: SegmentBench) -> None:
     segment = bench.create()
     data = batch(0)
     add(segment, data)
@@ -312,7 +251,7 @@ def test_reads_end_where_the_segment_ends(bench: Bench) -> None:
         segment.log.read(-1, 5)
 
 
-def test_a_file_cut_short_behind_our_back_is_an_error(bench: Bench) -> None:
+def test_a_file_cut_short_behind_our_back_is_an_error(bench: SegmentBench) -> None:
     segment = bench.create()
     add(segment, batch(0), batch(1))
     os.truncate(segment.path, segment.size - 5)
@@ -320,7 +259,7 @@ def test_a_file_cut_short_behind_our_back_is_an_error(bench: Bench) -> None:
         segment.log.read(0, segment.size)
 
 
-def test_a_file_above_31_bits_cannot_be_opened(bench: Bench) -> None:
+def test_a_file_above_31_bits_cannot_be_opened(bench: SegmentBench) -> None:
     segment = bench.create()
     segment.close()
     os.truncate(segment.path, 2**31)
@@ -330,7 +269,7 @@ def test_a_file_above_31_bits_cannot_be_opened(bench: Bench) -> None:
         bench.load(segment).recover(lambda *_: None)
 
 
-def test_batches_come_whole_whatever_the_chunk(bench: Bench) -> None:
+def test_batches_come_whole_whatever_the_chunk(bench: SegmentBench) -> None:
     segment = bench.create()
     data = [batch(number, value=bytes(length)) for number, length in enumerate((1, 5000, 3, 3, 90, 700))]
     add(segment, *data)
@@ -344,7 +283,7 @@ def test_batches_come_whole_whatever_the_chunk(bench: Bench) -> None:
     assert [len(table) for _, table in segment.log.batches(len(data[0]), len(data[0]) + len(data[1]))] == [1]
 
 
-def test_more_batches_than_a_table_holds_come_in_several_tables(bench: Bench) -> None:
+def test_more_batches_than_a_table_holds_come_in_several_tables(bench: SegmentBench) -> None:
     segment = bench.create(index_interval_bytes=10**6)
     one = bytearray(batch(0, [1], value=b""))
     data = b"".join(struct.pack(">q", number) + bytes(one[8:]) for number in range(20_000))
@@ -353,7 +292,7 @@ def test_more_batches_than_a_table_holds_come_in_several_tables(bench: Bench) ->
     assert seen == list(range(20_000))
 
 
-def test_a_flipped_byte_is_an_error_that_names_file_and_position(bench: Bench) -> None:
+def test_a_flipped_byte_is_an_error_that_names_file_and_position(bench: SegmentBench) -> None:
     segment = bench.create()
     first, second = batch(0), batch(1)
     add(segment, first, second)
@@ -365,7 +304,7 @@ def test_a_flipped_byte_is_an_error_that_names_file_and_position(bench: Bench) -
     assert len(list(segment.log.batches(check=False))) == 1
 
 
-def test_a_partial_batch_at_the_end_is_corrupt_unless_it_is_expected(bench: Bench) -> None:
+def test_a_partial_batch_at_the_end_is_corrupt_unless_it_is_expected(bench: SegmentBench) -> None:
     segment = bench.create()
     add(segment, batch(0), batch(1))
     segment.close()
@@ -381,7 +320,7 @@ def test_a_partial_batch_at_the_end_is_corrupt_unless_it_is_expected(bench: Benc
             again.position_of(2)
 
 
-def test_a_huge_size_field_does_not_make_a_huge_buffer(bench: Bench) -> None:
+def test_a_huge_size_field_does_not_make_a_huge_buffer(bench: SegmentBench) -> None:
     segment = bench.create()
     segment.close()
     data = bytearray(batch(0))
@@ -391,7 +330,7 @@ def test_a_huge_size_field_does_not_make_a_huge_buffer(bench: Bench) -> None:
         list(bench.load(segment).log.batches())
 
 
-def test_garbage_in_the_middle_is_an_error_for_lookups(bench: Bench) -> None:
+def test_garbage_in_the_middle_is_an_error_for_lookups(bench: SegmentBench) -> None:
     segment = bench.create()
     segment.close()
     segment.path.write_bytes(batch(0) + bytes(200))
@@ -400,7 +339,9 @@ def test_garbage_in_the_middle_is_an_error_for_lookups(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("position", [-5, 10**6])
-def test_an_index_entry_outside_the_file_makes_a_lookup_longer_not_wrong(bench: Bench, position: int) -> None:
+def test_an_index_entry_outside_the_file_makes_a_lookup_longer_not_wrong(
+    bench: SegmentBench, position: int
+) -> None:
     segment = bench.create()
     data = batch(0)
     add(segment, data, batch(1))
@@ -409,7 +350,7 @@ def test_an_index_entry_outside_the_file_makes_a_lookup_longer_not_wrong(bench: 
     assert bench.load(segment).position_of(1) == (len(data), len(batch(1)), 1, 1)
 
 
-def test_the_record_at_or_after_a_time_is_found(bench: Bench) -> None:
+def test_the_record_at_or_after_a_time_is_found(bench: SegmentBench) -> None:
     segment = bench.create(40)
     for offset in range(40, 50):
         add(segment, batch(offset, [10 * offset], leader_epoch=offset))
@@ -419,7 +360,7 @@ def test_the_record_at_or_after_a_time_is_found(bench: Bench) -> None:
         assert found == (None if offset is None else (10 * offset, offset, offset))
 
 
-def test_the_search_by_time_looks_into_batches_and_respects_the_start(bench: Bench) -> None:
+def test_the_search_by_time_looks_into_batches_and_respects_the_start(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0, [100, 300, 200]), batch(3, [150, 250]))
     assert segment.finder.offset_by_timestamp(101, 0) == (300, 1, 0)
@@ -428,28 +369,28 @@ def test_the_search_by_time_looks_into_batches_and_respects_the_start(bench: Ben
     assert segment.finder.offset_by_timestamp(301, 0) is None
 
 
-def test_next_offset_is_behind_the_last_batch(bench: Bench) -> None:
+def test_next_offset_is_behind_the_last_batch(bench: SegmentBench) -> None:
     segment = bench.create(50)
     assert segment.next_offset() == 50
     add(segment, batch(50, [1, 1, 1]))
     assert segment.next_offset() == bench.reopen(segment).next_offset() == 53
 
 
-def test_next_offset_is_right_behind_index_entries(bench: Bench) -> None:
+def test_next_offset_is_right_behind_index_entries(bench: SegmentBench) -> None:
     segment = bench.create(50, index_interval_bytes=0)
     for offset in range(50, 60):
         add(segment, batch(offset))
     assert bench.reopen(segment).next_offset() == 60
 
 
-def test_the_first_batchs_timestamp_is_its_largest(bench: Bench) -> None:
+def test_the_first_batchs_timestamp_is_its_largest(bench: SegmentBench) -> None:
     segment = bench.create()
     assert segment.first_batch_timestamp() is None
     add(segment, batch(0, [1000, 1007, 1003]), batch(3, [2000]))
     assert segment.first_batch_timestamp() == bench.reopen(segment).first_batch_timestamp() == 1007
 
 
-def test_the_largest_timestamp_is_the_files_time_when_batches_have_none(bench: Bench) -> None:
+def test_the_largest_timestamp_is_the_files_time_when_batches_have_none(bench: SegmentBench) -> None:
     segment = bench.create()
     add(segment, batch(0, [-1]))
     os.utime(segment.path, ns=(0, 5_000_000_000))
@@ -458,290 +399,17 @@ def test_the_largest_timestamp_is_the_files_time_when_batches_have_none(bench: B
     assert segment.largest_timestamp == 77
 
 
-# -- recovery -------------------------------------------------------------------------------------------
-
-
-def filled(bench: Bench, count: int = 100) -> Segment:
-    segment = bench.create(0, max_index_bytes=10_000)
-    for number in range(count):
-        add(segment, batch(number, [1000 + 10 * number]))
-    segment.close()
-    return segment
-
-
-@pytest.mark.parametrize("extension", [".index", ".timeindex"])
-@pytest.mark.parametrize("kind", ["garbage", "zeros", "missing", "odd"])
-def test_recovery_rebuilds_a_broken_index(bench: Bench, extension: str, kind: str) -> None:
-    segment = filled(bench)
-    path = Path(segment.path_of(extension))
-    good = path.read_bytes()
-    broken = {"garbage": os.urandom(5000), "zeros": bytes(10_000), "missing": b"", "odd": good + b"abc"}
-    path.write_bytes(broken[kind])
-    if kind == "missing":
-        path.unlink()
-    again = bench.load(segment)
-    assert again.recover(lambda *_: None) == 0
-    assert path.read_bytes() == good
-    for number in range(100):
-        found = again.position_of(number)
-        assert found is not None
-        assert found[2] == number
-        assert again.finder.offset_by_timestamp(1000 + 10 * number, 0) == (1000 + 10 * number, number, 0)
-
-
-def test_recovery_makes_the_indexes_that_appending_made(bench: Bench) -> None:
-    chosen = random.Random(5)
-    segment = bench.create(0, index_interval_bytes=300, max_index_bytes=100_000)
-    for number in range(200):
-        add(segment, batch(number, [chosen.randrange(10_000)], value=bytes(chosen.randrange(400))))
-    segment.close()
-    paths = [Path(segment.path_of(".index")), Path(segment.path_of(".timeindex"))]
-    before = [path.read_bytes() for path in paths]
-    bench.load(segment).recover(lambda *_: None)
-    assert [path.read_bytes() for path in paths] == before
-
-
-def test_recovery_keeps_exactly_the_batches_before_a_corrupt_one(bench: Bench) -> None:
-    chosen = random.Random(11)
-    for _ in range(10):
-        segment = filled(bench, 50)
-        size = segment.path.stat().st_size // 50
-        first_bad = chosen.randrange(50)
-        with open(segment.path, "r+b") as file:
-            file.seek(first_bad * size + chosen.randrange(size))
-            file.write(os.urandom(60 * size))
-            file.truncate(50 * size)
-        again = bench.load(segment)
-        assert again.recover(lambda *_: None) == (50 - first_bad) * size
-        assert bases(again) == list(range(first_bad))
-        assert again.path.stat().st_size == again.size == first_bad * size
-        assert again.next_offset() == first_bad
-        again.delete()
-
-
-@pytest.mark.parametrize("tail", [bytes(5000), b"x", batch(2)[:-1], batch(1), batch(0)])
-def test_recovery_cuts_what_is_no_batch_of_the_segment(
-    bench: Bench, tail: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    segment = filled(bench, 2)
-    size = segment.path.stat().st_size
-    with open(segment.path, "ab") as file:
-        file.write(tail)
-    again = bench.load(segment)
-    assert again.recover(lambda *_: None) == len(tail)
-    assert (bases(again), again.size) == ([0, 1], size)
-    assert f"{len(tail)} of {size + len(tail)} bytes cut off at position {size}" in caplog.text
-
-
-def test_recovery_refuses_a_good_batch_too_far_above_the_base_and_cuts_nothing(bench: Bench) -> None:
-    segment = bench.create(5)
-    segment.close()
-    data = batch(5) + batch(6 + MAX_INT32)
-    segment.path.write_bytes(data)
-    again = bench.load(segment)
-    with pytest.raises(OffsetOverflowError, match=f"found {6 + MAX_INT32}"):
-        again.recover(lambda *_: None)
-    assert bases(again) == [5, 6 + MAX_INT32]
-    assert again.path.read_bytes() == data
-
-
-def test_recovery_of_a_batch_below_the_base_keeps_nothing(bench: Bench) -> None:
-    segment = bench.create(10)
-    segment.close()
-    segment.path.write_bytes(batch(9))
-    again = bench.load(segment)
-    assert again.recover(lambda *_: None) == len(batch(9))
-    assert again.size == 0
-
-
-def test_recovery_shows_every_good_batch_once(bench: Bench) -> None:
-    segment = filled(bench, 30)
-    seen: list[int] = []
-    bytes_seen = []
-
-    def visit(buffer: np.ndarray, table: np.ndarray) -> None:
-        seen.extend(table[:, BASE_OFFSET].tolist())
-        assert buffer.size == table[:, SIZE].sum()
-        bytes_seen.append(buffer.tobytes())
-
-    bench.load(segment).recover(visit)
-    assert seen == list(range(30))
-    assert b"".join(bytes_seen) == segment.path.read_bytes()
-
-
-def test_recovery_of_a_good_segment_leaves_its_mtime(bench: Bench) -> None:
-    segment = filled(bench, 3)
-    os.utime(segment.path, (9, 9))
-    bench.load(segment).recover(lambda *_: None)
-    assert segment.path.stat().st_mtime == 9
-
-
-def test_recovery_adds_the_final_time_entry(bench: Bench) -> None:
-    segment = filled(bench, 3)
-    Path(segment.time_index.path).unlink()
-    again = bench.load(segment)
-    again.recover(lambda *_: None)
-    assert bench.load(segment).time_index.last_entry == (1020, 2)
-
-
-def test_an_error_of_the_visitor_comes_out_and_the_segment_can_be_emptied(bench: Bench) -> None:
-    segment = filled(bench, 3)
-    again = bench.load(segment)
-
-    def visit(*_: object) -> None:
-        raise OffsetOverflowError("visitor")
-
-    with pytest.raises(OffsetOverflowError, match="visitor"):
-        again.recover(visit)
-    assert again.truncate_to(0) == 3 * len(batch(0, [1000]))
-    assert again.path.stat().st_size == 0
-    add(again, batch(0))
-    assert bases(again) == [0]
-
-
-def test_recovery_crosses_chunks_and_grows_for_large_batches(bench: Bench) -> None:
-    segment = bench.create(index_interval_bytes=1000, max_index_bytes=10**6)
-    for number, length in enumerate((3_000_000, 3_000_000, 10, 5_000_000, 10)):
-        add(segment, batch(number, value=bytes(length)))
-    segment.close()
-    again = bench.load(segment)
-    assert again.recover(lambda *_: None) == 0
-    check_lookups(again)
-
-
-# -- truncation -----------------------------------------------------------------------------------------
-
-
-def test_truncating_the_last_batch_again_and_again_leaves_the_previous(bench: Bench) -> None:
-    segment = bench.create(40)
-    offset = 40
-    for _ in range(30):
-        add(segment, batch(offset, [1]), batch(offset + 1, [1]))
-        assert segment.truncate_to(offset + 1) > 0
-        assert segment.next_offset() == offset + 1
-        assert segment.position_of(offset + 1) is None
-        offset += 1
-    assert bases(segment) == list(range(40, 70))
-
-
-def test_truncating_at_a_hole_removes_the_later_batch(bench: Bench) -> None:
-    segment = bench.create(40)
-    first = batch(40, [1, 1])
-    add(segment, first, batch(50))
-    assert segment.truncate_to(45) == len(batch(50))
-    assert (segment.size, bases(segment)) == (len(first), [40])
-
-
-def test_truncating_inside_a_batch_removes_it_whole(bench: Bench) -> None:
-    segment = bench.create(0)
-    add(segment, batch(0), batch(1, [1, 1, 1]))
-    segment.truncate_to(2)
-    assert bases(segment) == [0]
-
-
-def test_truncating_beyond_the_end_removes_nothing(bench: Bench) -> None:
-    segment = bench.create(0)
-    add(segment, batch(0))
-    assert segment.truncate_to(99) == 0
-    assert bases(segment) == [0]
-
-
-def test_a_reopened_empty_segment_survives_truncation_beyond_its_end(bench: Bench) -> None:
-    segment = bench.reopen(bench.create(0))
-    bench.clock.ms += 10**9
-    segment.truncate_to(57)
-    assert not segment.offset_index.is_full
-    assert not segment.time_index.is_full
-    assert not segment.should_roll(1024, bench.clock.ms, 100, bench.clock.ms, 10**9, 1000)
-    assert segment.should_roll(1024, bench.clock.ms, 2**31, bench.clock.ms, 10**9, 1000)
-
-
-def test_truncating_to_nothing_starts_the_clock_again(bench: Bench) -> None:
-    segment = bench.create(40)
-    bench.clock.ms += 500
-    add(segment, batch(40, [1000]), batch(41, [1000]))
-    segment.truncate_to(0)
-    assert segment.time_waited(bench.clock.ms, 10**12) == 0
-    assert (segment.created_ms, segment.first_batch_timestamp()) == (bench.clock.ms, None)
-    assert not segment.offset_index.is_full
-    assert (segment.offset_index.entries, segment.time_index.entries, segment.size) == (0, 0, 0)
-    add(segment, batch(40, [7]))
-    assert (bases(segment), segment.first_batch_timestamp(), segment.max_timestamp) == ([40], 7, 7)
-
-
-def test_the_largest_timestamp_is_found_again_after_truncation(bench: Bench) -> None:
-    one = len(batch(0, [0]))
-    segment = bench.create(40, index_interval_bytes=2 * one - 1)
-    for offset in range(40, 70):
-        add(segment, batch(offset, [offset]))
-    # Two batches fit the interval, so every second one behind the first has an entry.
-    assert segment.time_index.entries == 14
-    segment.truncate_to(41)
-    assert segment.time_index.entries == 0
-    assert (segment.max_timestamp, segment.offset_of_max_timestamp, segment.largest_timestamp) == (40, 40, 40)
-    assert segment.next_offset() == 41
-
-
-def test_the_largest_timestamp_behind_the_last_time_entry_counts_after_truncation(bench: Bench) -> None:
-    segment = bench.create(0, index_interval_bytes=10**6)
-    add(segment, batch(0, [5]), batch(1, [900]), batch(2, [900]), batch(3, [30]), batch(4, [1000]))
-    segment.truncate_to(4)
-    assert (segment.max_timestamp, segment.offset_of_max_timestamp) == (900, 1)
-
-
-def test_a_truncated_sealed_segment_takes_appends(bench: Bench) -> None:
-    segment = bench.create(0, index_interval_bytes=0)
-    add(segment, *(batch(number, [number]) for number in range(10)))
-    segment.seal()
-    again = bench.load(segment)
-    again.truncate_to(5)
-    add(again, *(batch(number, [number]) for number in range(5, 9)))
-    check_lookups(again)
-    assert bases(bench.reopen(again)) == list(range(9))
-
-
-def test_reads_beside_truncations_see_old_bytes_or_fewer(bench: Bench) -> None:
-    segment = bench.create(0, index_interval_bytes=0, max_index_bytes=10**5)
-    one = len(batch(0))
-    add(segment, *(batch(number) for number in range(200)))
-    stop = threading.Event()
-    wrong: list[BaseException] = []
-
-    def read() -> None:
-        while not stop.is_set():
-            try:
-                for offset in (0, 50, 199):
-                    found = segment.position_of(offset)
-                    if found is not None:
-                        assert found[3] == offset
-                        assert len(segment.log.read(0, 10**6)) % one == 0
-            except OffsetOutOfRangeError:
-                pass
-            except Exception as error:  # noqa: BLE001  a thread's failure must reach the test
-                wrong.append(error)
-
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(30):
-        segment.truncate_to(20)
-        add(segment, *(batch(number) for number in range(20, 200)))
-    stop.set()
-    ended(*threads)
-    assert wrong == []
-
-
 # -- rolling and sealing --------------------------------------------------------------------------------
 
 
-def test_a_segment_rolls_when_the_append_would_exceed_its_size(bench: Bench) -> None:
+def test_a_segment_rolls_when_the_append_would_exceed_its_size(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0))
     assert not segment.should_roll(100, 1000, 1, 0, segment.size + 100, 10**9)
     assert segment.should_roll(101, 1000, 1, 0, segment.size + 100, 10**9)
 
 
-def test_a_segment_rolls_by_the_timestamps_of_its_batches(bench: Bench) -> None:
+def test_a_segment_rolls_by_the_timestamps_of_its_batches(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0, [1000]))
     late = bench.clock.ms + 10**9
@@ -749,19 +417,19 @@ def test_a_segment_rolls_by_the_timestamps_of_its_batches(bench: Bench) -> None:
     assert segment.should_roll(1, 1501, 1, late, 10**6, 500)
 
 
-def test_a_segment_without_timestamps_rolls_by_the_clock(bench: Bench) -> None:
+def test_a_segment_without_timestamps_rolls_by_the_clock(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0, [-1]))
     assert not segment.should_roll(1, -1, 1, bench.clock.ms + 500, 10**6, 500)
     assert segment.should_roll(1, -1, 1, bench.clock.ms + 501, 10**6, 500)
 
 
-def test_an_empty_segment_does_not_roll_by_time(bench: Bench) -> None:
+def test_an_empty_segment_does_not_roll_by_time(bench: SegmentBench) -> None:
     segment = bench.create(0)
     assert not segment.should_roll(1, 10**12, 1, bench.clock.ms + 10**9, 10**6, 500)
 
 
-def test_jitter_rolls_earlier_by_less_than_its_maximum(bench: Bench) -> None:
+def test_jitter_rolls_earlier_by_less_than_its_maximum(bench: SegmentBench) -> None:
     segment = bench.create(0, jitter_ms=100)
     add(segment, batch(0, [1000]))
     segment.jitter = 250  # modulo 100 is 50
@@ -775,11 +443,11 @@ def test_jitter_rolls_earlier_by_less_than_its_maximum(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("offset", "rolls"), [(99, True), (100, False), (100 + MAX_INT32, False), (101 + MAX_INT32, True)]
 )
-def test_a_segment_rolls_for_offsets_that_do_not_fit(bench: Bench, offset: int, rolls: bool) -> None:
+def test_a_segment_rolls_for_offsets_that_do_not_fit(bench: SegmentBench, offset: int, rolls: bool) -> None:
     assert bench.create(100).should_roll(1, 0, offset, 0, 10**6, 500) is rolls
 
 
-def test_a_segment_rolls_when_an_index_is_full(bench: Bench) -> None:
+def test_a_segment_rolls_when_an_index_is_full(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0, max_index_bytes=16)
     add(segment, batch(0, [-1]), batch(1, [-1]))
     segment.time_index.max_bytes = 10**6
@@ -789,7 +457,7 @@ def test_a_segment_rolls_when_an_index_is_full(bench: Bench) -> None:
     assert segment.should_roll(1, 0, 3, 0, 10**6, 500)
 
 
-def test_sealing_adds_the_final_time_entry_and_trims(bench: Bench) -> None:
+def test_sealing_adds_the_final_time_entry_and_trims(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=10**6, preallocate=True, segment_bytes=10_000)
     add(segment, batch(0, [10, 30, 20]))
     assert segment.path.stat().st_size == 10_000
@@ -802,7 +470,7 @@ def test_sealing_adds_the_final_time_entry_and_trims(bench: Bench) -> None:
     assert (again.max_timestamp, again.offset_of_max_timestamp) == (30, 2)
 
 
-def test_the_final_time_entry_has_room_in_a_full_index(bench: Bench) -> None:
+def test_the_final_time_entry_has_room_in_a_full_index(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0, max_index_bytes=36)
     add(segment, *(batch(number, [number + 1]) for number in range(6)))
     assert segment.time_index.is_full
@@ -810,7 +478,7 @@ def test_the_final_time_entry_has_room_in_a_full_index(bench: Bench) -> None:
     assert (segment.time_index.entries, segment.time_index.last_entry) == (3, (6, 5))
 
 
-def test_an_append_after_sealing_makes_the_segment_active_again(bench: Bench) -> None:
+def test_an_append_after_sealing_makes_the_segment_active_again(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0)
     add(segment, batch(0, [1]), batch(1, [2]))
     segment.seal()
@@ -822,7 +490,7 @@ def test_an_append_after_sealing_makes_the_segment_active_again(bench: Bench) ->
 # -- files ----------------------------------------------------------------------------------------------
 
 
-def test_a_preallocated_segment_is_trimmed_by_close_and_continues(bench: Bench) -> None:
+def test_a_preallocated_segment_is_trimmed_by_close_and_continues(bench: SegmentBench) -> None:
     size = 512 * 1024 * 1024
     segment = bench.create(0, preallocate=True, segment_bytes=size)
     assert (segment.path.stat().st_size, segment.size) == (size, 0)
@@ -833,11 +501,11 @@ def test_a_preallocated_segment_is_trimmed_by_close_and_continues(bench: Bench) 
     assert bases(again) == [0, 1, 2]
 
 
-def test_without_preallocation_the_file_begins_empty(bench: Bench) -> None:
+def test_without_preallocation_the_file_begins_empty(bench: SegmentBench) -> None:
     assert bench.create(0).path.stat().st_size == 0
 
 
-def test_recovery_cuts_the_tail_of_a_preallocated_segment(bench: Bench) -> None:
+def test_recovery_cuts_the_tail_of_a_preallocated_segment(bench: SegmentBench) -> None:
     segment = bench.create(0, preallocate=True, segment_bytes=10_000)
     add(segment, batch(0))
     size = segment.size
@@ -847,32 +515,32 @@ def test_recovery_cuts_the_tail_of_a_preallocated_segment(bench: Bench) -> None:
     segment.log.file.close()
 
 
-def test_a_new_segment_never_overwrites_a_log(bench: Bench) -> None:
+def test_a_new_segment_never_overwrites_a_log(bench: SegmentBench) -> None:
     bench.create(5)
     with pytest.raises(FileExistsError):
         bench.create(5)
 
 
-def test_loading_opens_nothing(bench: Bench) -> None:
+def test_loading_opens_nothing(bench: SegmentBench) -> None:
     segment = Segment(Path("/nowhere"), 5, SegmentSettings(), bench.clock, bench.descriptors)
     assert segment.base_offset == 5
     with pytest.raises(FileNotFoundError):
         _ = segment.size
 
 
-def test_close_leaves_log_and_both_indexes_on_disk(bench: Bench) -> None:
+def test_close_leaves_log_and_both_indexes_on_disk(bench: SegmentBench) -> None:
     segment = bench.create(7)
     assert bench.names() == ["7.log"]
     segment.close()
     assert bench.names() == ["7.index", "7.log", "7.timeindex"]
 
 
-def test_flush_of_an_empty_active_segment_creates_its_indexes(bench: Bench) -> None:
+def test_flush_of_an_empty_active_segment_creates_its_indexes(bench: SegmentBench) -> None:
     bench.create(7).flush()
     assert bench.names() == ["7.index", "7.log", "7.timeindex"]
 
 
-def test_a_sealed_segment_can_be_flushed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_segment_can_be_flushed(bench: SegmentBench, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = bench.create(7)
     add(segment, batch(7))
     segment.seal()
@@ -882,7 +550,7 @@ def test_a_sealed_segment_can_be_flushed(bench: Bench, monkeypatch: pytest.Monke
     assert [name.rpartition(".")[2] for name in synced] == ["log", "index", "timeindex"]
 
 
-def test_missing_indexes_are_told_and_not_created_by_reading(bench: Bench) -> None:
+def test_missing_indexes_are_told_and_not_created_by_reading(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0), batch(1))
     segment.close()
@@ -896,14 +564,14 @@ def test_missing_indexes_are_told_and_not_created_by_reading(bench: Bench) -> No
     assert bench.names() == [".log"]
 
 
-def test_changing_the_suffix_before_indexes_exist_creates_none(bench: Bench) -> None:
+def test_changing_the_suffix_before_indexes_exist_creates_none(bench: SegmentBench) -> None:
     segment = bench.create(40)
     segment.change_suffix("", ".deleted")
     assert bench.names() == ["40.log.deleted"]
     assert segment.path.name.endswith("40.log.deleted")
 
 
-def test_changing_the_suffix_renames_all_files_and_reads_go_on(bench: Bench) -> None:
+def test_changing_the_suffix_renames_all_files_and_reads_go_on(bench: SegmentBench) -> None:
     segment = bench.create(40, suffix=".cleaned", index_interval_bytes=0)
     add(segment, batch(40), batch(41))
     Path(segment.path_of(".txnindex")).write_bytes(b"")
@@ -919,7 +587,7 @@ def test_changing_the_suffix_renames_all_files_and_reads_go_on(bench: Bench) -> 
     assert bases(bench.reopen(segment)) == [40, 41, 42]
 
 
-def test_delete_removes_every_file_and_may_find_none(bench: Bench) -> None:
+def test_delete_removes_every_file_and_may_find_none(bench: SegmentBench) -> None:
     segment = bench.create(40)
     add(segment, batch(40))
     Path(segment.path_of(".txnindex")).write_bytes(b"")
@@ -929,7 +597,7 @@ def test_delete_removes_every_file_and_may_find_none(bench: Bench) -> None:
     assert bench.names() == []
 
 
-def test_a_closed_segment_refuses_reads_and_appends(bench: Bench) -> None:
+def test_a_closed_segment_refuses_reads_and_appends(bench: SegmentBench) -> None:
     segment = bench.create(0)
     add(segment, batch(0))
     segment.close()
@@ -942,7 +610,7 @@ def test_a_closed_segment_refuses_reads_and_appends(bench: Bench) -> None:
 # -- pins -----------------------------------------------------------------------------------------------
 
 
-def test_a_pinned_segment_is_read_to_its_end_though_a_later_one_takes_its_names(bench: Bench) -> None:
+def test_a_pinned_segment_is_read_to_its_end_though_a_later_one_takes_its_names(bench: SegmentBench) -> None:
     old = bench.create(0, index_interval_bytes=0)
     add(old, *(batch(number, [number], value=b"old") for number in range(5)))
     size = old.size
@@ -962,7 +630,7 @@ def test_a_pinned_segment_is_read_to_its_end_though_a_later_one_takes_its_names(
     assert bench.names() == []
 
 
-def test_mark_deleted_renames_every_file(bench: Bench) -> None:
+def test_mark_deleted_renames_every_file(bench: SegmentBench) -> None:
     segment = bench.create(3)
     add(segment, batch(3))
     segment.seal()
@@ -971,7 +639,7 @@ def test_mark_deleted_renames_every_file(bench: Bench) -> None:
     assert bench.names() == ["3.index.deleted", "3.log.deleted", "3.timeindex.deleted"]
 
 
-def test_a_reader_without_a_pin_gets_closed_error_once_a_segment_is_deleted(bench: Bench) -> None:
+def test_a_reader_without_a_pin_gets_closed_error_once_a_segment_is_deleted(bench: SegmentBench) -> None:
     segment = bench.create(3)
     add(segment, batch(3))
     assert segment.log.read(0, 4)
@@ -983,7 +651,7 @@ def test_a_reader_without_a_pin_gets_closed_error_once_a_segment_is_deleted(benc
     assert segment.pins == 0
 
 
-def test_two_pins_need_two_unpins(bench: Bench) -> None:
+def test_two_pins_need_two_unpins(bench: SegmentBench) -> None:
     segment = bench.create(3)
     add(segment, batch(3))
     segment.pin()
@@ -996,7 +664,7 @@ def test_two_pins_need_two_unpins(bench: Bench) -> None:
         segment.log.read(0, 4)
 
 
-def test_readers_beside_an_appender_see_whole_batches(bench: Bench) -> None:
+def test_readers_beside_an_appender_see_whole_batches(bench: SegmentBench) -> None:
     segment = bench.create(0, index_interval_bytes=0, max_index_bytes=10**6)
     wrong: list[BaseException] = []
     stop = threading.Event()
