@@ -2,8 +2,8 @@
 
     path                             backing directory or mount; an option of topicfs only
     topic | subscribe                names, separated by commas
-    subscribePattern                 a regular expression in Java's syntax that matches whole names. It finds no topics
-                                     whose names begin with __, which are internal
+    subscribePattern                 a regular expression in Java's syntax that matches whole names, save those of
+                                     Kafka's own topics
     assign                           {"orders":[0,1]}; a stream waits for partitions that do not exist yet
     startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest. With
                                      topicfs also one number for all partitions: each is read as far as it goes
