@@ -106,10 +106,10 @@ class Scratch(Entry):
         return kind_of(self.parts) is PathKind.WORK and job_of(name) is not None
 
     def set_mode(self) -> None:
-        pass
+        """Do nothing: jobs set the modes of their files, which mean nothing here."""
 
     def set_owner(self) -> None:
-        pass
+        """Do nothing, as for the mode."""
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
         found = self.status()
