@@ -9,6 +9,8 @@ as it is now, with the segment that still grows; a stream reads `sealed/jsonl`, 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import clicks
 import workplace
 from pyspark.sql import functions as f
@@ -45,14 +47,16 @@ def main() -> None:
 
 
 def draw(hours: list[object], counts: list[int], path: object) -> None:
-    """A bar for each hour."""
+    """Draw a bar for each hour of each day."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.dates import ConciseDateFormatter
 
     figure, axes = pyplot.subplots(figsize=(9, 3.5), layout="constrained")
-    axes.bar([f"{hour:%H}" for hour in hours], counts)  # type: ignore[str-format]
+    axes.bar(hours, counts, width=timedelta(minutes=50), align="edge")  # type: ignore[arg-type]
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     axes.set(xlabel="hour (UTC)", ylabel="clicks", title="Clicks an hour")
     figure.savefig(path)
     pyplot.close(figure)

@@ -3,8 +3,8 @@
     python examples/stream.py                        on a mount and data of its own; kills the job, and resumes it
     python examples/stream.py --mount MOUNT --once   on yours, from the topic `clicks` to the topic `sessions`
 
-A session ends when a user has not clicked for half an hour. Spark's checkpoint knows which segments were read; the
-inbox of the topic knows which batches it has taken: a batch that comes again after a crash adds nothing.
+A session ends when a user has not clicked for half an hour. Spark's checkpoint knows what was read; the topic knows
+which of the query's batches it has taken: a batch that comes again after a crash adds nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from pathlib import Path
 import clicks
 import workplace
 
-RECORD = "partition INT, offset LONG, timestamp LONG, key STRING, value STRING"
 CLICK = "at LONG, page STRING, ms LONG, status INT"
-_SEGMENTS_A_BATCH = 2
+_BATCHES = 8
 
 
 def main() -> None:
@@ -30,53 +29,57 @@ def main() -> None:
     given = workplace.arguments(__doc__.partition("\n")[0], once=once)
     checkpoint = given.output / "sessions-checkpoint"
     if given.once:
-        run(given.mount, checkpoint)
+        run(given.mount, checkpoint, given.events)
         return
     shutil.rmtree(checkpoint, ignore_errors=True)
     with workplace.mounted(given.mount) as mount:
-        topic = workplace.topic(mount, "clicks", segment_bytes=1 << 20, segment_ms=1000)
+        topic = workplace.topic(mount, "clicks")
         workplace.topic(mount, "sessions")
-        clicks.write(topic / "in.jsonl", given.events, live=True)
-        workplace.wait_until_sealed(mount / "clicks-0")
-        print("the job begins, and is killed when it has written its first sessions")
-        kill_after_first_batch(mount, given.output)
-        print(f"killed; {count(mount):,} sessions so far. It resumes")
-        subprocess.run(command(mount, given.output), check=True)
+        clicks.write(topic / "in.jsonl", given.events)
+        job = command(mount, given.output, given.events)
+        print("the job begins, and is killed when it has written its first sessions", flush=True)
+        kill_after_first_batch(mount, job)
+        print(f"killed; {count(mount):,} sessions so far. It resumes", flush=True)
+        subprocess.run(job, check=True)
         sessions = read(mount)
-        print(f"{len(sessions):,} sessions of {len({each['user'] for each in sessions}):,} users")
-        print(f"clicks in them: {sum(each['clicks'] for each in sessions):,}")
-        twice = len(sessions) - len({(each["user"], each["start"]) for each in sessions})
-        print(f"sessions that are there twice: {twice}")
+    written = sum(each["clicks"] for each in sessions)
+    print(f"{len(sessions):,} sessions of {len({each['user'] for each in sessions}):,} users")
+    print(f"clicks in them: {written:,}")
+    print(f"clicks of sessions that have not ended yet: {given.events - written:,}")
+    twice = len(sessions) - len({(each["user"], each["start"]) for each in sessions})
+    print(f"sessions that are there twice: {twice}")
 
 
-def run(mount: Path, checkpoint: Path) -> None:
-    """The job: all segments that are sealed by now, some in each batch."""
+def run(mount: Path, checkpoint: Path, events: int) -> None:
+    """The job: all clicks that are there by now, in several batches."""
     from pyspark.sql import functions as f
 
+    from topicfs.spark import register
+
     session = workplace.spark("sessions")
+    register(session)
     records = (
-        session.readStream.schema(RECORD)
-        .option("maxFilesPerTrigger", _SEGMENTS_A_BATCH)
-        .json(f"{mount}/clicks-*/sealed/jsonl")
+        session.readStream.format("topicfs")
+        .option("path", str(mount))
+        .option("subscribe", "clicks")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", events // _BATCHES)
+        .load()
     )
-    click = records.select(f.col("key").alias("user"), f.from_json("value", CLICK).alias("click")).select(
-        "user", f.timestamp_millis("click.at").alias("at")
-    )
+    click = f.from_json(f.col("value").cast("string"), CLICK).alias("click")
     sessions = (
-        click.withWatermark("at", "10 minutes")
+        records.select(f.col("key").cast("string").alias("user"), click)
+        .select("user", f.timestamp_millis("click.at").alias("at"))
+        .withWatermark("at", "10 minutes")
         .groupBy("user", f.session_window("at", "30 minutes").alias("window"))
         .agg(f.count("*").alias("clicks"))
         .select("user", f.col("window.start").alias("start"), f.col("window.end").alias("end"), "clicks")
     )
-
-    def append(batch: object, number: int) -> None:
-        rows = batch.select(f.col("user").alias("key"), f.to_json(f.struct("*")).alias("value"))  # type: ignore[attr-defined]
-        # The name makes it exactly once: what Spark sends again after a crash has the name that it had before.
-        rows.write.mode("overwrite").json(f"{mount}/topics/sessions/inbox/sessions-{number}")
-
     query = (
-        sessions.writeStream.foreachBatch(append)
-        .outputMode("append")
+        sessions.select(f.col("user").alias("key"), f.to_json(f.struct("*")).alias("value"))
+        .writeStream.format("topicfs")
+        .option("path", str(mount))
+        .option("topic", "sessions")
         .option("checkpointLocation", checkpoint.absolute().as_uri())
         .trigger(availableNow=True)
         .start()
@@ -85,14 +88,15 @@ def run(mount: Path, checkpoint: Path) -> None:
     session.stop()
 
 
-def command(mount: Path, output: Path) -> list[str]:
+def command(mount: Path, output: Path, events: int) -> list[str]:
     """This example, as a job of its own."""
-    return [sys.executable, __file__, "--once", "--mount", str(mount), "--output", str(output)]
+    places = ["--mount", str(mount), "--output", str(output)]
+    return [sys.executable, __file__, "--once", *places, "--events", str(events)]
 
 
-def kill_after_first_batch(mount: Path, output: Path) -> None:
+def kill_after_first_batch(mount: Path, command: list[str]) -> None:
     """As a crash would: kill -9 in the middle of its work."""
-    with subprocess.Popen(command(mount, output), start_new_session=True) as job:
+    with subprocess.Popen(command, start_new_session=True) as job:
         while count(mount) == 0 and job.poll() is None:
             time.sleep(0.05)
         if job.poll() is None:

@@ -76,17 +76,20 @@ def wait_until_sealed(partition: Path) -> None:
 def spark(name: str) -> SparkSession:
     """A local session: small, quiet, and with this interpreter in its workers."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it warns of the machine's name
     from pyspark.sql import SparkSession
 
-    session = (
+    print(f"{name}: Spark starts", file=sys.stderr)
+    # Spark reads what it logs from this file: a level that is set later does not reach what it says as it starts.
+    logging = (
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').absolute().as_uri()}"
+    )
+    return (
         SparkSession.builder.appName(name)
         .master(os.environ.get("SPARK_MASTER", "local[2]"))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.extraJavaOptions", logging)
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
