@@ -95,6 +95,11 @@ class Handle:
         """Fill `into` from a position on. Return how many bytes there were."""
         raise errors.NotReadableError("this descriptor was not opened for reading")
 
+    def window(self, position: int) -> tuple[int, Bytes] | None:
+        """Return bytes around a position that was just read: where they begin, and the bytes, which are in memory and
+        will not change. Reads of them need not come here. None if there are none, or if each read matters."""
+        return None
+
     def write(self, data: Bytes, position: int = 0) -> int:
         """Take bytes. Return how many were taken. The position only counts if the bytes of the file have fixed ones:
         else they follow those taken before."""

@@ -18,6 +18,7 @@ from topicfs.fs import errors
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Attributes, Entry, Handle, Owner
 from topicfs.fs.fuse.adapter import VERSION_SHIFT, Opened
+from topicfs.fs.fuse.windows import Windows
 from topicfs.fs.tree.root import RootDirectory
 from topicfs.fs.views.rendered_segments import ViewCache
 
@@ -70,6 +71,7 @@ class FileSystem:
     _guard    guards changes of _held and _paged
     _stale    by path and thread: when the kernel was told to look a name up again, and the call has not come back
     _drop     makes the kernel drop the pages of an inode
+    windows   rendered blocks of open files, from which reads are answered without a call of `read`
     """
 
     def __init__(self, store: Store, view_cache: ViewCache, metrics: Callable[[], bytes] = bytes) -> None:
@@ -85,6 +87,7 @@ class FileSystem:
         self._stale: dict[tuple[str, int], float] = {}
         self._drop: Callable[[int], object] = lambda node: None
         self.context.deleted = self._drop_deleted
+        self.windows = Windows()
         self._numbers = itertools.count(1)
         self.closing = False
 
@@ -104,10 +107,13 @@ class FileSystem:
             )
 
     def _drop_deleted(self) -> None:
-        """Drop the pages of open files of deleted partitions. The kernel then asks, and is told that they are gone."""
-        for opened in list(self._handles.values()):
-            if opened.node and opened.entry.is_deleted:
-                self._drop(opened.node)
+        """Show nothing of open files of deleted partitions: close their windows, and drop their pages. The kernel then
+        asks, and is told that they are gone."""
+        for number, opened in list(self._handles.items()):
+            if opened.entry.is_deleted:
+                self.windows.close(number)
+                if opened.node:
+                    self._drop(opened.node)
 
     # -- names ----------------------------------------------------------------------------------------
 
@@ -236,12 +242,25 @@ class FileSystem:
     def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
         opened = self._handles[handle]
         _refuse_deleted(opened.entry)
-        if not for_pages or (opened.handle.keep_cache and not opened.late):
-            return opened.handle.read(position, into)
+        is_final = opened.handle.keep_cache and not opened.late
+        if is_final or not for_pages:
+            done = opened.handle.read(position, into)
+            if done == into.size:
+                self._show_window(handle, opened, position + done - 1, is_final)
+            return done
         opened.handle.is_paged = True
         done = opened.handle.read(position, into)
         self._share_pages(handle, opened)
         return done
+
+    def _show_window(self, handle: int, opened: _Open, position: int, for_pages: bool) -> None:
+        """Have the next reads near a position answered from memory. At the end of a file there is nothing to read."""
+        window = opened.handle.window(position)
+        if window is not None:
+            self.windows.open(handle, *window, for_pages)
+            if opened.entry.is_deleted:
+                # It was deleted since it was read: whoever closes the windows of what is deleted may have been here.
+                self.windows.close(handle)
 
     def _share_pages(self, handle: int, opened: _Open) -> None:
         """Refuse bytes for pages that another open file shares, if that file shows other bytes."""
@@ -271,6 +290,7 @@ class FileSystem:
 
     def release(self, handle: int) -> None:
         opened = self._handles.pop(handle)
+        self.windows.close(handle)
         if opened.version:
             with self._guard:
                 held = self._held[opened.node]

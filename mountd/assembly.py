@@ -30,6 +30,7 @@ class CountedFileSystem(FileSystem):
             store.backing / VIEWS
         )
         super().__init__(store, self.view_cache, metrics.render)
+        self.counts.windows = self.windows
         metrics.tell_of(self.context.tables)
 
     def jobs(self) -> list[Job]:

@@ -19,6 +19,7 @@ from topicfs.engine.partition.slot import Slot
 from topicfs.engine.retention.rules import Reason
 from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
+from topicfs.fs.fuse.windows import Windows
 from topicfs.mountd.cleaners import Cleaners, CleanerState
 
 _PARTITION = ("topic", "partition")
@@ -28,15 +29,23 @@ class Counts:
     """The counts of the mount. Every thread updates them, at every request, with a lock and an addition each.
 
     reads, read_bytes      calls of read, and the bytes that they returned
+    windows                counts the reads that were answered without a call; None before there is a file system
     writes, written_bytes  calls of write, and the bytes that they took. Records are counted by the end offsets
     """
 
     def __init__(self) -> None:
         self.reads = 0
         self.read_bytes = 0
+        self.windows: Windows | None = None
         self.writes = 0
         self.written_bytes = 0
         self._guard = threading.Lock()
+
+    def all_reads(self) -> tuple[int, int]:
+        """Return the number of all answered reads, and their bytes."""
+        if self.windows is None:
+            return self.reads, self.read_bytes
+        return self.reads + self.windows.reads, self.read_bytes + self.windows.read_bytes
 
     def read(self, size: int) -> None:
         """Count one read that returned so many bytes."""
@@ -142,8 +151,9 @@ class _Mount(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._counts
-        yield CounterMetricFamily("topicfs_reads", "Reads answered.", value=counts.reads)
-        yield CounterMetricFamily("topicfs_read_bytes", "Bytes read.", value=counts.read_bytes)
+        reads, read_bytes = counts.all_reads()
+        yield CounterMetricFamily("topicfs_reads", "Reads answered.", value=reads)
+        yield CounterMetricFamily("topicfs_read_bytes", "Bytes read.", value=read_bytes)
         yield CounterMetricFamily("topicfs_writes", "Writes accepted.", value=counts.writes)
         yield CounterMetricFamily("topicfs_written_bytes", "Bytes written.", value=counts.written_bytes)
         yield _counter("topicfs_errors", "Calls that failed.", "errno", ERRORS.counts())

@@ -112,6 +112,8 @@ class FileOperations(Protocol):
     kernel's number. `refused(error, paths, handle)` is called after a call that failed, with its paths, or with its
     handle if it has no path.
 
+    If they have `windows`, reads that lie in one are answered from it, and `read` is not called for them.
+
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
     """
 
@@ -221,7 +223,8 @@ def serve(
     try:
         adapter = Adapter(operations, session, states, libfuse_stderr)
         table = adapter.table()
-        went_well = run(words, table)
+        windows = getattr(operations, "windows", None)
+        went_well = run(words, table, 0 if windows is None else windows.address)
     finally:
         said = libfuse_stderr.end()
     if adapter.failure is not None:

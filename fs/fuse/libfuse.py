@@ -157,8 +157,9 @@ def time_of(spec: Any) -> int | None:
     return time.time_ns() if spec.tv_nsec == _NOW else spec.tv_sec * 1_000_000_000 + spec.tv_nsec
 
 
-def run(words: list[str], table: OperationsTable) -> bool:
+def run(words: list[str], table: OperationsTable, windows: int = 0) -> bool:
     """Mount as the words of a command line say, answer until the mount is gone, and clean up. Return False on an error.
+    `windows` is the address of a table of windows, or 0.
 
     It is what `fuse_main` does, but requests and answers pass through `topicfs.fs.kernels.requests`.
     """
@@ -175,7 +176,7 @@ def run(words: list[str], table: OperationsTable) -> bool:
             return False
         ways = _Channel(requests.receive.address, requests.send.address, None)
         file, size = _libfuse.fuse_chan_fd(kernel), _libfuse.fuse_chan_bufsize(kernel)
-        channel = _libfuse.fuse_chan_new(ctypes.byref(ways), file, size, None)
+        channel = _libfuse.fuse_chan_new(ctypes.byref(ways), file, size, windows)
         handle = _libfuse.fuse_new(channel, given, ctypes.byref(table), ctypes.sizeof(table), None)
         if handle is None:
             _libfuse.fuse_unmount(place, kernel)

@@ -30,14 +30,15 @@ from __future__ import annotations
 
 import errno
 import stat
-from typing import Any, Final
+from typing import Final
 
 import fuse
 import llvmlite.binding
 from numba import types
-from numba.extending import intrinsic
 
 from topicfs.engine.kernels.compile import callback, inline
+from topicfs.fs.kernels import windows
+from topicfs.fs.kernels.memory import longs_at, sizes_at, words_at
 
 FLEETING: Final = 1 << 31
 """In `st_rdev`: the kernel is not to remember where the name leads, but to ask each time."""
@@ -76,35 +77,16 @@ _read = types.ExternalFunction("read", types.intp(types.intc, types.uintp, types
 _writev = types.ExternalFunction("writev", types.intp(types.intc, types.uintp, types.intc))
 _errno = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 _descriptor = types.ExternalFunction("fuse_chan_fd", types.intc(types.uintp))
+_table = types.ExternalFunction("fuse_chan_data", types.uintp(types.uintp))
 _session = types.ExternalFunction("fuse_chan_session", types.uintp(types.uintp))
 _exited = types.ExternalFunction("fuse_session_exited", types.intc(types.uintp))
 _exit = types.ExternalFunction("fuse_session_exit", types.void(types.uintp))
 
 
-def _pointer(kind: Any) -> Any:
-    """A function of kernels that takes an address for an array of numbers of this kind."""
-
-    @intrinsic
-    def at(context, address):
-        pointer = types.CPointer(kind)
-
-        def convert(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
-
-        return pointer(types.uintp), convert
-
-    return at
-
-
-_words: Final = _pointer(types.uint32)
-_longs: Final = _pointer(types.uint64)
-_sizes: Final = _pointer(types.uintp)
-
-
 @inline
 def _take_apart(request, length):
     """Give libfuse its own numbers of inodes, and the callbacks the version."""
-    words, longs = _words(request), _longs(request)
+    words, longs = words_at(request), longs_at(request)
     operation, node = words[1], longs[2]
     longs[2] = node & types.uint64(_LOWER)
     asked = operation in (_OPEN, _GETATTR)
@@ -127,16 +109,16 @@ def _take_apart(request, length):
 @inline
 def _put_together(parts, count):
     """Give the kernel the number of libfuse and the version of a regular file that was looked up."""
-    sizes = _sizes(parts)
+    sizes = sizes_at(parts)
     if sizes[1] < 16:
         return
-    answer = _longs(sizes[0])
+    answer = longs_at(sizes[0])
     if not answer[1] & types.uint64(_LOOKED_UP):
         return
     answer[1] &= ~types.uint64(_LOOKED_UP)
-    if _words(sizes[0])[1] != 0 or count < 2 or sizes[3] < _ENTRY:
+    if words_at(sizes[0])[1] != 0 or count < 2 or sizes[3] < _ENTRY:
         return
-    longs, words = _longs(sizes[2]), _words(sizes[2])
+    longs, words = longs_at(sizes[2]), words_at(sizes[2])
     mark = types.uint64(words[29])
     if longs[0] == 0 or words[25] & types.uint32(_KIND) != types.uint32(_REGULAR):
         return
@@ -149,9 +131,10 @@ def _put_together(parts, count):
 
 @callback(types.intc, types.CPointer(types.uintp), types.uintp, types.uintp)
 def receive(channels, request, size):
-    """Wait for a request. Gives its length, 0 at the end, or a negative errno: as libfuse's own function does."""
+    """Wait for a request that no window answers. Gives its length, 0 at the end, or a negative errno: as libfuse's own
+    function does."""
     channel = channels[0]
-    session = _session(channel)
+    session, table = _session(channel), _table(channel)
     length = types.intp(-1)
     while length < 0:
         length = _read(_descriptor(channel), request, size)
@@ -165,6 +148,12 @@ def receive(channels, request, size):
             # ENOENT: the request was taken back before it was read.
             if error != _ENOENT:
                 return types.intc(-error)
+        elif (
+            length >= _HEADER
+            and words_at(request)[1] == _READ
+            and windows.answer(table, _descriptor(channel), request, length)
+        ):
+            length = types.intp(-1)
     if length < _HEADER:
         return types.intc(-_EIO)
     _take_apart(request, length)

@@ -58,6 +58,14 @@ class ViewHandle(Handle):
             self._reader.passed(place)
         return done
 
+    def window(self, position: int) -> tuple[int, Bytes] | None:
+        first = self._first or 0
+        found = self._view.window(first + position)
+        if found is None:
+            return None
+        start, data = found
+        return max(start - first, 0), data[max(first - start, 0) :]
+
     def persist(self) -> None:
         if self.is_shared:
             self._view.rendered.partition.flush()
@@ -77,6 +85,9 @@ class FollowHandle(ViewHandle):
         self._given_up = given_up
 
     def size(self) -> None:
+        return None
+
+    def window(self, position: int) -> None:
         return None
 
     def read(self, position: int, into: Bytes) -> int:

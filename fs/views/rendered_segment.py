@@ -35,7 +35,7 @@ DAMAGE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """Rendered bytes, from one mark to another.
 
     start    the position of the first byte in the rendered segment
@@ -48,6 +48,7 @@ class _Block:
 
     @property
     def end(self) -> int:
+        """Return the position behind the last byte."""
         return self.start + self.data.size
 
 
@@ -85,7 +86,7 @@ class RenderedSegment:
         self.map = SizeMap(segment.base_offset) if known is None else known
         self.damaged = False
         self._lock = threading.Lock()
-        self._blocks: tuple[_Block, ...] = ()
+        self._blocks: tuple[Block, ...] = ()
         self._holes: tuple[_Hole, ...] = ()
 
     def size(self, snapshot: Snapshot) -> int:
@@ -238,15 +239,15 @@ class RenderedSegment:
         """Drop the rendered blocks: a view of the segment was closed, or other segments are read now."""
         self._blocks = ()
 
-    def _block_at(self, position: int, snapshot: Snapshot) -> _Block | None:
-        found = self._kept_block(position)
+    def _block_at(self, position: int, snapshot: Snapshot) -> Block | None:
+        found = self.kept_block(position)
         if found is not None:
             return found
         self._reach(snapshot)
         if position >= self.map.rendered:
             return None
         with self._lock:
-            found = self._kept_block(position)
+            found = self.kept_block(position)
             if found is not None:
                 return found
             marks = self.map.marks
@@ -284,7 +285,7 @@ class RenderedSegment:
         high: tuple[int, int],
         snapshot: Snapshot,
         in_turn: bool = False,
-    ) -> _Block:
+    ) -> Block:
         """Render the block from one place to another."""
         size = high[0] - low[0]
         data = self._render(snapshot, low[1], high[1], size)
@@ -292,7 +293,7 @@ class RenderedSegment:
             raise CorruptBatchError(
                 f"{self.segment.path}: expected {size} bytes of offsets {low[1]} to {high[1] - 1}, found {data.size}"
             )
-        return _Block(low[0], data, in_turn)
+        return Block(low[0], data, in_turn)
 
     def _beside_damage(
         self,
@@ -301,7 +302,7 @@ class RenderedSegment:
         position: int,
         snapshot: Snapshot,
         error: CorruptError,
-    ) -> _Block:
+    ) -> Block:
         """Render what lies before later damage, or behind it. Raise `error` if `position` is in the damage."""
         end, damage = low
         with contextlib.suppress(CorruptError):
@@ -318,7 +319,8 @@ class RenderedSegment:
             raise error
         return self._block_between((start, behind), high, snapshot)
 
-    def _kept_block(self, position: int) -> _Block | None:
+    def kept_block(self, position: int) -> Block | None:
+        """Return the rendered block that holds a position; None if it is not in memory."""
         for block in self._blocks:
             if block.start <= position < block.end:
                 return block

@@ -142,6 +142,18 @@ class View:
                 now = newest
         return done
 
+    def window(self, position: int) -> tuple[int, Bytes] | None:
+        """Return the rendered block that holds a position, as far as it belongs to the view: where it begins, and its
+        bytes. None if it is not in memory."""
+        now = self._refresh()
+        part = self._found_part(position)
+        block = None if part is None else part.text.kept_block(part.skipped + position - part.start)
+        if part is None or block is None:
+            return None
+        first = max(block.start, part.skipped)
+        end = min(block.end, part.skipped + self._length(part, now))
+        return part.start + first - part.skipped, block.data[first - block.start : max(end - block.start, 0)]
+
     def position_of(self, offset: int) -> int:
         """Return where the first record at or above `offset` begins."""
         now = self._refresh()
@@ -229,16 +241,18 @@ class View:
             segment = following
 
     def _part_at(self, position: int) -> _Part | None:
-        parts = self._parts
-        at = bisect_right(parts, position, key=lambda part: part.start) - 1
-        # An empty part begins where the next one does. The last part that begins there is meant.
-        if at >= 0:
-            return parts[at]
-        if parts:
+        part, parts = self._found_part(position), self._parts
+        if part is None and parts:
             raise ClosedError(
                 f"byte {position} was read past, then removed: expected {parts[0].start} or more"
             )
-        return None
+        return part
+
+    def _found_part(self, position: int) -> _Part | None:
+        parts = self._parts
+        # An empty part begins where the next one does. The last part that begins there is meant.
+        at = bisect_right(parts, position, key=lambda part: part.start) - 1
+        return parts[at] if at >= 0 else None
 
     def _length(self, part: _Part, now: Snapshot) -> int:
         if self.end_offset is None or self.end_offset >= part.text.map.next_offset:

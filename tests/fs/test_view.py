@@ -55,6 +55,30 @@ def test_a_view_spans_segments(views: PartitionViews) -> None:
                 assert view_of(view) == text(start, 9 if end is None else min(end, 9))
 
 
+def test_a_window_of_a_view_has_its_bytes_and_none_of_another(views: PartitionViews) -> None:
+    numbered(views, 0, 9)
+    for start in range(10):
+        for end in (None, *range(start, 12)):
+            with View.open(views.rendered, TXT, start, end) as view:
+                whole = view_of(view)
+                for position in range(len(whole)):
+                    found = view.window(position)
+                    assert found is not None
+                    begin, data = found
+                    assert begin <= position < begin + data.size
+                    assert data.tobytes() == whole[begin : begin + data.size]
+                beyond = view.window(len(whole))
+                assert beyond is None or whole.endswith(beyond[1].tobytes())
+
+
+def test_a_view_has_no_window_on_what_is_not_in_memory(views: PartitionViews) -> None:
+    numbered(views, 0, 9)
+    with View.open(views.rendered, TXT, 0) as view:
+        assert view.window(0) is None
+        view_of(view)
+        assert view.window(0) is not None
+
+
 def test_reads_of_any_size_at_any_place(views: PartitionViews) -> None:
     numbered(views, 0, 9)
     whole = text(1, 8)

@@ -443,8 +443,9 @@ def test_a_descriptor_of_a_deleted_partition_gives_nothing(
     fill(mount, lone, "old")
     with opened(lone / name) as file:
         if name != "follow.txt":
-            # All of it is rendered, and in the kernel's pages where it keeps them.
+            # All of it is rendered, in the kernel's pages where it keeps them, and reads are answered from memory.
             assert rest(file)
+            assert os.pread(file, 10, 0)
         mount.steer("delete", lone)
         if again:
             lone.mkdir()

@@ -1,0 +1,55 @@
+"""The windows of one mount: see `topicfs.fs.kernels.windows`, which answers reads from them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from topicfs.engine.batch.table import Bytes
+from topicfs.fs.kernels.windows import READ_BYTES, READS, ROW, WINDOWS, close_window, open_window
+
+
+class Windows:
+    """For some open files, bytes from which reads are answered. They stay in memory while the window is open.
+
+    _table  the table that the kernels read
+    _kept   by place in the table: the handle that has it, and its bytes
+    _guard  held while a window is opened or closed
+    """
+
+    def __init__(self) -> None:
+        self._table = np.zeros((1 + WINDOWS, ROW), np.int64)
+        self._kept: dict[int, tuple[int, Bytes]] = {}
+        self._guard = threading.Lock()
+
+    @property
+    def address(self) -> int:
+        """Return the address of the table, for libfuse's channel. It must be kept while that is open."""
+        return self._table.ctypes.data
+
+    @property
+    def reads(self) -> int:
+        """Return how many reads were answered."""
+        return int(self._table[0, READS])
+
+    @property
+    def read_bytes(self) -> int:
+        """Return how many bytes they got."""
+        return int(self._table[0, READ_BYTES])
+
+    def open(self, handle: int, start: int, data: Bytes, for_pages: bool) -> None:
+        """Show bytes that begin at a position of an open file, in place of what was shown of it before. With
+        `for_pages`, the kernel gets them for its pages too."""
+        with self._guard:
+            open_window(self._table, handle, start, start + data.size, data.ctypes.data, for_pages)
+            self._kept[handle % WINDOWS] = handle, data
+
+    def close(self, handle: int) -> None:
+        """Show nothing of an open file any more."""
+        if self._kept.get(handle % WINDOWS, (0,))[0] != handle:
+            return
+        with self._guard:
+            if self._kept.get(handle % WINDOWS, (0,))[0] == handle:
+                close_window(self._table, handle)
+                del self._kept[handle % WINDOWS]

@@ -1,0 +1,131 @@
+"""Windows: bytes of open files that lie in memory, from which reads are answered without Python.
+
+A read request costs 35 us in Python, and most tools read in pieces of 4 to 64 KiB. So Python renders a block, opens a
+window on it, and the requests that lie in the window are answered here, in the thread that receives them.
+
+A table of windows is an array of rows with eight numbers of 64 bits. The first row counts. A handle has one place for
+its window, `handle % WINDOWS`, which it may have to leave to another one:
+
+    row 0      0  reads that were answered          others   0  handle; 0 where there is no window
+               1  their bytes                                1  threads that look at the row now
+                                                             2  position in the file of the first byte
+                                                             3  position behind the last one
+                                                             4  address of the first byte
+                                                             5  whether bytes for the kernel's pages are given too
+
+A thread counts itself in before it looks at the handle, and out when the answer is written. Whoever closes a window
+takes the handle away and waits until no thread is counted in: from then on nobody looks at its memory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from numba import types
+
+from topicfs.engine.kernels.compile import BOOL, INT, TABLE, inline, kernel
+from topicfs.fs.kernels.memory import (
+    add_atomically,
+    load_atomically,
+    longs_at,
+    sizes_at,
+    store_atomically,
+    words_at,
+)
+
+WINDOWS: Final = 32
+"""How many windows a table has. Each keeps a block of 1 MiB in memory."""
+
+ROW: Final = 8
+READS: Final = 0
+READ_BYTES: Final = 1
+_HANDLE: Final = 0
+_USERS: Final = 1
+_START: Final = 2
+_END: Final = 3
+_ADDRESS: Final = 4
+_FOR_PAGES: Final = 5
+
+_LONG: Final = 8
+_READ_LENGTH: Final = 64
+"""Bytes of a read request up to its flags."""
+
+_ANSWER: Final = 128
+"""Where in the request's memory its answer is made: behind the request, which is shorter, and may be read again."""
+
+_HAS_OWNER: Final = 2
+"""FUSE_READ_LOCKOWNER: the read is a program's, and not one for pages."""
+
+_DISABLED: Final = 1
+
+_writev = types.ExternalFunction("writev", types.intp(types.intc, types.uintp, types.intc))
+_yield = types.ExternalFunction("sched_yield", types.intc())
+_set_cancellation = types.ExternalFunction("pthread_setcancelstate", types.intc(types.intc, types.uintp))
+
+
+@inline
+def _write(descriptor, request, address, size):
+    """Write the answer to a read request. Return whether the kernel took it."""
+    answer = request + types.uintp(_ANSWER)
+    head, parts = longs_at(answer), sizes_at(answer)
+    words_at(answer)[0] = types.uint32(size + 16)
+    words_at(answer)[1] = types.uint32(0)
+    head[1] = longs_at(request)[1]
+    parts[2], parts[3] = answer, types.uintp(16)
+    parts[4], parts[5] = address, types.uintp(size)
+    return _writev(descriptor, answer + types.uintp(16), types.intc(2)) >= 0
+
+
+@inline
+def answer(table, descriptor, request, length):
+    """Answer a read request, if all its bytes lie in the window of its handle. Return whether it is answered: if not,
+    the request is as it was. `request` is its address, with room for 192 bytes."""
+    if table == 0 or length < _READ_LENGTH:
+        return False
+    asked = longs_at(request)
+    handle, position = types.int64(asked[5]), types.int64(asked[6])
+    size, is_owned = types.int64(words_at(request)[14]), words_at(request)[15] & types.uint32(_HAS_OWNER) != 0
+    row = table + types.uintp((1 + (handle & (WINDOWS - 1))) * ROW * _LONG)
+    is_answered = False
+    # libfuse cancels its threads at unmount, at any call that can be cancelled. One that is counted in has to come out.
+    _set_cancellation(types.intc(_DISABLED), types.uintp(0))
+    add_atomically(row + types.uintp(_USERS * _LONG), 1)
+    if handle != 0 and load_atomically(row) == handle:
+        window = longs_at(row)
+        start, end = types.int64(window[_START]), types.int64(window[_END])
+        if size > 0 and start <= position <= end - size and (is_owned or window[_FOR_PAGES] != 0):
+            first = types.uintp(window[_ADDRESS]) + types.uintp(position - start)
+            is_answered = _write(descriptor, request, first, size)
+    add_atomically(row + types.uintp(_USERS * _LONG), -1)
+    _set_cancellation(types.intc(0), types.uintp(0))
+    if is_answered:
+        add_atomically(table + types.uintp(READS * _LONG), 1)
+        add_atomically(table + types.uintp(READ_BYTES * _LONG), size)
+    return is_answered
+
+
+@inline
+def _close(row):
+    store_atomically(row, 0)
+    while load_atomically(row + types.uintp(_USERS * _LONG)) != 0:
+        _yield()
+
+
+@kernel(INT, TABLE, INT)
+def close_window(table, handle):
+    """Close the window in the place of a handle. Afterwards nobody looks at its memory."""
+    _close(types.uintp(table.ctypes.data) + types.uintp((1 + (handle & (WINDOWS - 1))) * ROW * _LONG))
+    return 0
+
+
+@kernel(INT, TABLE, INT, INT, INT, INT, BOOL)
+def open_window(table, handle, start, end, address, for_pages):
+    """Close the window in the place of a handle, and open another one."""
+    row = types.uintp(table.ctypes.data) + types.uintp((1 + (handle & (WINDOWS - 1))) * ROW * _LONG)
+    _close(row)
+    window = longs_at(row)
+    window[_START], window[_END] = types.uint64(start), types.uint64(end)
+    window[_ADDRESS] = types.uint64(address)
+    window[_FOR_PAGES] = types.uint64(1) if for_pages else types.uint64(0)
+    store_atomically(row, handle)
+    return 0
