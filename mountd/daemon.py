@@ -32,7 +32,7 @@ from topicfs.mountd import mounts
 from topicfs.mountd.cleaners import Cleaners
 from topicfs.mountd.events import Events
 from topicfs.mountd.logs import LevelCounter
-from topicfs.mountd.malloc import keep_freed_blocks
+from topicfs.mountd.memory import keep_freed_blocks, put_compiler_away
 from topicfs.mountd.metrics import Metrics
 from topicfs.mountd.mounts import source_of
 from topicfs.mountd.scheduler import Scheduler
@@ -138,6 +138,7 @@ class Daemon:
         """Serve the mount, in the main thread. `ready` is called when it answers. Return the exit code: 0 after a clean
         stop. If there can be no mount: StartError, or an error of the engine or the system."""
         keep_freed_blocks()
+        put_compiler_away()
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()
         try:
