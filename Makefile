@@ -61,7 +61,7 @@ soak: setup
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o faulthandler_timeout=$$(($(SOAK_SECONDS) + 400)) tests/soak
 
 bench: setup
-	$(BIN)/python tests/bench
+	$(BIN)/python tests/bench $(ROWS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,17 +1,48 @@
-"""`make bench`: every measurement beside its baseline, in one run. Takes some minutes and 12 GB of disk."""
+"""`make bench`: every measurement beside its baseline, in one run of some minutes, with 12 GB of disk.
+
+`make bench ROWS="tools follow"` measures only those groups, and prints them; a whole run is also kept in `results/`.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+
+import bench_daemon
 import bench_engine
 import bench_mount
 import bench_nothing
 import bench_spark
+import bench_tools
 import bench_upkeep
+from report import Report
+
+GROUPS = {
+    "nothing": bench_nothing.run,
+    "tools": bench_tools.run,
+    "transfers": bench_mount.run_transfers,
+    "records": bench_mount.run_records,
+    "lookups": bench_mount.run_lookups,
+    "start": bench_daemon.run_start,
+    "follow": bench_daemon.run_follow,
+    "engine": bench_engine.run,
+    "upkeep": bench_upkeep.run,
+    "spark": bench_spark.run,
+}
+
+
+def main(wanted: list[str]) -> None:
+    unknown = sorted(set(wanted) - set(GROUPS))
+    if unknown:
+        sys.exit(f"ROWS: expected some of {', '.join(GROUPS)}, found {', '.join(unknown)}")
+    report, start = Report(), time.monotonic()
+    for name, measure in GROUPS.items():
+        if not wanted or name in wanted:
+            measure(report)
+    if not wanted:
+        report.save(time.monotonic() - start)
+
 
 # The do-nothing file system runs in a process of its own, which imports this module again.
 if __name__ == "__main__":
-    bench_nothing.run()
-    bench_mount.run()
-    bench_engine.run()
-    bench_upkeep.run()
-    bench_spark.run()
+    main(sys.argv[1:])

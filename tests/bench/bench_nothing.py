@@ -3,7 +3,7 @@
 Each measure takes the path of a file, so that ours can be measured in the same way beside it:
 
     with nothing() as mount:
-        ours, limit, ratio = compare(lambda: write_rate(log), lambda: write_rate(mount / "direct"))
+        found = compare(lambda: write_rate(log), lambda: write_rate(mount / "direct"))
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from report import Row, compare, seconds, show
+from report import Report, Row, compare, seconds
 from workplace import folder
 
 # The harness belongs to the tests of the mount; the limit is taken through the same adapter.
@@ -29,9 +29,9 @@ _LONG_S = 600.0
 
 
 @contextmanager
-def nothing() -> Iterator[Mount]:
+def nothing(make: Callable[[], Nothing] = Nothing) -> Iterator[Mount]:
     """A mount that does nothing: `direct` and `cached` are files of 1 GiB."""
-    with folder() as place, mounted(Nothing, place, _LONG_S) as mount:
+    with folder() as place, mounted(make, place, _LONG_S) as mount:
         yield mount
 
 
@@ -109,7 +109,7 @@ def _times(count: int, once: Callable[[], object]) -> float:
     return count / seconds(lambda: [once() for _ in range(count)])
 
 
-def run() -> None:
+def run(report: Report) -> None:
     """The limits, beside a file of the native file system."""
     with nothing() as mount, folder() as place:
         plain = place / "plain"
@@ -126,13 +126,8 @@ def run() -> None:
             ("open, write a line, close", direct, open_write_closes, "/s"),
             ("stat", direct, stats, "/s"),
         ):
-            ours, native, ratio = compare(lambda: measure(path), lambda: measure(plain), rounds=3)  # noqa: B023
+            found = compare(lambda: measure(path), lambda: measure(plain), rounds=3)  # noqa: B023
             shown = ".2f" if unit == "GB/s" else ",.0f"
-            rows.append(
-                Row(work, f"{ours:{shown}} {unit}", f"native {native:{shown}} {unit}", f"{ratio:.2f} x", None)
-            )
-    show("A file system that does nothing", rows)
-
-
-if __name__ == "__main__":
-    run()
+            native = f"plain file {found.theirs:{shown}} {unit}"
+            rows.append(Row(work, f"{found.ours:{shown}} {unit}", native, *found.goal()))
+    report.show("A file system that does nothing", rows)

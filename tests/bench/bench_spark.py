@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from bench_mount import mount
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from report import Row, seconds, show
+from report import Report, Row, seconds
 from workplace import folder
 
 from topicfs import Store
@@ -32,11 +32,11 @@ ROUNDS = 5
 JSONL = "offset LONG, timestamp LONG, key STRING, value STRING"
 
 
-def run() -> None:
+def run(report: Report) -> None:
     with folder() as place:
-        show("Spark: sum of the values' lengths over 10 M records of 100 bytes", scans(place))
+        report.show("Spark: sum of the values' lengths over 10 M records of 100 bytes", scans(place))
     with folder() as place:
-        show("Spark: one record in a hundred, of 40 M", few_of_many(place))
+        report.show("Spark: one record in a hundred, of 40 M", few_of_many(place))
 
 
 def session() -> SparkSession:
@@ -208,7 +208,3 @@ def part(name: str, median: dict[str, float], whole: str) -> Row:
     return Row(
         name, f"{median[name]:.2f} s", f"{whole} {median[whole]:.2f} s", f"{ratio:.3f}, < 0.05", ratio < 0.05
     )
-
-
-if __name__ == "__main__":
-    run()

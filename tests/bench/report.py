@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+RESULTS: Final = Path(__file__).parent / "results" / "bench.md"
+
+_LIBRARIES: Final = ("numpy", "numba", "fusepy", "cramjam", "pyarrow", "pyspark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +23,7 @@ class Row:
     work      what was done
     measured  with its unit
     baseline  what it is compared with, with its unit; empty without one
-    goal      in words
+    goal      in words, behind the ratio
     met       whether the goal is met; None where there is none
     """
 
@@ -25,17 +33,66 @@ class Row:
     goal: str
     met: bool | None
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return what is shown, column by column."""
+        return (
+            self.work,
+            self.measured,
+            self.baseline,
+            self.goal,
+            "" if self.met is None else "met" if self.met else "MISSED",
+        )
 
-def show(title: str, rows: list[Row]) -> None:
-    """Print a table."""
-    print(f"\n{title}")
-    widths = [
-        max(len(getattr(row, name)) for row in rows) for name in ("work", "measured", "baseline", "goal")
-    ]
-    for row in rows:
-        cells = (row.work, row.measured, row.baseline, row.goal)
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print(f"  {line}  {'' if row.met is None else 'met' if row.met else 'MISSED'}".rstrip(), flush=True)
+
+_COLUMNS: Final = ("work", "measured", "baseline", "ratio (lowest to highest), goal", "")
+
+
+class Report:
+    """The tables of one run.
+
+    _tables  the tables so far, with their titles
+    """
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[str, list[Row]]] = []
+
+    def show(self, title: str, rows: list[Row]) -> None:
+        """Print a table, and keep it."""
+        self._tables.append((title, rows))
+        print(f"\n{title}")
+        widths = [max(map(len, column)) for column in zip(*(row.cells for row in rows), strict=True)]
+        for row in rows:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row.cells, widths, strict=True))
+            print(f"  {line}".rstrip(), flush=True)
+
+    def save(self, took_s: float) -> None:
+        """Write all tables into the results."""
+        lines = [
+            "# `make bench`, whole",
+            "",
+            f"{_machine()}. It took {took_s / 60:.0f} minutes. Rates in GB/s are in units of 10^9 bytes.",
+        ]
+        for title, rows in self._tables:
+            lines += ["", f"## {title}", "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+            lines += [_line(row.cells) for row in rows]
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text("\n".join(lines) + "\n")
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _machine() -> str:
+    words = Path("/proc/cpuinfo").read_text().split("model name\t: ")
+    cores = len(words) - 1
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)
+    libraries = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    return (
+        f"{cores} processors ({words[1].splitlines()[0]}), {memory:.0f} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {libraries}"
+    )
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -45,10 +102,62 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare(
-    ours: Callable[[], float], theirs: Callable[[], float], rounds: int = 7
-) -> tuple[float, float, float]:
-    """Two rates measured in turn, so that both meet the same noise: medians of ours, of theirs, and of the ratios."""
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Ours and theirs, measured in turn, so that both meet the same noise: medians, and the ratios of the pairs.
+
+    ours, theirs, ratio  medians of all rounds
+    low, high            the lowest and the highest ratio
+    """
+
+    ours: float
+    theirs: float
+    ratio: float
+    low: float
+    high: float
+
+    def goal(self, least: float | None = None, most: float | None = None) -> tuple[str, bool | None]:
+        """Return the ratio with its spread and goal in words, and whether the goal is met."""
+        said = f"{self.ratio:.2f} x ({self.low:.2f} to {self.high:.2f})"
+        if least is not None:
+            return f"{said}, >= {least} x", self.ratio >= least
+        if most is not None:
+            return f"{said}, <= {most} x", self.ratio <= most
+        return said, None
+
+
+def compare(ours: Callable[[], float], theirs: Callable[[], float], rounds: int = 7) -> Comparison:
+    """Measure two numbers in turn."""
+    return compared([(ours(), theirs()) for _ in range(rounds)])
+
+
+def compared(pairs: list[tuple[float, float]]) -> Comparison:
+    """Compare numbers that were measured in turn."""
     mine, others = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return mine, others, statistics.median(a / b for a, b in pairs)
+    ratios = [a / b for a, b in pairs]
+    return Comparison(mine, others, statistics.median(ratios), min(ratios), max(ratios))
+
+
+def gigabytes(work: str, found: Comparison, baseline: str, least: float | None = None) -> Row:
+    """Make the row of a comparison in GB/s, where more is better."""
+    return Row(
+        work, f"{found.ours:.2f} GB/s", f"{baseline} {found.theirs:.2f} GB/s".strip(), *found.goal(least)
+    )
+
+
+def microseconds(work: str, found: Comparison, baseline: str, least: float | None = None) -> Row:
+    """Make the row of a comparison in calls a second, shown by the time that one call takes."""
+    return Row(
+        work, f"{1e6 / found.ours:.0f} us", f"{baseline} {1e6 / found.theirs:.0f} us", *found.goal(least)
+    )
+
+
+def limited(work: str, value: float, unit: str, least: float | None = None, most: float | None = None) -> Row:
+    """Make the row of a number that is compared with nothing but its goal."""
+    digits = 0 if value >= 100 else 2
+    shown = f"{value:,.{digits}f} {unit}"
+    if least is not None:
+        return Row(work, shown, "", f">= {least:g} {unit}", value >= least)
+    if most is not None:
+        return Row(work, shown, "", f"<= {most:g} {unit}", value <= most)
+    return Row(work, shown, "", "", None)
