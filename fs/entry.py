@@ -74,13 +74,17 @@ class Attributes(NamedTuple):
 class Handle:
     """An open file. The base class refuses all calls that a kind of file does not support.
 
-    is_paged  whether its bytes go into the kernel's pages, as for a mapping. The kernel drops pages when it likes, and
-              may ask for any of them again while the file is open
+    is_paged    whether its bytes go into the kernel's pages, as for a mapping. The kernel drops pages when it likes,
+                and may ask for any of them again while the file is open
+    is_settled  whether a flush would do nothing now, so that close(2) need not wait for one
+    settle      to be called with the present `is_settled`, before and after whatever changes it
     """
 
     direct_io = True
     keep_cache = False
     is_paged = False
+    is_settled = False
+    settle: Callable[[bool], object] = bool
 
     def size(self) -> int | None:
         """Return the present size in bytes of what was opened; None if it is the entry's size."""
@@ -315,6 +319,8 @@ class ViewLink(Link):
 
 class BytesHandle(Handle):
     """A small file whose content was made at the open."""
+
+    is_settled = True
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
@@ -234,6 +235,8 @@ class FileSystem:
             opened.release()
             raise
         made = self._handles[number] = _Open(entry, opened, node, kept, late)
+        opened.settle = partial(self.windows.settle, number)
+        opened.settle(opened.is_settled)
         if made.version:
             with self._guard:
                 self._held.setdefault(node, []).append(made)

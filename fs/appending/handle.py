@@ -71,16 +71,20 @@ class AppendHandle(Handle):
         writes the rest again, which begins with the refused line, and gets the error. If the lines are brought onto the
         disk, an error of that applies to all bytes."""
         with self._lock:
-            end = last_newline(data, 0, data.size) + 1
-            done = self._write(data, end)
-            if self._synced and end:
-                try:
-                    self.target.persist()
-                except (EngineError, OSError):
-                    # The unfinished line began in these bytes, which will be written again.
-                    self._forget_tail()
-                    raise
-            return done
+            self.settle(False)
+            try:
+                end = last_newline(data, 0, data.size) + 1
+                done = self._write(data, end)
+                if self._synced and end:
+                    try:
+                        self.target.persist()
+                    except (EngineError, OSError):
+                        # The unfinished line began in these bytes, which will be written again.
+                        self._forget_tail()
+                        raise
+                return done
+            finally:
+                self.settle(self.is_settled)
 
     def _write(self, data: Bytes, end: int) -> int:
         """Take bytes; `end` is where the complete lines end."""
@@ -181,6 +185,10 @@ class AppendHandle(Handle):
         """Bring the complete lines onto the disk, for fsync."""
         with self._lock, self._tail_lost_on_error():
             self.target.persist()
+
+    @property
+    def is_settled(self) -> bool:  # type: ignore[override]  # what is a constant of other handles
+        return not self._tail and self._tail_lost is None and not self.target.waits
 
     @property
     def holds_tail(self) -> bool:

@@ -99,6 +99,11 @@ class PartitionTarget(Sender):
         """Give back the room of an unfinished line, which has ended and goes to another partition."""
         self._queue.give_room_back(self)
 
+    @property
+    def waits(self) -> bool:
+        """Tell whether lines wait, be they its own or another writer's, or it is to be told of lines that are lost."""
+        return self.lost is not None or self._queue.holds_lines
+
     def flush(self) -> None:
         """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""
         self._queue.flush(self)
@@ -232,6 +237,10 @@ class TopicTarget:
         if parsed.columns.key_length[0] < 0 and parsed.partitions[0] == NO_PARTITION:
             self._chosen = part
         return part
+
+    @property
+    def waits(self) -> bool:
+        return any(part.waits for part in self._parts.values())
 
     def flush(self) -> None:
         self._each(PartitionTarget.flush)

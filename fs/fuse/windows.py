@@ -1,4 +1,4 @@
-"""The windows of one mount: see `topicfs.fs.kernels.windows`, which answers reads from them."""
+"""What one mount answers without Python: see `topicfs.fs.kernels.windows`, which does it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ import threading
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.fs.kernels.windows import READ_BYTES, READS, ROW, WINDOWS, close_window, open_window
+from topicfs.fs.kernels.windows import (
+    READ_BYTES,
+    READS,
+    ROW,
+    ROWS,
+    SETTLED,
+    WINDOWS,
+    close_window,
+    open_window,
+)
 
 
 class Windows:
-    """For some open files, bytes from which reads are answered. They stay in memory while the window is open.
+    """For some open files, bytes from which reads are answered, and which of them are settled. The bytes stay in memory
+    while the window is open.
 
-    _table  the table that the kernels read
-    _kept   by place in the table: the handle that has it, and its bytes
-    _guard  held while a window is opened or closed
+    _table    the table that the kernels read
+    _settled  its part about settled handles
+    _kept     by place in the table: the handle that has it, and its bytes
+    _guard    held while a window is opened or closed
     """
 
     def __init__(self) -> None:
-        self._table = np.zeros((1 + WINDOWS, ROW), np.int64)
+        self._table = np.zeros((ROWS, ROW), np.int64)
+        self._settled = self._table[1 + WINDOWS :].reshape(-1)
         self._kept: dict[int, tuple[int, Bytes]] = {}
         self._guard = threading.Lock()
 
@@ -53,3 +65,12 @@ class Windows:
             if self._kept.get(handle % WINDOWS, (0,))[0] == handle:
                 close_window(self._table, handle)
                 del self._kept[handle % WINDOWS]
+
+    def settle(self, handle: int, is_settled: bool) -> None:
+        """Note whether a flush of an open file would do nothing: it is answered then. Whoever is about to change that
+        says so before."""
+        place = handle % SETTLED
+        if is_settled:
+            self._settled[place] = handle
+        elif self._settled[place] == handle:
+            self._settled[place] = 0

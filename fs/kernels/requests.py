@@ -131,8 +131,8 @@ def _put_together(parts, count):
 
 @callback(types.intc, types.CPointer(types.uintp), types.uintp, types.uintp)
 def receive(channels, request, size):
-    """Wait for a request that no window answers. Gives its length, 0 at the end, or a negative errno: as libfuse's own
-    function does."""
+    """Wait for a request that is not answered from the table of windows. Gives its length, 0 at the end, or a negative
+    errno: as libfuse's own function does."""
     channel = channels[0]
     session, table = _session(channel), _table(channel)
     length = types.intp(-1)
@@ -148,11 +148,7 @@ def receive(channels, request, size):
             # ENOENT: the request was taken back before it was read.
             if error != _ENOENT:
                 return types.intc(-error)
-        elif (
-            length >= _HEADER
-            and words_at(request)[1] == _READ
-            and windows.answer(table, _descriptor(channel), request, length)
-        ):
+        elif length >= _HEADER and windows.answer(table, _descriptor(channel), request, length):
             length = types.intp(-1)
     if length < _HEADER:
         return types.intc(-_EIO)

@@ -1,7 +1,8 @@
-"""Windows: bytes of open files that lie in memory, from which reads are answered without Python.
+"""Requests that are answered without Python: reads of bytes that lie in memory, and flushes that have nothing to do.
 
 A read request costs 35 us in Python, and most tools read in pieces of 4 to 64 KiB. So Python renders a block, opens a
-window on it, and the requests that lie in the window are answered here, in the thread that receives them.
+*window* on it, and the requests that lie in the window are answered here, in the thread that receives them. And each
+close(2) waits for a flush, even if nothing was written since the last one: such a handle is *settled*.
 
 A table of windows is an array of rows with eight numbers of 64 bits. The first row counts. A handle has one place for
 its window, `handle % WINDOWS`, which it may have to leave to another one:
@@ -12,6 +13,8 @@ its window, `handle % WINDOWS`, which it may have to leave to another one:
                                                              3  position behind the last one
                                                              4  address of the first byte
                                                              5  whether bytes for the kernel's pages are given too
+
+    rows of settled handles: handle, at the place `handle % SETTLED` of all their numbers; else 0
 
 A thread counts itself in before it looks at the handle, and out when the answer is written. Whoever closes a window
 takes the handle away and waits until no thread is counted in: from then on nobody looks at its memory.
@@ -36,7 +39,11 @@ from topicfs.fs.kernels.memory import (
 WINDOWS: Final = 32
 """How many windows a table has. Each keeps a block of 1 MiB in memory."""
 
+SETTLED: Final = 1024
+"""How many handles can be known to be settled. One that has to leave its place is asked for its flush."""
+
 ROW: Final = 8
+ROWS: Final = 1 + WINDOWS + SETTLED // ROW
 READS: Final = 0
 READ_BYTES: Final = 1
 _HANDLE: Final = 0
@@ -47,8 +54,13 @@ _ADDRESS: Final = 4
 _FOR_PAGES: Final = 5
 
 _LONG: Final = 8
+_READ: Final = 15
+_FLUSH: Final = 25
 _READ_LENGTH: Final = 64
 """Bytes of a read request up to its flags."""
+
+_FLUSH_LENGTH: Final = 48
+"""Bytes of a flush request up to its handle."""
 
 _ANSWER: Final = 128
 """Where in the request's memory its answer is made: behind the request, which is shorter, and may be read again."""
@@ -65,7 +77,7 @@ _set_cancellation = types.ExternalFunction("pthread_setcancelstate", types.intc(
 
 @inline
 def _write(descriptor, request, address, size):
-    """Write the answer to a read request. Return whether the kernel took it."""
+    """Write the answer to a request, with so many bytes. Return whether the kernel took it."""
     answer = request + types.uintp(_ANSWER)
     head, parts = longs_at(answer), sizes_at(answer)
     words_at(answer)[0] = types.uint32(size + 16)
@@ -73,15 +85,13 @@ def _write(descriptor, request, address, size):
     head[1] = longs_at(request)[1]
     parts[2], parts[3] = answer, types.uintp(16)
     parts[4], parts[5] = address, types.uintp(size)
-    return _writev(descriptor, answer + types.uintp(16), types.intc(2)) >= 0
+    count = types.intc(2) if size > 0 else types.intc(1)
+    return _writev(descriptor, answer + types.uintp(16), count) >= 0
 
 
 @inline
-def answer(table, descriptor, request, length):
-    """Answer a read request, if all its bytes lie in the window of its handle. Return whether it is answered: if not,
-    the request is as it was. `request` is its address, with room for 192 bytes."""
-    if table == 0 or length < _READ_LENGTH:
-        return False
+def _answer_read(table, descriptor, request):
+    """Answer a read request, if all its bytes lie in the window of its handle."""
     asked = longs_at(request)
     handle, position = types.int64(asked[5]), types.int64(asked[6])
     size, is_owned = types.int64(words_at(request)[14]), words_at(request)[15] & types.uint32(_HAS_OWNER) != 0
@@ -102,6 +112,23 @@ def answer(table, descriptor, request, length):
         add_atomically(table + types.uintp(READS * _LONG), 1)
         add_atomically(table + types.uintp(READ_BYTES * _LONG), size)
     return is_answered
+
+
+@inline
+def answer(table, descriptor, request, length):
+    """Answer a request, if the table is enough for it. Return whether it is answered: if not, the request is as it was.
+    `request` is its address, with room for 192 bytes."""
+    operation = words_at(request)[1]
+    if table == 0:
+        return False
+    if operation == _READ and length >= _READ_LENGTH:
+        return _answer_read(table, descriptor, request)
+    if operation == _FLUSH and length >= _FLUSH_LENGTH:
+        handle = longs_at(request)[5]
+        settled = longs_at(table + types.uintp((1 + WINDOWS) * ROW * _LONG))
+        if handle != 0 and settled[handle & types.uint64(SETTLED - 1)] == handle:
+            return _write(descriptor, request, types.uintp(0), 0)
+    return False
 
 
 @inline

@@ -32,6 +32,7 @@ class ParquetHandle(Handle):
 
     direct_io = False
     keep_cache = True
+    is_settled = True
 
     def __init__(self, file: OtherFile, size: int) -> None:
         self._file = file

@@ -129,6 +129,8 @@ class SealedFile(SegmentFile):
 class RawHandle(Handle):
     """A segment's `.log`, as it is on disk."""
 
+    is_settled = True
+
     def __init__(self, segment: Segment, final: bool) -> None:
         self._segment = segment
         self.direct_io, self.keep_cache = not final, final

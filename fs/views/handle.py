@@ -26,6 +26,8 @@ class ViewHandle(Handle):
     _base     the base offset of the segment that was read last
     """
 
+    is_settled = True
+
     def __init__(self, reader: View | LogReader, final: bool = False, content: Hashable = None) -> None:
         self._reader = reader
         self._view = reader if isinstance(reader, View) else reader.shared.view

@@ -43,7 +43,19 @@ def writer(place: TreeBench, name: str = "log.txt", batch_size: int | None = Non
     views = place.views()
     fmt = place.entry(f"/t-0/{name}").format  # type: ignore[attr-defined]
     size = place.files.context.batch_size if batch_size is None else batch_size
-    return AppendHandle.open(PartitionTarget(views.writers, fmt, size), APPEND)
+    made = AppendHandle.open(PartitionTarget(views.writers, fmt, size), APPEND)
+    told, flush = [made.is_settled], made.flush
+    made.settle = told.append
+
+    def checked_flush() -> None:
+        """What was told last is true; and where it says that there is nothing to do, nothing is done."""
+        assert made.is_settled or not told[-1]
+        waiting = views.writers.queue.holds_lines or made.holds_tail
+        flush()
+        assert not (told[-1] and waiting)
+
+    made.flush = checked_flush  # type: ignore[method-assign]
+    return made
 
 
 FIRST = {

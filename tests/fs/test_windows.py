@@ -1,4 +1,6 @@
-"""Reads that are answered from memory: the kernel's requests go through a socket, as they would through its device."""
+"""Reads and flushes that are answered without Python: the kernel's requests go through a socket, as they would through
+its device.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import pytest
 
 from topicfs.fs.fuse.windows import Windows
 from topicfs.fs.kernels import requests
-from topicfs.fs.kernels.windows import WINDOWS
+from topicfs.fs.kernels.windows import SETTLED, WINDOWS
 
-READ, OTHER = 15, 18
+READ, OTHER, FLUSH = 15, 18, 25
 OWNED = 2
 """The flag of a read that is a program's, not one for pages."""
 
@@ -68,6 +70,11 @@ def device(windows: Windows) -> Iterator[Device]:
 def read_request(unique: int, handle: int, position: int, size: int, flags: int = OWNED) -> bytes:
     body = struct.pack("=QQIIQII", handle, position, size, flags, 0, 0, 0)
     return struct.pack("=IIQQIIII", 40 + len(body), READ, unique, 9, 1, 2, 3, 0) + body
+
+
+def flush_request(unique: int, handle: int) -> bytes:
+    body = struct.pack("=QIIQ", handle, 0, 0, 0)
+    return struct.pack("=IIQQIIII", 40 + len(body), FLUSH, unique, 9, 1, 2, 3, 0) + body
 
 
 def other_request(unique: int) -> bytes:
@@ -154,10 +161,43 @@ def test_a_window_can_be_moved_closed_and_taken_over(device: Device, windows: Wi
     assert asked(device, 5 + WINDOWS, 0, 10) is None
 
 
+@pytest.mark.parametrize("handle", [5, 5 + SETTLED, 0, (1 << 64) - 1])
+def test_a_flush_is_answered_only_for_a_settled_handle(device: Device, windows: Windows, handle: int) -> None:
+    def is_answered() -> bool:
+        device.kernel.send(flush_request(7, handle))
+        device.kernel.send(other_request(8))
+        if device.passed() == 7:
+            assert device.passed() == 8
+            return False
+        assert device.kernel.recv(1 << 20) == struct.pack("=IiQ", 16, 0, 7)
+        return True
+
+    assert not is_answered()
+    windows.settle(5, True)
+    assert is_answered() == (handle == 5)
+    windows.settle(5 + SETTLED, False)  # it does not have the place
+    assert is_answered() == (handle == 5)
+    windows.settle(5, False)
+    assert not is_answered()
+
+
+def test_a_settled_handle_leaves_its_place_to_another(device: Device, windows: Windows) -> None:
+    windows.settle(5, True)
+    windows.settle(5 + SETTLED, True)
+    device.kernel.send(flush_request(7, 5))
+    assert device.passed() == 7
+    windows.settle(5, False)
+    device.kernel.send(flush_request(9, 5 + SETTLED))
+    device.kernel.send(other_request(8))
+    assert device.passed() == 8
+
+
 def test_nothing_is_answered_on_a_mount_without_windows() -> None:
     device = Device(None)
     try:
         assert asked(device, 5, 0, 10) is None
+        device.kernel.send(flush_request(7, 5))
+        assert device.passed() == 7
     finally:
         device.close()
 

@@ -30,6 +30,7 @@ from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.fs import errors
 from topicfs.fs.appending import partition_writers
 from topicfs.fs.formats import FORMATS
+from topicfs.fs.kernels.windows import SETTLED, WINDOWS
 from topicfs.fs.operations import FileSystem
 from topicfs.fs.views import rendered_segment as text
 from topicfs.fs.views import rendered_segments as rendered
@@ -184,21 +185,35 @@ class Called:
         return self._told(lambda: self.made.write(handle, np.frombuffer(data, np.uint8)))
 
     def read(self, handle: int, position: int, length: int) -> bytes:
+        answered = self._answered(handle, position, length)
         into = np.full(length, 0xA5, np.uint8)
         done = self._told(lambda: self.made.read(handle, position, into))
+        assert answered is None or into[:done].tobytes() == answered
         if done < 0:
             raise OSError(-done, os.strerror(-done))
         assert (into[done:] == 0xA5).all()
         return into[:done].tobytes()
 
+    def _answered(self, handle: int, position: int, length: int) -> bytes | None:
+        """What a read gets without a call of `read`; None if it is called."""
+        kept, data = self.made.windows._kept.get(handle % WINDOWS, (0, np.empty(0, np.uint8)))
+        start = position - int(self.made.windows._table[1 + handle % WINDOWS, 2])
+        return (
+            data[start : start + length].tobytes()
+            if kept == handle and 0 <= start <= data.size - length
+            else None
+        )
+
     def flush(self, handle: int) -> None:
-        self.made.flush(handle)
+        # That of a settled handle is answered without a call.
+        if self.made.windows._settled[handle % SETTLED] != handle:
+            self.made.flush(handle)
 
     def sync(self, handle: int) -> None:
         self.made.fsync(handle, False)
 
     def close(self, handle: int) -> None:
-        self.made.flush(handle)
+        self.flush(handle)
         self.made.release(handle)
 
     def size(self, path: str) -> int:
