@@ -1,0 +1,16 @@
+"""A log read from its files, without a lock and without an open store, beside whoever has the log open.
+
+A reader may be another process than the daemon, and on another machine. It finds the partitions and their bounds, plans
+ranges of offsets, and reads these. What is appended, sealed, compacted or removed meanwhile does no harm: see `scan`.
+
+place         a backing directory, or a mount of one
+files         a partition's directory, listed
+bounds        where a partition begins and ends
+partitions    the partitions of a topic at one moment
+limits        where a read begins and ends: offsets and times, as people give them
+offset_range  a part of a partition that is read by one reader
+planning      from limits to ranges
+scan          the records of a range, as columns
+
+Only `scan` loads numpy and the kernels: loading them takes longer than planning a read.
+"""

@@ -1,0 +1,70 @@
+"""The place of a log: its backing directory, and its mount if that was named.
+
+A reader may name either, or a log directory alone, such as a broker's. Segments are read from the backing directory, so
+that machines without the mount can read them too. A mount tells its backing directory, and gives the offsets that the
+daemon has published.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from topicfs.engine.errors import ClosedError, InvalidNameError
+from topicfs.engine.files.place import DirectoryKind, kind_of
+from topicfs.engine.format.paths import LOGS
+from topicfs.engine.mount_attributes import BACKING
+
+ENDED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
+"""The errors of a mount whose daemon has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A log and its mount.
+
+    backing  directory that has `logs/` in it, or a log directory itself
+    mount    mount point of the running daemon, None if the backing directory was named
+    """
+
+    backing: Path
+    mount: Path | None
+
+    @property
+    def logs(self) -> Path:
+        """Return the log directory."""
+        logs = self.backing / LOGS
+        return logs if logs.is_dir() else self.backing
+
+
+def place_of(path: str) -> Place:
+    """Return the place that a backing directory, a log directory or a mount point names. InvalidNameError if the path
+    is none of them, ClosedError if it is a mount whose daemon has ended."""
+    real = Path(os.path.realpath(path.removeprefix("file://")))
+    backing = _shown_at(real)
+    if backing is not None:
+        return Place(backing, real)
+    kind = kind_of(real)
+    if kind not in (DirectoryKind.STORE, DirectoryKind.LOGS):
+        raise InvalidNameError(
+            f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found {kind.value}"
+        )
+    return Place(real, None)
+
+
+def _shown_at(path: Path) -> Path | None:
+    """Return the backing directory of a mount, or None if the path is no mount of topicfs."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return Path(os.fsdecode(os.getxattr(path, BACKING)))
+    except OSError as error:
+        if error.errno in ENDED:
+            raise ClosedError(
+                f"{path}: the daemon of this mount has ended: mount it again, or give its backing directory"
+            ) from error
+        return None
