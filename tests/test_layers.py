@@ -25,7 +25,11 @@ MAY_IMPORT = {
     "mountd": {"engine", "fs", "mountd"},
 }
 OURS = {"engine", "fs", "mountd", "tests", "examples"}
-ROOMS = {"pyspark": {"engine/spark"}, "pyarrow": {"engine/spark", "engine/parquet"}}
+ROOMS = {
+    "pyspark": {"engine/spark"},
+    "pyarrow": {"engine/spark", "engine/parquet", "engine/arrow", "engine/sql"},
+    "duckdb": {"engine/sql"},
+}
 FOLDERS = ("engine", "fs", "mountd", "tests", "examples", ".ci")
 TEXTS = {".py", ".md", ".sh", ".toml"}
 PUBLIC = "engine/public"

@@ -1,1 +1,1 @@
-"""Records as Arrow batches and Parquet files. Besides `topicfs.engine.spark`, only this package imports pyarrow."""
+"""Records as Arrow batches and Parquet files. Besides this package, only `arrow`, `sql` and `spark` import pyarrow."""

@@ -25,6 +25,7 @@ Producer    given to `append`, makes it idempotent or part of a transaction; `en
 Isolation   how far a reader can read: COMMITTED (the default), UNCOMMITTED, LOG_END
 Appended    the offsets and the place of appended records; LogOffsets: the offsets of a partition at one moment
 Clock       a clock in milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
+arrow       a topic's records as Arrow record batches, from a backing directory or a mount; needs the extra `sql`
 errors      all errors that the engine raises on purpose; each of them is an `EngineError`
 """
 
@@ -36,6 +37,7 @@ from topicfs.engine import errors
 from topicfs.engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from topicfs.engine.arrow.reader import arrow
     from topicfs.engine.batch.columns import Columns
     from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
     from topicfs.engine.partition.partition import Partition, Producer
@@ -59,6 +61,7 @@ __all__ = [
     "Store",
     "TimestampType",
     "TopicSettings",
+    "arrow",
     "errors",
     "now_ms",
 ]
@@ -67,8 +70,22 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the other names when one is first used. The kernels take a second to load, and a program that plans a Spark
     query or unmounts a store does not need them."""
+    if name == "arrow":
+        return _arrow()
     if name in __all__:
         from topicfs import loaded  # noqa: PLC0415 - see above
 
         return getattr(loaded, name)
     raise AttributeError(f"module 'topicfs' has no attribute {name!r}")
+
+
+def _arrow() -> Any:
+    try:
+        from topicfs.engine.arrow.reader import arrow  # noqa: PLC0415 - loads pyarrow, which is an extra
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise ModuleNotFoundError(
+            "expected pyarrow, found none: pip install 'topicfs[sql]'", name="pyarrow"
+        ) from None
+    return arrow

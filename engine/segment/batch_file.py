@@ -31,7 +31,7 @@ from topicfs.engine.kernels.scan import (
 from topicfs.engine.kernels.search import BY_OFFSET, FOUND, find_batch
 from topicfs.engine.record import MAX_INT32, NO_OFFSET
 from topicfs.engine.segment.descriptors import PinnedFile, read_exactly, read_exactly_into
-from topicfs.engine.segment.walk import NOTHING, walk
+from topicfs.engine.segment.walk import NOTHING, Room, room, walk
 
 Found = tuple[int, int, int, int]
 """A batch: position, size, base offset, last offset."""
@@ -147,17 +147,18 @@ class BatchFile:
         partial_ok: bool = False,
         reuse: bool = False,
         ordered: bool = True,
+        room: Room = room,
     ) -> Iterator[tuple[Bytes, Longs]]:
         """Yield complete batches in chunks, each with its table: POSITION is the position in the file, and the first
         row has that of buffer[0].
 
         A batch beyond the end is corrupt, unless `partial_ok`. Offsets that do not rise are corrupt, unless not
-        `ordered`. With `reuse` the next chunk overwrites the present one."""
+        `ordered`. With `reuse` the next chunk overwrites the present one. `room` gives the buffers of chunks."""
         size = self.size
         last = size if end is None else min(end, size)
         position = start
         before = self.base_offset - 1 if start == 0 else NO_OFFSET
-        for buffer, table, status in walk(self.fill, start, last, check, chunk, reuse):
+        for buffer, table, status in walk(self.fill, start, last, check, chunk, reuse, room):
             if len(table):
                 rising = self._rising(table, before, position + buffer.size, size) if ordered else len(table)
                 if rising < len(table):

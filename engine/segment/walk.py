@@ -16,16 +16,30 @@ _ROWS: Final = 16384
 
 NOTHING: Final = np.empty(0, np.uint8)
 
+Room = Callable[[int], Bytes]
+"""Gives a buffer of so many bytes."""
+
+
+def room(size: int) -> Bytes:
+    """Return a buffer of so many bytes."""
+    return np.empty(size, np.uint8)
+
 
 def walk(
-    fill: Callable[[int, memoryview], None], start: int, end: int, check: bool, chunk: int, reuse: bool
+    fill: Callable[[int, memoryview], None],
+    start: int,
+    end: int,
+    check: bool,
+    chunk: int,
+    reuse: bool,
+    room: Room = room,
 ) -> Iterator[tuple[Bytes, Longs, int]]:
     """Yield complete batches between two positions of a file, in chunks: bytes, table, and FULL for "more follows".
 
     The last chunk has neither bytes nor rows, and has the status that ended the walk. A chunk grows for one larger
-    batch, but never beyond `end`. With `reuse` a chunk is overwritten by the next one."""
+    batch, but never beyond `end`. With `reuse` a chunk is overwritten by the next one. `room` gives the buffers."""
     position = start
-    buffer = np.empty(max(0, min(chunk, end - start)), np.uint8)
+    buffer = room(max(0, min(chunk, end - start)))
     table = np.empty((min(_ROWS, buffer.size // HEADER_SIZE + 1), COLUMNS), np.int64)
     status = DONE
     while position < end:
@@ -45,9 +59,9 @@ def walk(
             total = size_of(buffer.data)
             if length == end - position or total > end - position:
                 break
-            buffer = np.empty(max(total, chunk), np.uint8)
+            buffer = room(max(total, chunk))
         elif not reuse or buffer.size > chunk:
             # One large batch does not make all chunks behind it large.
-            buffer = np.empty(min(buffer.size, chunk), np.uint8)
+            buffer = room(min(buffer.size, chunk))
         position += at
     yield NOTHING, table[:0], status
