@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -30,6 +30,8 @@ _FEW: Final = 5_000
 
 _MOST_BYTES: Final = 64 * 1024 * 1024
 """Bytes of record batches that a chunk may become at once. Only what is compressed well becomes more."""
+
+Shaped = Callable[[pa.RecordBatch], list[pa.RecordBatch]]
 
 
 def arrow(
@@ -75,26 +77,33 @@ def schema_of(columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
-def record_batches(parts: Iterable[OffsetRange], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges, in order, with the columns of a schema."""
-    works = (_Work(part, chunk, schema) for part in parts for chunk in chunks(part, room=room))
+def record_batches(
+    parts: Iterable[OffsetRange], schema: pa.Schema, shaped: Shaped | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of ranges, in order, with the columns of a schema; or what `shaped` makes of each batch, which
+    several threads call."""
+    works = (_Work(part, chunk, schema, shaped) for part in parts for chunk in chunks(part, room=room))
     for work, made in _ahead(works):
         yield from made
-        while made := work.some():
-            yield from made
+        while not work.is_done:
+            yield from work.some()
 
 
 class _Work:
     """The record batches of one chunk, made in turns of bounded size.
 
-    _left  those that were not made yet
+    is_done  whether all were made
+    _left    those that were not made yet
+    _shaped  what is made of each; None for nothing else
     """
 
-    def __init__(self, part: OffsetRange, chunk: Chunk, schema: pa.Schema) -> None:
+    def __init__(self, part: OffsetRange, chunk: Chunk, schema: pa.Schema, shaped: Shaped | None) -> None:
+        self.is_done = False
         self._left = _batches(part, chunk, schema)
+        self._shaped = shaped
 
     def some(self) -> list[pa.RecordBatch]:
-        """Return the next ones, none at the end."""
+        """Return the next ones. There may be none left of them after they were shaped."""
         made: list[pa.RecordBatch] = []
         size = 0
         for each in self._left:
@@ -102,7 +111,10 @@ class _Work:
             size += each.nbytes
             if size >= _MOST_BYTES:
                 break
-        return _joined(made)
+        else:
+            self.is_done = True
+        made = _joined(made)
+        return made if self._shaped is None else [part for each in made for part in self._shaped(each)]
 
 
 def _batches(part: OffsetRange, chunk: Chunk, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

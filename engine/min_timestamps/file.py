@@ -66,6 +66,11 @@ class MinTimestamps:
         place = bisect_right(self.entries, timestamp, key=itemgetter(0))
         return self.base_offset + self.entries[place][1] if place < len(self.entries) else None
 
+    def none_earlier_from(self, offset: int) -> int | None:
+        """Return a timestamp that no record from an offset on is earlier than, or None below the first entry."""
+        place = bisect_right(self.entries, offset - self.base_offset, key=itemgetter(1))
+        return self.entries[place - 1][0] if place else None
+
 
 def load(directory: Path, log: Path, base_offset: int) -> MinTimestamps | None:
     """Return the content of the file for a `.log` as it is now, or None without a valid file. `directory` is the

@@ -104,6 +104,11 @@ def _array(name: str, columns: Columns, topic: str, partition: int, timestamp_ty
     raise ValueError(f"a record has no column {name!r}, expected one of {', '.join(SCHEMA.names)}")
 
 
+def microseconds(timestamp: int) -> int:
+    """Return a timestamp in the unit of its column."""
+    return min(max(timestamp, -_MOST_MS), _MOST_MS) * 1000
+
+
 def room(size: int) -> Bytes:
     """Return a buffer of so many bytes from Arrow's memory, which goes back to it when nothing refers to it any more.
 

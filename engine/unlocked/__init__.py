@@ -10,6 +10,7 @@ partitions    the partitions of a topic at one moment
 limits        where a read begins and ends: offsets and times, as people give them
 offset_range  a part of a partition that is read by one reader
 planning      from limits to ranges
+pieces        a partition in pieces, each with bounds of its offsets and times
 scan          the records of a range, as columns
 
 Only `scan` loads numpy and the kernels: loading them takes longer than planning a read.
