@@ -25,6 +25,7 @@ from topicfs.mountd.delete_command import delete_command, undelete_command
 from topicfs.mountd.events import STOP_SIGNALS, Events
 from topicfs.mountd.progress import Progress, say
 from topicfs.mountd.spark_commands import spark_group
+from topicfs.mountd.sql_command import sql_command
 
 if TYPE_CHECKING:
     from topicfs.mountd.daemon import Assembly, MountOptions
@@ -51,6 +52,7 @@ def main() -> None:
 main.add_command(spark_group)
 main.add_command(delete_command)
 main.add_command(undelete_command)
+main.add_command(sql_command)
 
 
 @main.command("mount")

@@ -213,14 +213,21 @@ class Tables:
 
     def _load(self, partition: str) -> PartitionTable:
         """Return the list from disk, if all the files that it names exist."""
-        with contextlib.suppress(
-            FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
-        ):
-            content = json.loads(read_bounded(self.path(partition, PARQUET_LIST), _LONGEST_LIST))
-            files = tuple(TableFile(**each) for each in content["files"])
-            if all(self.is_there(partition, file) for file in files):
-                return PartitionTable(content["topic_id"], files)
+        table = listed_in(self.directory / partition)
+        if all(self.is_there(partition, file) for file in table.files):
+            return table
         return PartitionTable(None)
+
+
+def listed_in(directory: Path) -> PartitionTable:
+    """Return the table that a partition's directory of views lists, whether its files exist or not. It is empty if
+    there is no list, or it cannot be read."""
+    with contextlib.suppress(
+        FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
+    ):
+        content = json.loads(read_bounded(directory / PARQUET_LIST, _LONGEST_LIST))
+        return PartitionTable(content["topic_id"], tuple(TableFile(**each) for each in content["files"]))
+    return PartitionTable(None)
 
 
 def file_name(segment: Segment) -> tuple[str, int]:

@@ -1,0 +1,190 @@
+"""`topicfs sql`, as a user runs it, on a backing directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from patience import PATIENCE_S
+
+from topicfs import Record, Store
+
+PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "sql"]
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def backing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sql") / "data"
+    with Store.open(place, create=True) as store:
+        for number in (0, 1):
+            orders = store.create("orders", number)
+            for at in range(3):
+                value = json.dumps({"user": "ann" if at else "bob", "count": at}).encode()
+                orders.append(Record(value, b"%d" % at, NOW + at))
+        store.create("web-clicks", 0).append(Record(b"x\xff", None, NOW))
+    return place
+
+
+def run(*words: object, query: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)],
+        input=query,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+def given(*words: object, query: str | None = None) -> str:
+    """What a query writes that succeeds without a word on stderr."""
+    done = run(*words, query=query)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def refused(*words: object, query: str | None = None) -> str:
+    """What a query says that fails, which is one line."""
+    done = run(*words, query=query)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_rows_in_a_pipe_are_csv_with_their_names_above(backing: Path) -> None:
+    query = "SELECT value->>'$.user' AS user, count(*) AS orders FROM orders GROUP BY user ORDER BY user"
+    assert given(backing, query) == "user,orders\nann,4\nbob,2\n"
+    assert given(backing, query=query) == "user,orders\nann,4\nbob,2\n"
+
+
+def test_rows_are_written_as_the_format_says(backing: Path, tmp_path: Path) -> None:
+    query = 'SELECT "offset", value, timestamp FROM "web-clicks"'
+    assert json.loads(given(backing, query, "--format", "jsonl")) == {
+        "offset": 0,
+        "value": "x\\xFF",
+        "timestamp": "2023-11-14 22:13:20+00",
+    }
+    table = given(backing, "SHOW TABLES", "--format", "table")
+    assert table == "name\norders\nweb-clicks\n"
+    named = tmp_path / "orders.parquet"
+    assert given(backing, "SELECT * FROM bytes.orders", "--output", named) == ""
+    assert pq.read_table(named)["value"].to_pylist()[0] == b'{"user": "bob", "count": 0}'
+
+
+def test_what_is_redirected_is_added_to_a_file(backing: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("before\n")
+    with file.open("a") as opened:
+        subprocess.run([*PROGRAM, backing, "SELECT 1 AS a"], stdout=opened, check=True, timeout=PATIENCE_S)
+    assert file.read_text() == "before\na\n1\n"
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(backing: Path) -> None:
+    query = "SELECT i FROM range(1000000000) r(i)"
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | head -n 2; echo ${PIPESTATUS[0]}', "-", *PROGRAM, backing, query],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.stdout, done.stderr) == ("i\n0\n0\n", "")
+
+
+def test_ctrl_c_ends_a_query_at_once_and_leaves_no_file(backing: Path, tmp_path: Path) -> None:
+    query = "SELECT i FROM range(1000000000000) r(i)"
+    with subprocess.Popen(
+        [*PROGRAM, backing, query], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "i\n"
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, said) == (130, "topicfs: interrupted\n")
+
+
+def test_on_a_terminal_rows_are_a_table_as_wide_as_it_is(backing: Path) -> None:
+    ours, theirs = pty.openpty()
+    one = 'SELECT "offset", key, NULL AS nothing FROM orders WHERE partition = 1'
+    query = f"{one} UNION ALL SELECT 7, repeat('k', 90), 1"
+    with subprocess.Popen([*PROGRAM, backing, query], stdout=theirs, stderr=theirs, stdin=theirs) as command:
+        os.close(theirs)
+        shown = b""
+        while part := _part(ours):
+            shown += part
+    os.close(ours)
+    assert command.returncode == 0, shown
+    lines = [line.rstrip() for line in _plain(shown).splitlines()]
+    assert [line.split() for line in lines[:4]] == [
+        ["offset", "key", "nothing"],
+        *([str(n), str(n), "NULL"] for n in range(3)),
+    ]
+    assert all(len(line) <= 80 for line in lines)
+    assert sum(line.count("k") for line in lines[1:]) == 90
+
+
+def _part(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux tells the end of a terminal in this way
+        return b""
+
+
+def _plain(shown: bytes) -> str:
+    """Without colours."""
+    text = shown.decode()
+    while "\x1b[" in text:
+        before, _, rest = text.partition("\x1b[")
+        text = before + rest.partition("m")[2]
+    return text
+
+
+def test_a_failure_is_one_plain_line(backing: Path, tmp_path: Path) -> None:
+    assert refused(backing, "SELECT * FROM ordres").startswith(
+        "topicfs: Catalog Error: Table with name ordres does not exist!"
+    )
+    assert refused(backing, "DROP VIEW orders") == (
+        "topicfs: expected a query, which reads, found DROP: topics are not changed by SQL"
+    )
+    (tmp_path / "file").touch()
+    assert refused(tmp_path, "SELECT 1").endswith("found a directory with something else in it")
+
+
+def test_without_a_query_an_example_is_shown(backing: Path) -> None:
+    done = run(backing, query="")
+    assert done.returncode == 2
+    assert f'Error: expected a query, such as: topicfs sql {backing} "SELECT' in done.stderr
+
+
+@pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
+def test_without_its_packages_it_says_what_to_install(backing: Path, package: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; from topicfs.mountd.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "sql", backing, "SELECT 1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"topicfs: expected {package}, found none: pip install 'topicfs[sql]'\n"
+
+
+def test_nothing_is_written_into_the_store(backing: Path, tmp_path: Path) -> None:
+    store = tmp_path / "data"
+    shutil.copytree(backing, store)
+    before = {path: path.stat() for path in store.rglob("*")}
+    given(store, "SELECT count(*) FROM orders")
+    after = {path: path.stat() for path in store.rglob("*")}
+    assert [(p, s.st_size, s.st_mtime_ns) for p, s in after.items()] == [
+        (p, s.st_size, s.st_mtime_ns) for p, s in before.items()
+    ]
