@@ -57,7 +57,14 @@ def arrow(
     somebody deletes the topic, the iteration raises OffsetOutOfRangeError."""
     schema = schema_of(columns)
     planned = ranges(place_of(os.fspath(where)), topic, start, end)
-    return pa.RecordBatchReader.from_batches(schema, record_batches(planned, schema))
+    return pa.RecordBatchReader.from_batches(schema, _at_least_one(record_batches(planned, schema), schema))
+
+
+def _at_least_one(found: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, or an empty one if there is none: Polars takes no reader without a batch."""
+    first = next(found, None)
+    yield pa.RecordBatch.from_pylist([], schema) if first is None else first
+    yield from found
 
 
 def schema_of(columns: Sequence[str] | None) -> pa.Schema:

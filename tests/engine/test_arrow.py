@@ -153,11 +153,14 @@ def test_small_compressed_batches_are_joined(store: Store) -> None:
     assert batch.to_pylist() == of(partition)
 
 
-def test_a_topic_without_records_has_no_batch_but_a_schema(store: Store) -> None:
+def test_a_topic_without_records_has_its_columns_for_every_reader(store: Store) -> None:
     store.create_topic("t", 3)
     found = topicfs.arrow(store.backing, "t")
     assert found.schema == schema.TABLE_SCHEMA
     assert found.read_all().num_rows == 0
+    frame = pl.from_arrow(topicfs.arrow(store.backing, "t"))
+    assert isinstance(frame, pl.DataFrame)
+    assert frame.columns == schema.TABLE_SCHEMA.names
 
 
 def test_a_log_directory_is_read_as_its_store_is(store: Store) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 from patience import PATIENCE_S
 
 from topicfs import Record, Store
+from topicfs.mountd.cli import main
 
 PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "sql"]
-NOW = 1_700_000_000_000
+README = Path(__file__).parents[2] / "README.md"
+NOW = 1_780_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +33,23 @@ def backing(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for at in range(3):
                 value = json.dumps({"user": "ann" if at else "bob", "count": at}).encode()
                 orders.append(Record(value, b"%d" % at, NOW + at))
+        orders.append(Record(b"12 pears", None, NOW))
         store.create("web-clicks", 0).append(Record(b"x\xff", None, NOW))
+        clicks = store.create("clicks", 0)
+        clicks.append([Record(b'{"user": "u%d"}' % (at % 7), None, NOW) for at in range(30)])
     return place
 
 
-def run(*words: object, query: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def readme() -> tuple[str, str]:
+    """README's commands for the shell, and its Python."""
+    section = README.read_text().partition("## SQL and Arrow\n")[2].partition("\n## ")[0]
+    commands = "".join(line for line in section.splitlines(keepends=True) if line.startswith("    topicfs "))
+    return commands, section.partition("```python\n")[2].partition("```")[0]
+
+
+def given(*words: object, query: str | None = None) -> str:
+    """What a query writes into a pipe, without a word on stderr."""
+    done = subprocess.run(
         [*PROGRAM, *map(str, words)],
         input=query,
         capture_output=True,
@@ -43,27 +57,26 @@ def run(*words: object, query: str | None = None) -> subprocess.CompletedProcess
         check=False,
         timeout=PATIENCE_S,
     )
-
-
-def given(*words: object, query: str | None = None) -> str:
-    """What a query writes that succeeds without a word on stderr."""
-    done = run(*words, query=query)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def refused(*words: object, query: str | None = None) -> str:
+def called(*words: object, query: str | None = None) -> Result:
+    """The same in this process, which is quicker, and has no file behind its standard output."""
+    return CliRunner().invoke(main, ["sql", *map(str, words)], input=query)
+
+
+def refused(*words: object) -> str:
     """What a query says that fails, which is one line."""
-    done = run(*words, query=query)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = called(*words, "--format", "table")
+    assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     return line
 
 
 def test_rows_in_a_pipe_are_csv_with_their_names_above(backing: Path) -> None:
-    query = "SELECT value->>'$.user' AS user, count(*) AS orders FROM orders GROUP BY user ORDER BY user"
-    assert given(backing, query) == "user,orders\nann,4\nbob,2\n"
-    assert given(backing, query=query) == "user,orders\nann,4\nbob,2\n"
+    query = "SELECT value->>'$.user' AS user, count(*) AS n FROM clicks GROUP BY user ORDER BY user LIMIT 2"
+    assert given(backing, query=query) == "user,n\nu0,5\nu1,5\n"
 
 
 def test_rows_are_written_as_the_format_says(backing: Path, tmp_path: Path) -> None:
@@ -71,12 +84,12 @@ def test_rows_are_written_as_the_format_says(backing: Path, tmp_path: Path) -> N
     assert json.loads(given(backing, query, "--format", "jsonl")) == {
         "offset": 0,
         "value": "x\\xFF",
-        "timestamp": "2023-11-14 22:13:20+00",
+        "timestamp": "2026-05-28 20:26:40+00",
     }
-    table = given(backing, "SHOW TABLES", "--format", "table")
-    assert table == "name\norders\nweb-clicks\n"
+    assert called(backing, "SHOW TABLES", "--format", "table").stdout == "name\nclicks\norders\nweb-clicks\n"
     named = tmp_path / "orders.parquet"
-    assert given(backing, "SELECT * FROM bytes.orders", "--output", named) == ""
+    done = called(backing, "SELECT * FROM bytes.orders", "--output", named)
+    assert (done.exit_code, done.output) == (0, "")
     assert pq.read_table(named)["value"].to_pylist()[0] == b'{"user": "bob", "count": 0}'
 
 
@@ -114,7 +127,7 @@ def test_ctrl_c_ends_a_query_at_once_and_leaves_no_file(backing: Path, tmp_path:
 
 def test_on_a_terminal_rows_are_a_table_as_wide_as_it_is(backing: Path) -> None:
     ours, theirs = pty.openpty()
-    one = 'SELECT "offset", key, NULL AS nothing FROM orders WHERE partition = 1'
+    one = 'SELECT "offset", key, NULL AS nothing FROM orders WHERE partition = 0'
     query = f"{one} UNION ALL SELECT 7, repeat('k', 90), 1"
     with subprocess.Popen([*PROGRAM, backing, query], stdout=theirs, stderr=theirs, stdin=theirs) as command:
         os.close(theirs)
@@ -160,31 +173,46 @@ def test_a_failure_is_one_plain_line(backing: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_query_an_example_is_shown(backing: Path) -> None:
-    done = run(backing, query="")
-    assert done.returncode == 2
+    done = called(backing, query="")
+    assert done.exit_code == 2
     assert f'Error: expected a query, such as: topicfs sql {backing} "SELECT' in done.stderr
 
 
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
-def test_without_its_packages_it_says_what_to_install(backing: Path, package: str) -> None:
-    program = f"import sys; sys.modules[{package!r}] = None; from topicfs.mountd.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "sql", backing, "SELECT 1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"topicfs: expected {package}, found none: pip install 'topicfs[sql]'\n"
+def test_without_its_packages_it_says_what_to_install(
+    backing: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused(backing, "SELECT 1")
+    assert said == f"topicfs: expected {package}, found none: pip install 'topicfs[sql]'"
 
 
 def test_nothing_is_written_into_the_store(backing: Path, tmp_path: Path) -> None:
     store = tmp_path / "data"
     shutil.copytree(backing, store)
     before = {path: path.stat() for path in store.rglob("*")}
-    given(store, "SELECT count(*) FROM orders")
+    assert called(store, "SELECT count(*) FROM orders", "--format", "table").exit_code == 0
     after = {path: path.stat() for path in store.rglob("*")}
     assert [(p, s.st_size, s.st_mtime_ns) for p, s in after.items()] == [
         (p, s.st_size, s.st_mtime_ns) for p, s in before.items()
     ]
+
+
+def test_readmes_commands_and_its_python_do_what_it_says(backing: Path, tmp_path: Path) -> None:
+    commands, python = readme()
+    for name in ("mnt", "data"):
+        (tmp_path / name).symlink_to(backing)
+    # Which interpreter runs it is all that the shell is told otherwise.
+    function = f'topicfs() {{ "{sys.executable}" -m topicfs.mountd.cli "$@"; }}\nset -e\n'
+    done = subprocess.run(
+        ["bash", "-c", function + commands], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "user,count_star()"
+    assert len(lines[1:6]) == 5
+    assert [json.loads(line) for line in lines[6:]] == [{"partition": 0, 'max("offset")': 0}]
+    assert "12 pears" in (tmp_path / "pears.csv").read_text()
+    assert pq.read_table(tmp_path / "orders.parquet").num_rows == 7
+    program = f"import duckdb, polars, topicfs\nprint = None\n{python}"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=PATIENCE_S)
