@@ -21,6 +21,7 @@ import numpy as np
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.plain import plain
 from topicfs.engine.batch.table import Bytes, Longs, without_aborted
 from topicfs.engine.errors import ClosedError, CorruptError, CorruptSegmentError, OffsetOutOfRangeError
 from topicfs.engine.files.metadata import PartitionMetadata
@@ -58,10 +59,11 @@ class Chunk:
 
     def columns(self, part: OffsetRange) -> Iterator[Columns]:
         """Yield the records of the range. Any thread may do this."""
-        for columns in batches.columns(self.buffer, self.table, self.origin):
-            within = _timed(columns.between(part.start, part.end), part.times)
-            if len(within):
-                yield within
+        for buffer, table, origin in plain(self.buffer, self.table, self.origin, CHUNK):
+            for columns in batches.columns(buffer, table, origin):
+                within = _timed(columns.between(part.start, part.end), part.times)
+                if len(within):
+                    yield within
 
 
 def _timed(columns: Columns, times: TimeBounds) -> Columns:

@@ -13,6 +13,7 @@ import bench_engine
 import bench_mount
 import bench_nothing
 import bench_spark
+import bench_sql
 import bench_tools
 import bench_upkeep
 from report import Report
@@ -27,6 +28,7 @@ GROUPS = {
     "follow": bench_daemon.run_follow,
     "engine": bench_engine.run,
     "upkeep": bench_upkeep.run,
+    "sql": bench_sql.run,
     "spark": bench_spark.run,
 }
 
