@@ -37,7 +37,7 @@ from topicfs.engine import errors
 from topicfs.engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from topicfs.engine.arrow.reader import arrow
+    from topicfs.engine.arrow.reader import arrow as arrow
     from topicfs.engine.batch.columns import Columns
     from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
     from topicfs.engine.partition.partition import Partition, Producer
@@ -61,7 +61,6 @@ __all__ = [
     "Store",
     "TimestampType",
     "TopicSettings",
-    "arrow",
     "errors",
     "now_ms",
 ]
@@ -70,7 +69,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load the other names when one is first used. The kernels take a second to load, and a program that plans a Spark
     query or unmounts a store does not need them."""
-    if name == "arrow":
+    if name == "arrow":  # not in `__all__`: it needs an extra, and a star import would fail without it
         return _arrow()
     if name in __all__:
         from topicfs import loaded  # noqa: PLC0415 - see above
