@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from topicfs.engine.errors import EngineError
+from topicfs.engine.format.paths import PARQUET_SUFFIX
 from topicfs.mountd import kernels
 from topicfs.mountd.progress import say
 from topicfs.mountd.tables import show_table
@@ -27,7 +28,7 @@ _MOST_ROWS: Final = 1_000
 _INTERRUPTED: Final = 128 + 2
 _EXAMPLE: Final = 'topicfs sql {} "SELECT partition, count(*) FROM orders GROUP BY partition"'
 _FORMATS: Final = ("table", "csv", "jsonl", "parquet")
-_BY_SUFFIX: Final = {".json": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_BY_SUFFIX: Final = {".json": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", PARQUET_SUFFIX: "parquet"}
 
 
 @click.command("sql")
