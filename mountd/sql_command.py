@@ -66,7 +66,7 @@ def sql_command(where: Path, query: str | None, kind: str | None, file: Path | N
             from topicfs.engine.sql.query import Query  # noqa: PLC0415 - loads DuckDB and the engine
         from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
-        with Query.open(place_of(str(where)), text) as opened:
+        with Query.open(place_of(str(where), or_logs=True), text) as opened:
             _show(opened, chosen, file)
 
 

@@ -56,7 +56,7 @@ def arrow(
     Iterate the reader once. What is appended later is not in it. If retention removes a segment before it was read, or
     somebody deletes the topic, the iteration raises OffsetOutOfRangeError."""
     schema = schema_of(columns)
-    planned = ranges(place_of(os.fspath(where)), topic, start, end)
+    planned = ranges(place_of(os.fspath(where), or_logs=True), topic, start, end)
     return pa.RecordBatchReader.from_batches(schema, _at_least_one(record_batches(planned, schema), schema))
 
 

@@ -1,8 +1,8 @@
 """The place of a log: its backing directory, and its mount if that was named.
 
-A reader may name either, or a log directory alone, such as a broker's. Segments are read from the backing directory, so
-that machines without the mount can read them too. A mount tells its backing directory, and gives the offsets that the
-daemon has published.
+A reader may name either, and some a log directory alone, such as a broker's. Segments are read from the backing
+directory, so that machines without the mount can read them too. A mount tells its backing directory, and gives the
+offsets that the daemon has published.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Place:
         return logs if logs.is_dir() else self.backing
 
 
-def place_of(path: str) -> Place:
-    """Return the place that a backing directory, a log directory or a mount point names. InvalidNameError if the path
-    is none of them, ClosedError if it is a mount whose daemon has ended."""
+def place_of(path: str, or_logs: bool = False) -> Place:
+    """Return the place that a backing directory or a mount point names, or with `or_logs` a log directory.
+    InvalidNameError if the path is none of them, ClosedError if it is a mount whose daemon has ended."""
     real = Path(os.path.realpath(path.removeprefix("file://")))
     backing = _shown_at(real)
     if backing is not None:
         return Place(backing, real)
     kind = kind_of(real)
-    if kind not in (DirectoryKind.STORE, DirectoryKind.LOGS):
+    if kind is not DirectoryKind.STORE and not (or_logs and kind is DirectoryKind.LOGS):
         raise InvalidNameError(
             f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found {kind.value}"
         )
