@@ -1,4 +1,4 @@
-"""The extended attributes by which a mount tells programs what it shows. `fs` gives them; `engine.spark` reads them."""
+"""The extended attributes in which a mount tells programs what it shows: `fs` gives, `engine.unlocked` reads them."""
 
 from __future__ import annotations
 

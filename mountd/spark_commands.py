@@ -67,7 +67,7 @@ def verify_command(place: Path, topics: tuple[str, ...], master: str | None, con
     Exit code 1 where something is wrong. Nothing is changed."""
     with _session("verify", master, conf) as spark:
         from topicfs.engine.spark.jobs.verify import verify  # noqa: PLC0415 - loads Spark
-        from topicfs.engine.spark.place import place_of  # noqa: PLC0415
+        from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
         rows = verify(spark, place_of(str(place)), set(topics) or None).collect()
     bad = sorted((row for row in rows if row["problems"]), key=lambda row: row["segment"])
@@ -109,7 +109,7 @@ def export_command(
     """Write topics of the log at PLACE as Parquet files: TARGET/topic=…/partition=…/."""
     with _session("export", master, conf) as spark:
         from topicfs.engine.spark.jobs.exporting import export  # noqa: PLC0415 - loads Spark
-        from topicfs.engine.spark.place import place_of  # noqa: PLC0415
+        from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
         export(spark, place_of(str(place)), ",".join(topics), target, options, mode)
 

@@ -12,11 +12,11 @@ columns, as `.schema("value binary")`, saves the work for the others.
 Only this package imports pyspark. The code that plans a query imports neither numpy nor the kernels: loading them takes
 longer than finding one record in a hundred. The tasks load them, once in each worker.
 
-place      a backing directory, or a mount of one         options  the options of a query
-files      a partition's directory, read without a lock   ranges   offsets that each task reads
-bounds     where a partition begins and ends              scan     a task's records, as Arrow batches
-source     the data source; its parts are reader, stream and writer
-jobs       import, compact, verify, export; `topicfs spark` runs them
+options  the options of a query
+ranges   offsets that each task reads; `topicfs.engine.unlocked` finds and reads them
+scan     a task's records, as Arrow batches
+source   the data source; its parts are reader, stream and writer
+jobs     import, compact, verify, export; `topicfs spark` runs them
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+from topicfs.engine.unlocked.limits import Limit, ms_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _registered: WeakSet[SparkSession] = WeakSet()
-
-Bound = int | Mapping[int, int] | datetime | str | None
-"""Where a read begins or ends: see `read`."""
 
 
 def register(spark: SparkSession) -> None:
@@ -47,7 +45,7 @@ def register(spark: SparkSession) -> None:
 
 
 def read(
-    spark: SparkSession, path: str | os.PathLike[str], topic: str, start: Bound = None, end: Bound = None
+    spark: SparkSession, path: str | os.PathLike[str], topic: str, start: Limit = None, end: Limit = None
 ) -> DataFrame:
     """Return the committed records of a topic, from `start` up to but not including `end`.
 
@@ -65,7 +63,7 @@ def read(
     return spark.read.format("topicfs").options(**options).load()
 
 
-def _option(topic: str, bound: Bound, by_offset: str, by_time: str) -> dict[str, str]:
+def _option(topic: str, bound: Limit, by_offset: str, by_time: str) -> dict[str, str]:
     """Return the data source's option that a bound means; none for no bound."""
     match bound:
         case None:
@@ -74,12 +72,5 @@ def _option(topic: str, bound: Bound, by_offset: str, by_time: str) -> dict[str,
             return {by_offset: str(bound)}
         case Mapping():
             return {by_offset: json.dumps({topic: {str(number): at for number, at in bound.items()}})}
-        case str():
-            moment = datetime.fromisoformat(bound)
-            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        case datetime():
-            moment = bound
-            if moment.tzinfo is None:
-                raise ValueError(f"expected a time with a zone, found {moment.isoformat()}")
-    # Records have milliseconds: none lies between two of them.
-    return {by_time: str(-((_EPOCH - moment) // timedelta(milliseconds=1)))}
+        case str() | datetime():
+            return {by_time: str(ms_of(bound))}

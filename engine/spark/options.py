@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.record import MAX_INT64
-from topicfs.engine.spark.offset_range import TimeBounds
+from topicfs.engine.unlocked.offset_range import TimeBounds
 
 EARLIEST: Final = -2
 LATEST: Final = -1

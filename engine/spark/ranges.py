@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from operator import attrgetter
-from pathlib import Path
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
 from topicfs.engine.files.listing import Listing
-from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.index import Index
-from topicfs.engine.format.paths import log_file
-from topicfs.engine.min_timestamps.file import load
-from topicfs.engine.record import MAX_INT64
-from topicfs.engine.spark.bounds import Bounds, Tails, seen, told
-from topicfs.engine.spark.files import Files, listed, offset_index, time_index
-from topicfs.engine.spark.offset_range import OffsetRange, TimeBounds
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
-from topicfs.engine.spark.place import Place
+from topicfs.engine.unlocked.files import Files, offset_index, time_index
+from topicfs.engine.unlocked.offset_range import OffsetRange
+from topicfs.engine.unlocked.partitions import TopicPartition, while_files_change
+from topicfs.engine.unlocked.place import Place
+from topicfs.engine.unlocked.planning import with_aborted
 
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Bytes of a log that one task reads, unless `minPartitions` asks for more tasks. Spark reads as much of a file."""
-
-_TRIES: Final = 20
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPartition:
-    """A partition at the time when a query is planned.
-
-    files     its segments
-    bounds    the offsets in them that may be read
-    topic_id  id of its topic; None if it has none, and in a batch query, which needs none
-    """
-
-    topic: str
-    number: int
-    files: Files
-    bounds: Bounds
-    topic_id: str | None
-
-    @property
-    def name(self) -> str:
-        """Return `<topic>-<number>`."""
-        return f"{self.topic}-{self.number}"
 
 
 def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key]:
@@ -58,17 +27,6 @@ def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key
     if not missing_ok:
         _refuse_missing(set(present), options, place)
     return sorted(filter(options.wants, present))
-
-
-def found(place: Place, keys: Iterable[Key], tails: Tails | None = None) -> dict[Key, TopicPartition]:
-    """Return these partitions, without deleted ones. `tails` keeps what a stream knows of the ends of logs from one
-    call to the next."""
-    partitions = {}
-    for key in keys:
-        partition = _while_files_change(partial(_found, place, key, tails))
-        if partition is not None:
-            partitions[key] = partition
-    return partitions
 
 
 def _refuse_missing(present: set[Key], options: Options, place: Place) -> None:
@@ -84,35 +42,6 @@ def _refuse_missing(present: set[Key], options: Options, place: Place) -> None:
         raise UnknownPartitionError(
             f"{place.logs}: expected a partition {absent[0][0]}-{absent[0][1]}, found none"
         )
-
-
-def _found(place: Place, key: Key, tails: Tails | None) -> TopicPartition | None:
-    topic, number = key
-    directory = place.logs / f"{topic}-{number}"
-    # If the topic is made again in the meantime, its new offsets come with the old id, and the next look shows that.
-    topic_id = None if tails is None else PartitionMetadata.load(directory).topic_id
-    bounds = told(place, topic, number)
-    try:
-        files = listed(directory)
-    except FileNotFoundError:
-        return None  # deleted in the meantime
-    if bounds is None:
-        bounds, tail = seen(
-            place, files, topic, number, None if tails is None else tails.get((key, topic_id))
-        )
-        if tails is not None and tail is not None:
-            tails[key, topic_id] = tail
-    return TopicPartition(topic, number, files, bounds, topic_id)
-
-
-def _while_files_change(look: Callable[[], T]) -> T:
-    """Call `look`, and call it again if a file was removed during the call."""
-    for _ in range(_TRIES):
-        try:
-            return look()
-        except FileNotFoundError:
-            continue
-    return look()
 
 
 # -- limits -------------------------------------------------------------------------------------------
@@ -138,7 +67,7 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
     bounds = partition.bounds
     moment = limit.timestamp if limit.timestamp is not None else limit.timestamps.get(key)
     if moment is not None:
-        reached = _while_files_change(lambda: first_at(partition, moment))
+        reached = while_files_change(lambda: first_at(partition, moment))
         if reached is None and name.startswith("starting") and not late_is_latest:
             raise OffsetOutOfRangeError(
                 f"{partition.name}: expected a record from timestamp {moment} on, found none; "
@@ -158,7 +87,7 @@ def first_at(partition: TopicPartition, timestamp: int) -> int | None:
     """Return the first offset with a record that is not earlier, or None. The result is exact: see `Segment`."""
     # These imports load the kernels.
     from topicfs.engine.partition.timestamps import first_of  # noqa: PLC0415
-    from topicfs.engine.spark.scan import offset_by_timestamp  # noqa: PLC0415
+    from topicfs.engine.unlocked.scan import offset_by_timestamp  # noqa: PLC0415
 
     files, bounds = partition.files, partition.bounds
     reached = first_of(
@@ -235,65 +164,7 @@ def tasks(
         parts = _split(parts, options.min_partitions)
     if options.max_records is not None:
         parts = [piece for part in parts for piece in _shares(part, options.max_records)]
-    return [_with_aborted(partitions[part.topic, part.number], part) for part in parts]
-
-
-def within_times(
-    partition: TopicPartition, views: Path, start: int, end: int, times: TimeBounds
-) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a span that may hold records of some time. In each segment, the part that is surely too
-    early or surely too late is left out. Adjacent parts are joined. `views` is the directory of all partitions'
-    views."""
-    files = partition.files
-    waiting: tuple[int, int] | None = None
-    for place in range(max(files.floor(start), 0), len(files.bases)):
-        if files.bases[place] >= end:
-            break
-        begin, stop = start, min(end, files.end_of(place, end))
-        start = stop
-        if times.last is not None:
-            stop = min(stop, _late_from(files, views / partition.name, place, times.last))
-        if times.first is not None and begin < stop:
-            begin = max(begin, _early_up_to(files, place, times.first))
-        if begin >= stop:
-            continue
-        if waiting is not None and waiting[1] == begin:
-            begin = waiting[0]
-        elif waiting is not None:
-            yield waiting
-        waiting = begin, stop
-    if waiting is not None:
-        yield waiting
-
-
-def _early_up_to(files: Files, place: int, first: int) -> int:
-    """Return the offset below which all records of a segment are earlier than `first`, by its time index. An entry
-    says that no record up to its offset is later than its timestamp."""
-    index = time_index(files.directory, files.bases[place])
-    early = index.count_up_to(0, first - 1)
-    if early == index.entries and early and place < len(files.bases) - 1:
-        return files.bases[place + 1]
-    return index.base + index.at(early - 1)[1] + 1 if early else index.base
-
-
-def _late_from(files: Files, views: Path, place: int, last: int) -> int:
-    """Return the offset from which on all records of a segment are later than `last`, or its end if no file tells.
-
-    A file that covers less than the listed segment of this base belongs to a segment that was made from it later."""
-    if place == len(files.bases) - 1:
-        return MAX_INT64
-    base, following = files.bases[place], files.bases[place + 1]
-    known = load(views, files.directory / log_file(base), base)
-    if known is None or known.end_offset < following:
-        return following
-    late = known.all_later_from(last)
-    return following if late is None else late
-
-
-def _with_aborted(partition: TopicPartition, part: OffsetRange) -> OffsetRange:
-    late = [each for each in partition.bounds.aborted if each.overlaps(part.start, part.end)]
-    aborted = _while_files_change(lambda: {*partition.files.aborted(part.start, part.end), *late})
-    return replace(part, aborted=tuple(sorted(aborted, key=attrgetter("last_offset"))))
+    return [with_aborted(partitions[part.topic, part.number], part) for part in parts]
 
 
 def _size(files: Files, start: int, end: int) -> int:

@@ -11,18 +11,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.spark.columns import arrow_schema
-from topicfs.engine.spark.offset_range import EVERYTHING, OffsetRange
 from topicfs.engine.spark.options import Options
-from topicfs.engine.spark.place import place_of
-from topicfs.engine.spark.ranges import (
-    TopicPartition,
-    checked,
-    chosen,
-    found,
-    resolved,
-    tasks,
-    within_times,
-)
+from topicfs.engine.spark.ranges import checked, chosen, resolved, tasks
+from topicfs.engine.unlocked.offset_range import EVERYTHING, OffsetRange
+from topicfs.engine.unlocked.partitions import TopicPartition, found
+from topicfs.engine.unlocked.place import place_of
+from topicfs.engine.unlocked.times import within_times
 
 if TYPE_CHECKING:
     from pathlib import Path

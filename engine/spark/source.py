@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.spark.columns import check, columns
 from topicfs.engine.spark.options import parse
-from topicfs.engine.spark.place import place_of
+from topicfs.engine.unlocked.place import place_of
 
 if TYPE_CHECKING:
     from typing import Any

@@ -26,11 +26,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topicfs.engine.errors import ClosedError, InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
-from topicfs.engine.spark.bounds import Tails
 from topicfs.engine.spark.options import Key, Options
-from topicfs.engine.spark.place import Place, place_of
-from topicfs.engine.spark.ranges import TopicPartition, checked, chosen, found, resolved, tasks
+from topicfs.engine.spark.ranges import checked, chosen, resolved, tasks
 from topicfs.engine.spark.reader import ReadTask, read
+from topicfs.engine.unlocked.bounds import Tails
+from topicfs.engine.unlocked.partitions import TopicPartition, found
+from topicfs.engine.unlocked.place import Place, place_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -43,7 +43,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.format.paths import INBOX, STAGING, validate_topic
 from topicfs.engine.spark.options import refuse_of_kafka
-from topicfs.engine.spark.place import ENDED, Place, place_of
+from topicfs.engine.unlocked.place import ENDED, Place, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

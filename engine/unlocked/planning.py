@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 
@@ -46,20 +47,18 @@ def ranges(place: Place, topic: str, start: Limit, end: Limit) -> list[OffsetRan
 
 def range_of(partition: TopicPartition, start: int, end: int, times: TimeBounds = EVERYTHING) -> OffsetRange:
     """Return a range of a partition, with the aborted transactions in it."""
-    late = [each for each in partition.bounds.aborted if each.overlaps(start, end)]
-    aborted = while_files_change(lambda: {*partition.files.aborted(start, end), *late})
-    return OffsetRange(
-        partition.topic,
-        partition.number,
-        partition.files.directory,
-        start,
-        end,
-        0,
-        tuple(sorted(aborted, key=attrgetter("last_offset"))),
-        True,
-        times,
-        partition.topic_id,
+    directory = partition.files.directory
+    part = OffsetRange(
+        partition.topic, partition.number, directory, start, end, 0, (), True, times, partition.topic_id
     )
+    return with_aborted(partition, part)
+
+
+def with_aborted(partition: TopicPartition, part: OffsetRange) -> OffsetRange:
+    """Return a range of a partition that knows the aborted transactions in it."""
+    late = [each for each in partition.bounds.aborted if each.overlaps(part.start, part.end)]
+    aborted = while_files_change(lambda: {*partition.files.aborted(part.start, part.end), *late})
+    return replace(part, aborted=tuple(sorted(aborted, key=attrgetter("last_offset"))))
 
 
 def _spans(

@@ -146,10 +146,10 @@ def _opened(directory: Path, base: int, start: int, end: int) -> tuple[Segment, 
         last = segment.position_of(end - 1, found[0])
         return segment, found[0], segment.size if last is None else last[0] + last[1]
 
-    return looked_at(directory, base, look)
+    return _looked_at(directory, base, look)
 
 
-def looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> T | None:
+def _looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> T | None:
     """Return the result of `look` on one generation of a segment's files, or None if the segment was removed."""
     for attempt in range(_TRIES):
         segment = Segment(directory, base, SegmentSettings(), now_ms, Descriptors())
@@ -166,3 +166,9 @@ def looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> T | N
                 raise
         time.sleep(_PAUSE_S)
     raise CorruptSegmentError(f"{directory}: segment {base} was replaced {_TRIES} times while it was opened")
+
+
+def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
+    """Return the first offset of a segment, from `start` on, with a record that is not earlier, or None."""
+    found = _looked_at(directory, base, lambda segment: segment.finder.offset_by_timestamp(timestamp, start))
+    return None if found is None else found[1]

@@ -15,9 +15,9 @@ from topicfs.engine.errors import CorruptSegmentError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.spark import scan
 from topicfs.engine.spark.columns import COLUMNS
-from topicfs.engine.spark.files import listed
 from topicfs.engine.spark.options import parse
 from topicfs.engine.spark.reader import TopicReader
+from topicfs.engine.unlocked.files import listed
 
 Found = list[tuple[int, bytes, bytes | None]]
 

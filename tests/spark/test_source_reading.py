@@ -18,8 +18,8 @@ from sources import Logs, in_order, logs, numbered, pushing
 from topicfs import Record
 from topicfs.engine.errors import EngineError, InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Producer
-from topicfs.engine.spark import Bound
 from topicfs.engine.spark.options import parse
+from topicfs.engine.unlocked.limits import Limit
 from topicfs.spark import read
 
 
@@ -311,7 +311,7 @@ def test_no_task_reads_more_records_than_asked_for(two: Logs) -> None:
     assert sorted(two.found(maxRecordsPerPartition=7), key=lambda row: row[2:5]) == two.held()
 
 
-Bounds = tuple[Bound, Bound]
+Bounds = tuple[Limit, Limit]
 
 
 def test_a_read_is_bounded_by_offsets_or_times(two: Logs) -> None:

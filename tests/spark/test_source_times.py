@@ -15,8 +15,8 @@ from topicfs import Record
 from topicfs.engine.cleaner.clean import Cleaner
 from topicfs.engine.min_timestamps.upkeep import MinTimestampsUpkeep
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.spark import ranges
-from topicfs.engine.spark.files import Files
+from topicfs.engine.unlocked import partitions
+from topicfs.engine.unlocked.files import Files
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_compaction_while_a_query_is_planned_hides_nothing(
     partition = compactable(log)
     if kept_first:
         keep(log, partition)
-    listed = ranges.listed
+    listed = partitions.listed
 
     def late(directory: Path) -> Files:
         found = listed(directory)
@@ -184,7 +184,7 @@ def test_a_compaction_while_a_query_is_planned_hides_nothing(
             keep(log, partition)
         return found
 
-    monkeypatch.setattr(ranges, "listed", late)
+    monkeypatch.setattr(partitions, "listed", late)
     assert [row[4] for row in log.found(**between(None, end))] == wanted
 
 
@@ -205,7 +205,7 @@ def test_a_file_that_tells_of_fewer_offsets_than_were_listed_is_not_believed(
     """A segment may have been divided, or cut and filled again, since the list was made."""
     partition = compactable(log)
     keep(log, partition)
-    listed = ranges.listed
+    listed = partitions.listed
 
     def before(directory: Path) -> Files:
         """As if the first two segments had been one."""
@@ -214,6 +214,6 @@ def test_a_file_that_tells_of_fewer_offsets_than_were_listed_is_not_believed(
         sizes = (found.sizes[0] + found.sizes[1], *found.sizes[2:])
         return Files(directory, bases, sizes, found.times[1:], found.snapshots, found.aborting)
 
-    monkeypatch.setattr(ranges, "listed", before)
+    monkeypatch.setattr(partitions, "listed", before)
     assert spans(log, **between(None, 20)) == [(0, 4), (6, 7)]
     assert [row[4] for row in log.found(**between(None, 20))] == [2, 3]

@@ -26,7 +26,7 @@ from topicfs.engine.spark.jobs.importing import import_rows
 from topicfs.engine.spark.jobs.sources import rows_of
 from topicfs.engine.spark.jobs.verify import VerifyPiece, verify
 from topicfs.engine.spark.jobs.verify import rows_of as report_of
-from topicfs.engine.spark.place import place_of
+from topicfs.engine.unlocked.place import place_of
 from topicfs.mountd.cli import main
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.spark import register
-from topicfs.engine.spark.place import Place
+from topicfs.engine.unlocked.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

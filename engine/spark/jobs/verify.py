@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from topicfs.engine.files.listing import Listing
-from topicfs.engine.spark.files import listed, offset_index, time_index
 from topicfs.engine.spark.jobs.spread import spread
-from topicfs.engine.spark.place import Place
+from topicfs.engine.unlocked.files import listed, offset_index, time_index
+from topicfs.engine.unlocked.place import Place
 
 if TYPE_CHECKING:
     import numpy as np
