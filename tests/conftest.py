@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -19,6 +20,10 @@ FOUND_AS_IS = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 settings.register_profile("ci", deadline=None, phases=FOUND_AS_IS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# A Java of a test lives for seconds. To compile its code to the full, and to collect garbage by many threads, takes the
+# processors from others: examples/stream.py takes 48 s of them so, and 29 s with this.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # Tests that are started in the background ignore Ctrl-C, and under nohup the end of the terminal. Some of them send
 # these signals to programs that they start, which would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,25 +33,38 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 # The longest first, so that no worker is left alone with it at the end. The rest are done in seconds.
 LONGEST = ("spark", "soak", "crash", "interop", "property", "mount", "mountd")
+LONG_FILES = {"test_damaged_views.py", "test_damaged_indexes.py", "test_kernel_cache.py", "test_layers.py"}
+OWN_SPARK = {"test_examples.py", "test_other_sessions.py", "test_source_crashes.py"}
+"""Files of tests that start Spark themselves, beside the session that all others share."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes one group after the other: a file of tests, or all that share what is slow to start, which are the
+    tests of one Spark session, and those of one broker's files. Their order within that is left to chance.
+
+    The groups that xdist 3.8 itself knows, by marks, come to nothing with pytest 9.2: each test then was one."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - tests run without it too
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.partition("::")[0])
+            shared = path.parent.name == "interop" or (
+                path.parent.name == "spark" and path.name not in OWN_SPARK
+            )
+            return str(path.parent if shared else path)
+
+    return Groups(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A worker takes one group after the other: a file of tests, or all that share what is slow to start, which are the
-    tests of one Spark session, and those of one broker's files. Their order within that is left to chance."""
-    for item in items:
-        folder = _folder(item)
-        session = "spark" in getattr(item, "fixturenames", ())
-        group = "spark" if session else folder if folder == "interop" else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    # The Spark session's group is the longest of all.
-    items.sort(key=lambda item: (_rank(item), "spark" not in getattr(item, "fixturenames", ())))
-
-
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+    """The Spark session's group is the longest of all."""
+    items.sort(key=lambda item: (_rank(item), item.path.name in OWN_SPARK))
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = _folder(item)
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    if item.path.name in LONG_FILES:
+        folder = "property"
     return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
