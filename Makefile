@@ -34,10 +34,10 @@ $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
 	mvn -q -f tests/interop/pom.xml dependency:copy-dependencies
 	touch $@
 
-# Two at a time, in random order. Tests of the mount and its daemon are about time, and must hold on a busy machine too:
-# they get one. Both halves are run, whatever comes of the first.
-WORKERS ?= 2
-PYTEST   = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_OPTIONS)
+# In random order, and as many at a time that the processors have something to do while a test waits. Tests that are
+# about time must hold on a busy machine too: they get one. Both parts are run, whatever comes of the first.
+WORKERS ?= 3
+PYTEST   = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST_OPTIONS)
 # What looks for longer may take as long as it likes.
 ifeq ($(HYPOTHESIS_PROFILE),thorough)
 PYTEST  += -o faulthandler_timeout=0
@@ -47,11 +47,11 @@ BUSY    := tests/mount tests/mountd
 ifdef TESTS
 test: setup $(KAFKA)/.ready
 	.ci/packages tools
-	$(PYTEST) $(TESTS)
+	.ci/memory $(PYTEST) $(TESTS)
 else
 test: setup $(KAFKA)/.ready
 	.ci/packages tools
-	code=0; $(PYTEST) tests $(addprefix --ignore=,$(BUSY)) || code=1; .ci/busy $(PYTEST) $(BUSY) || code=1; exit $$code
+	code=0; .ci/memory $(PYTEST) -m 'not busy' tests || code=1; .ci/busy $(PYTEST) -m busy $(BUSY) || code=1; exit $$code
 endif
 
 # As in `make test`, but for ten minutes. What tests may take in all (pyproject.toml) is counted behind them.

@@ -364,3 +364,24 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     ]
     assert len(names) > 150
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_what_must_come_soon_is_tested_on_a_busy_machine() -> None:
+    """What uses `promptly` is marked, or all of its file is."""
+    users = [
+        file
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^from patience import .*\bpromptly\b", file.read_text(), re.MULTILINE)
+    ]
+    assert len(users) > 4
+    unmarked = [
+        f"{file.name}: {made.name}"
+        for file in users
+        for made in ast.parse(file.read_text()).body
+        if isinstance(made, ast.FunctionDef) and "promptly(" in ast.unparse(made)
+        if "pytest.mark.busy" not in map(ast.unparse, made.decorator_list)
+        if "\npytestmark = pytest.mark.busy\n" not in file.read_text()
+    ]
+    assert not unmarked
+    outside = [file.name for file in users if file.parent.name not in ("mount", "mountd")]
+    assert not outside, "`make test` looks for such tests in these two folders only"

@@ -283,6 +283,7 @@ def _reader(mount: Mount) -> subprocess.Popen[bytes]:
     return reader
 
 
+@pytest.mark.busy
 def test_a_read_that_waits_ends_with_ctrl_c(mount: Mount) -> None:
     def interrupt() -> float:
         with _reader(mount) as reader:
@@ -294,6 +295,7 @@ def test_a_read_that_waits_ends_with_ctrl_c(mount: Mount) -> None:
     promptly(1.5, interrupt)
 
 
+@pytest.mark.busy
 def test_a_read_that_waits_goes_on_by_itself_when_there_is_something(mount: Mount) -> None:
     with _reader(mount) as reader:
         time.sleep(1)
@@ -301,6 +303,7 @@ def test_a_read_that_waits_goes_on_by_itself_when_there_is_something(mount: Moun
         assert reader.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.busy
 def test_a_read_that_waits_holds_up_nothing_above_it(mount: Mount) -> None:
     with _reader(mount) as reader:
         names = iter(range(100))
@@ -316,12 +319,14 @@ def test_a_read_that_waits_holds_up_nothing_above_it(mount: Mount) -> None:
         reader.terminate()
 
 
+@pytest.mark.busy
 def test_the_death_of_the_daemon_releases_a_read_that_waits(mount: Mount) -> None:
     with _reader(mount) as reader:
         mount.kill()
         assert reader.wait(PATIENCE_S) == 1
 
 
+@pytest.mark.busy
 def test_unmounting_lazily_and_a_signal_release_a_read_that_waits(mount: Mount) -> None:
     with _reader(mount) as reader:
         os.kill(mount.pid, signal.SIGTERM)
@@ -450,6 +455,7 @@ def _threads(mount: Mount) -> tuple[int, int]:
     return int(threads), int(states)
 
 
+@pytest.mark.busy
 def test_waiting_reads_do_not_hold_up_other_calls_and_their_threads_leave_nothing_behind(
     mount: Mount,
 ) -> None:
@@ -465,6 +471,7 @@ def test_waiting_reads_do_not_hold_up_other_calls_and_their_threads_leave_nothin
         assert eventually(lambda: _threads(mount)[1] <= 13)
 
 
+@pytest.mark.busy
 def test_calls_from_many_threads_at_once_are_all_answered(mount: Mount) -> None:
     (mount / "direct").write_bytes(os.urandom(300_000))
     expected = (mount / "direct").read_bytes()

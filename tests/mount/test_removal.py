@@ -299,6 +299,7 @@ def test_rolls_and_removals_under_readers_leave_nothing_behind(mount: DaemonMoun
             os.close(file)
 
 
+@pytest.mark.busy
 def test_readers_beside_a_writer_and_removals_get_whole_lines_in_order(mount: DaemonMount) -> None:
     partition = mount.new()
     fill(mount, partition, 1)

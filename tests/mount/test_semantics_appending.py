@@ -76,6 +76,7 @@ def test_positions_are_ignored(mount: DaemonMount) -> None:
     assert read(partition) == b"one\ntwo\nthree\nfour\n"
 
 
+@pytest.mark.busy
 def test_several_writers(mount: DaemonMount) -> None:
     """A3. Lines of several writers never mix within a line, and lie in a partition in the order in which their
     write(2)s were accepted: whatever the format, through `log.<fmt>` or `in.<fmt>`, and whoever closes first.
@@ -166,6 +167,7 @@ def test_one_reads_what_one_wrote(mount: DaemonMount) -> None:
                 assert (partition / name).read_bytes().endswith(b"\nline %d\n" % at), name
 
 
+@pytest.mark.busy
 def test_lingering_lines(mount: DaemonMount, tmp_path: Path) -> None:
     """A7. Whole lines show when the write(2) that brings them returns, if it is the first of its open file, or if
     nothing was appended for `linger.ms`. Those that come faster may gather, up to `batch.size`; they show
@@ -360,6 +362,7 @@ def test_synchronous_writes_persist(mount: DaemonMount, tmp_path: Path) -> None:
         filler.unlink()
 
 
+@pytest.mark.busy
 @pytest.mark.parametrize("force", [True, False])
 def test_taking_the_mount_away_appends_what_is_open(own: DaemonMount, force: bool) -> None:
     """D4. `topicfs umount --force` and a signal that ends the daemon append what open files still hold, also a

@@ -24,6 +24,7 @@ from patience import PATIENCE_S, promptly
 from shell import output
 
 pytest_plugins = ["shared_mount"]
+pytestmark = pytest.mark.busy
 
 APPEND = os.O_WRONLY | os.O_APPEND
 GONE = {errno.ENOTCONN, errno.ECONNABORTED}

@@ -16,6 +16,7 @@ from patience import PATIENCE_S, promptly
 from shell import ENVIRONMENT, output, run, start
 
 pytest_plugins = ["shared_mount"]
+pytestmark = pytest.mark.busy
 
 FAST = ["-s", "0.05"]
 """tail looks once a second otherwise."""

@@ -14,6 +14,7 @@ from patience import PATIENCE_S
 from shell import output, run, start
 
 pytest_plugins = ["shared_mount"]
+pytestmark = pytest.mark.busy
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ def test_closed_files_records_survive_a_kill(real_place: Place) -> None:
     real_place.down()
 
 
+@pytest.mark.busy
 def test_lines_show_within_the_linger_time_while_the_file_is_open(real_place: Place) -> None:
     real_place.up("-o", "linger.ms=10")
     (real_place.mount / "t-0").mkdir()
@@ -71,6 +72,7 @@ def test_lines_show_within_the_linger_time_while_the_file_is_open(real_place: Pl
     real_place.down()
 
 
+@pytest.mark.busy
 def test_umount_releases_a_follower(real_place: Place) -> None:
     real_place.up()
     (real_place.mount / "t-0").mkdir()

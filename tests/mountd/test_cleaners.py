@@ -23,6 +23,8 @@ from topicfs.engine.store.store import Store
 from topicfs.mountd.cleaners import Cleaners, make_cleaner
 from topicfs.mountd.metrics import Metrics
 
+pytestmark = pytest.mark.busy
+
 SETTINGS = {
     "log.cleaner.backoff.ms": "10",
     "log.cleaner.dedupe.buffer.size": "1000000",

@@ -37,6 +37,7 @@ def test_mount_returns_when_the_mount_answers_and_umount_when_all_is_gone(place:
     assert place.stopped_clean
 
 
+@pytest.mark.busy
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_does_the_same_as_umount_and_loses_no_accepted_line(place: Place, number: int) -> None:
     process = place.up(STAND_IN_LINGER=LONG)
@@ -63,6 +64,7 @@ def test_umount_from_outside_stops_the_daemon_cleanly(place: Place) -> None:
     assert place.values() == [b"accepted"]
 
 
+@pytest.mark.busy
 def test_many_signals_are_one(place: Place) -> None:
     process = place.up()
     for _ in range(5):
@@ -72,6 +74,7 @@ def test_many_signals_are_one(place: Place) -> None:
     assert place.stopped_clean
 
 
+@pytest.mark.busy
 def test_umount_releases_a_blocked_reader_and_an_open_file(place: Place) -> None:
     place.up()
     opened = os.open(place.mount / "log", os.O_WRONLY | os.O_APPEND)
@@ -86,6 +89,7 @@ def test_umount_releases_a_blocked_reader_and_an_open_file(place: Place) -> None
     assert b"cat:" in complaint
 
 
+@pytest.mark.busy
 def test_lingering_lines_show_without_a_stop(place: Place) -> None:
     place.up()
     write(place, "shown\n")
@@ -296,6 +300,7 @@ def test_libfuses_own_words_are_passed_on(place: Place) -> None:
     assert place.stopped_clean
 
 
+@pytest.mark.busy
 def test_slow_start_says_what_it_waits_for(place: Place) -> None:
     code, said = place.run("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="2.5")
     assert code == 0
@@ -303,6 +308,7 @@ def test_slow_start_says_what_it_waits_for(place: Place) -> None:
     place.down()
 
 
+@pytest.mark.busy
 @pytest.mark.parametrize("phase", ["STAND_IN_OPENING", "STAND_IN_SERVING"])
 def test_signal_during_the_start_leaves_nothing_mounted(place: Place, phase: str) -> None:
     # The first start makes a store, so that there is one to be found unclean.
@@ -321,6 +327,7 @@ def test_signal_during_the_start_leaves_nothing_mounted(place: Place, phase: str
     assert place.stopped_clean
 
 
+@pytest.mark.busy
 def test_ctrl_c_while_waiting_for_the_start_ends_the_daemon(place: Place) -> None:
     command = place.start("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="3")
     eventually(lambda: "mounting" in _line(command), "the phase")
@@ -334,6 +341,7 @@ def test_ctrl_c_while_waiting_for_the_start_ends_the_daemon(place: Place) -> Non
     assert place.stopped_clean
 
 
+@pytest.mark.busy
 def test_start_whose_command_is_killed_mounts_nothing(place: Place) -> None:
     command = place.start("mount", "--create", place.backing, place.mount, STAND_IN_SERVING="2")
     eventually(lambda: "mounting" in _line(command), "the phase")

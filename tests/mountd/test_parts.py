@@ -25,6 +25,7 @@ from topicfs.mountd.progress import Progress
 from topicfs.mountd.view_cache import DirectoryViewCache
 
 SOON_S = 60.0
+pytestmark = pytest.mark.busy
 
 # -- events -------------------------------------------------------------------------------------------
 

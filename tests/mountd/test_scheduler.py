@@ -18,6 +18,7 @@ from topicfs.engine.store.store import Store
 from topicfs.mountd.scheduler import Scheduler
 
 SOON_S = 60.0
+pytestmark = pytest.mark.busy
 
 
 def fails(error: Exception) -> Callable[[], object]:
