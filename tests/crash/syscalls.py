@@ -10,11 +10,24 @@ import contextlib
 import errno
 import io
 import os
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 COUNTED = ("pwrite", "write", "rename", "replace", "ftruncate", "truncate", "unlink", "mkdir", "fsync")
+
+THOROUGH: Final = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+
+def sample(total: int, stride: int, shift: int = 0) -> list[int]:
+    """Return the numbers of the calls to stop at: all in a thorough run. Otherwise the first, the last, and each one
+    that is so many behind another, from a random one on; the seed that pytest-randomly prints chooses the same again.
+    Tests that look at the same calls in several ways shift it."""
+    if THOROUGH:
+        return list(range(total))
+    first = (random.randrange(stride) + shift) % stride
+    return sorted({0, *range(first, total, stride), total - 1})
 
 
 class Crash(BaseException):

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from directory_check import check_directory
-from syscalls import Calls, Crash
+from syscalls import Calls, Crash, sample
 
 from topicfs import Store
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import EngineError
 from topicfs.engine.inbox.inbox import Chunk, Committed
 
-STRIDE = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 2
+STRIDE = 2
 SOURCE = ("b", "x.txt")
 
 
@@ -101,7 +101,7 @@ def count(root: Path, place: Path) -> int:
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_crash_at_any_call_leaves_all_or_nothing(tmp_path: Path, torn: bool) -> None:
     root = prepared(tmp_path / "prepared")
-    for stop in range(0, count(root, tmp_path / "counted") + 1, STRIDE):
+    for stop in sample(count(root, tmp_path / "counted") + 1, STRIDE, torn):
         place = shutil.copytree(root, tmp_path / f"at-{stop}")
         told = attempt(place, Calls(stop, torn))
         check(place, told)
@@ -113,7 +113,7 @@ def test_a_crash_at_any_call_leaves_all_or_nothing(tmp_path: Path, torn: bool) -
 )
 def test_an_error_at_any_call_leaves_all_or_nothing(tmp_path: Path, number: int, lasting: bool) -> None:
     root = prepared(tmp_path / "prepared")
-    for stop in range(0, count(root, tmp_path / "counted"), STRIDE):
+    for stop in sample(count(root, tmp_path / "counted"), STRIDE, lasting):
         place = shutil.copytree(root, tmp_path / f"at-{stop}")
         told = attempt(place, Calls(stop, error=number, lasting=lasting))
         check(place, told)
@@ -122,10 +122,11 @@ def test_an_error_at_any_call_leaves_all_or_nothing(tmp_path: Path, number: int,
 
 def test_a_crash_while_a_crash_is_made_good_leaves_all_or_nothing(tmp_path: Path) -> None:
     root = prepared(tmp_path / "prepared")
-    for stop in range(count(root, tmp_path / "counted") // 2, count(root, tmp_path / "again"), 2 * STRIDE):
+    calls = count(root, tmp_path / "counted")
+    for stop in [calls // 2 + number for number in sample(calls - calls // 2, 2 * STRIDE)]:
         broken = shutil.copytree(root, tmp_path / f"at-{stop}")
         told = attempt(broken, Calls(stop))
-        for second in range(0, 60, 3):
+        for second in sample(60, 3):
             place = shutil.copytree(broken, tmp_path / f"at-{stop}-{second}")
             with Calls(second).patched(), contextlib.suppress(Crash):
                 Store.open(place, create=True).abandon()

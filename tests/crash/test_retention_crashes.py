@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 from directory_check import check_directory, content
 from partition_opening import CLEAN, NOW, Clock, open_partition
-from syscalls import Calls, Crash
+from syscalls import Calls, Crash, sample
 
 from topicfs.engine.errors import EngineError
 from topicfs.engine.partition.loading import Known
@@ -25,8 +24,7 @@ SMALL = {"segment_bytes": 600, "index_interval_bytes": 100, "retention_ms": -1}
 COUNT = 30
 CASES = {"some": {"retention_bytes": 1300}, "all": {"retention_bytes": 0}}
 
-STRIDE = 1 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 4
-"""A thorough run stops at every call, a quick one at every fourth, from another one on in each test."""
+STRIDE = 4
 
 
 def filled(directory: Path) -> None:
@@ -80,12 +78,16 @@ def check(directory: Path, settings: dict[str, int], kept: list[int]) -> None:
 @pytest.mark.parametrize("failure", [None, errno.EIO])
 def test_at_any_call_of_retention(tmp_path: Path, original: Path, case: str, failure: int | None) -> None:
     settings = CASES[case]
+    shutil.copytree(original, tmp_path / "whole")
+    counted = Calls(error=failure)
+    with counted.patched():
+        whole = retained(tmp_path / "whole", settings)
     with Calls().patched():
-        whole = retained(shutil.copytree(original, tmp_path / "whole"), settings)
         kept = found(whole)
         assert len(kept) < COUNT
         whole.close()
-    for stop in range(int(failure is None), 10_000, STRIDE):
+    assert counted.count > 20
+    for stop in sample(counted.count, STRIDE, failure is None):
         directory = shutil.copytree(original, tmp_path / "t")
         calls = Calls(stop) if failure is None else Calls(stop, False, failure, False)
         partition = None
@@ -97,7 +99,5 @@ def test_at_any_call_of_retention(tmp_path: Path, original: Path, case: str, fai
         gc.collect()
         with Calls().patched():
             check(directory, settings, kept)
+        assert calls.failed
         shutil.rmtree(directory)
-        if not calls.failed:
-            break
-    assert stop > 20

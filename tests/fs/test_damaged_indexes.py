@@ -14,7 +14,7 @@ from test_damaged_views import FORMATS, Made, copied, small
 from tree_bench import TreeBench, lines, tree_bench
 
 FEW = settings(
-    max_examples=max(10, (settings.default or settings()).max_examples // 5),
+    max_examples=max(10, (settings.default or settings()).max_examples // 10),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -196,7 +196,7 @@ def check_views(store: TreeBench, found: Made, gone: set[int], chance: random.Ra
 
 
 FEW = settings(
-    max_examples=max(10, (settings.default or settings()).max_examples // 5),
+    max_examples=max(10, (settings.default or settings()).max_examples // 10),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
