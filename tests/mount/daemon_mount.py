@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_daemon import ROOT, STEERED, ForkedDaemon, nursery
 from patience import eventually
 
-ROOT = Path(__file__).parents[2]
-STEERED = str(Path(__file__).with_name("steered_daemon.py"))
 START_S = 120.0
 STOP_S = 120.0
 LIMIT_S = 120.0
@@ -39,14 +38,14 @@ class DaemonMount:
     state          where a read-only mount has its log
     process        the daemon, None while there is none
     hung           whether the watchdog had to end it
-    prefix         a command that the daemon is started by, such as `prlimit`
+    prefix         a command that the daemon is started by, such as `prlimit`; then it is not forked
     """
 
     def __init__(self, place: Path) -> None:
         self.backing = place / "backing"
         self.path = place / "mnt"
         self.state = place / "state"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
         self.hung = False
         self.prefix: tuple[str, ...] = ()
         self._socket = place / "steer"
@@ -70,29 +69,23 @@ class DaemonMount:
         """Mount, and wait until it answers. A store is made where there is none."""
         making = options if "--read-only" in options else ("--create", *options)
         self._socket.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            [
-                *self.prefix,
-                *(
-                    sys.executable,
-                    STEERED,
-                    "mount",
-                    "--foreground",
-                    *making,
-                    str(self.backing),
-                    str(self.path),
-                ),
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "STEER": str(self._socket),
-                "XDG_STATE_HOME": str(self.state),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        arguments = ["mount", "--foreground", *making, str(self.backing), str(self.path)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "STEER": str(self._socket),
+            "XDG_STATE_HOME": str(self.state),
+        }
+        if self.prefix:
+            self.process = subprocess.Popen(
+                [*self.prefix, sys.executable, STEERED, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        else:
+            self.process = nursery().start(arguments, environment)
         words = f"is mounted at {self.path}, by process {self.process.pid}"
         eventually(lambda: words in self.said() or self.process.poll() is not None, words, START_S)
         assert self.process.poll() is None, f"the daemon ended at once:\n{self.said()}"

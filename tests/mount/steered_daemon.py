@@ -2,6 +2,7 @@
 start offset, write transactions — a test asks for through a socket. All else is the daemon as users have it.
 
     STEER=<socket> python steered_daemon.py mount --foreground BACKING MOUNT
+    python steered_daemon.py nursery            forks such ones: see `forked_daemon.py`
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import errno
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
+
+from forked_daemon import serve
 
 from topicfs.engine.inbox.committed_names import CommittedNames
 from topicfs.engine.inbox.journal import InFlight, Journal
@@ -213,5 +217,13 @@ def build(store: Store, metrics: Metrics) -> CountedFileSystem:
     return FILES[0]
 
 
+def run(arguments: list[str]) -> None:
+    """The command."""
+    main(arguments, obj=lambda: Assembly(build, adapter.serve))
+
+
 if __name__ == "__main__":
-    main(obj=lambda: Assembly(build, adapter.serve))
+    if sys.argv[1:] == ["nursery"]:
+        serve(run)
+    else:
+        run(sys.argv[1:])
