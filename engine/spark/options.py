@@ -2,8 +2,8 @@
 
     path                             backing directory or mount; an option of topicfs only
     topic | subscribe                names, separated by commas
-    subscribePattern                 a regular expression in Java's syntax that matches whole names, save those of
-                                     Kafka's own topics
+    subscribePattern                 a regular expression in Java's syntax that is found in a name, not in those of
+                                     Kafka's own topics; ^…$ stands for a whole name
     assign                           {"orders":[0,1]}; a stream waits for partitions that do not exist yet
     startingOffsets, endingOffsets   earliest, latest, or {"orders":{"0":23,"1":-2}}; -2 earliest, -1 latest. With
                                      topicfs also one number for all partitions: each is read as far as it goes
@@ -152,7 +152,7 @@ class Options:
         if self.topics is not None:
             return key[0] in self.topics
         assert self.pattern is not None, "one of the three chooses partitions"
-        return key[0] not in _INTERNAL and self.pattern.fullmatch(key[0]) is not None
+        return key[0] not in _INTERNAL and self.pattern.search(key[0]) is not None
 
 
 def parse(given: Mapping[str, str], streaming: bool | None) -> Options:

@@ -137,10 +137,11 @@ def test_a_pattern_finds_topics_as_a_java_one_does(log: Logs) -> None:
         numbered(log.create(topic), 1)
     found = {
         ".*": ["o.x", "orders", "orders-eu"],
-        "orders": ["orders"],
-        r"(?i)ORDERS(?<region>-[a-z]{2})?": ["orders", "orders-eu"],
+        "orders": ["orders", "orders-eu"],
+        "^orders$": ["orders"],
+        r"(?i)ORDERS(?<region>-[a-z]{2})$": ["orders-eu"],
         r"o\.[x\[]|__.*": ["o.x"],
-        "[]o]rders++": ["orders"],
+        "^[]o]rders++$": ["orders"],
     }
     for pattern, topics in found.items():
         assert sorted({row[2] for row in log.found(subscribePattern=pattern)}) == topics, pattern
