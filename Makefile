@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 KAFKA  := .tools/kafka
+CONNECTOR := .tools/spark-kafka
 BIN    := $(VENV)/bin
 
 BACKING ?= ./data
@@ -34,6 +35,12 @@ $(KAFKA)/.ready: tests/interop/pom.xml .ci/packages
 	mvn -q -f tests/interop/pom.xml dependency:copy-dependencies
 	touch $@
 
+# Spark's Kafka source and sink, which the data source is compared with.
+$(CONNECTOR)/.ready: tests/spark/pom.xml .ci/packages
+	.ci/packages java maven
+	mvn -q -f tests/spark/pom.xml dependency:copy-dependencies
+	touch $@
+
 # In random order, and as many at a time that the processors have something to do while a test waits. Tests that are
 # about time must hold on a busy machine too: they get one. Both parts are run, whatever comes of the first.
 WORKERS ?= 3
@@ -45,11 +52,11 @@ endif
 BUSY    := tests/mount tests/mountd
 
 ifdef TESTS
-test: setup $(KAFKA)/.ready
+test: setup $(KAFKA)/.ready $(CONNECTOR)/.ready
 	.ci/packages tools
 	.ci/memory $(PYTEST) $(TESTS)
 else
-test: setup $(KAFKA)/.ready
+test: setup $(KAFKA)/.ready $(CONNECTOR)/.ready
 	.ci/packages tools
 	code=0; .ci/memory $(PYTEST) -m 'not busy' tests || code=1; .ci/busy $(PYTEST) -m busy $(BUSY) || code=1; exit $$code
 endif

@@ -173,10 +173,12 @@ class Broker:
         *,
         metadata_dir: Path | None = None,
         topics: Iterable[Topic] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> Self:
         """Start on a directory, which is formatted first if Kafka does not know it; return when it serves.
 
-        `topics` are made known to a cluster that is formatted now, under the ids in their directories.
+        `topics` are made known to a cluster that is formatted now, under the ids in their directories. `settings` are
+        added to those of all brokers here.
         """
         home.mkdir(parents=True, exist_ok=True)
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -193,6 +195,7 @@ class Broker:
                 "listeners": f"PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}",
                 "log.dirs": str(log_dir),
                 "metadata.log.dir": str(metadata_dir),
+                **(settings or {}),
             },
         )
         if not (metadata_dir / "meta.properties").exists():

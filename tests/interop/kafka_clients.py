@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 from topicfs.engine.record import Record, now_ms
 
@@ -21,14 +21,17 @@ READ_SECONDS: Final = 30
 TRANSACTION_MS: Final = 900_000
 
 
-def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]]) -> None:
-    """Create topics of one partition each, with their settings."""
+def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]], partitions: int = 1) -> None:
+    """Create topics of so many partitions each, with their settings."""
 
     async def create() -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await admin.start()
         try:
-            new = [NewTopic(name, 1, 1, topic_configs=dict(settings)) for name, settings in topics.items()]
+            new = [
+                NewTopic(name, partitions, 1, topic_configs=dict(settings))
+                for name, settings in topics.items()
+            ]
             answer = await admin.create_topics(new)
         finally:
             await admin.close()
@@ -39,14 +42,30 @@ def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]]) -> No
     asyncio.run(create())
 
 
-def produce(bootstrap: str, topic: str, records: Iterable[Record], codec: str | None = None) -> list[Record]:
+def delete_records(bootstrap: str, topic: str, before: int) -> None:
+    """Move the start offset of partition 0."""
+
+    async def delete() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+    asyncio.run(delete())
+
+
+def produce(
+    bootstrap: str, topic: str, records: Iterable[Record], codec: str | None = None, partition: int = 0
+) -> list[Record]:
     """Send records with an idempotent producer; give them back with their offsets and timestamps."""
 
     async def send() -> list[Record]:
         async with AIOKafkaProducer(
             bootstrap_servers=bootstrap, compression_type=codec, enable_idempotence=True, linger_ms=5
         ) as producer:
-            return await _send(producer, topic, records)
+            return await _send(producer, topic, records, partition)
 
     return asyncio.run(send())
 
@@ -121,7 +140,9 @@ def consume(bootstrap: str, topic: str, *, committed: bool = True, group: str | 
     return asyncio.run(read())
 
 
-async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[Record]) -> list[Record]:
+async def _send(
+    producer: AIOKafkaProducer, topic: str, records: Iterable[Record], partition: int = 0
+) -> list[Record]:
     """Send records, those without a timestamp as of now: the answer tells only the batch's."""
     pending = []
     for record in records:
@@ -130,7 +151,7 @@ async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[Record
             topic,
             value=record.value,
             key=record.key,
-            partition=0,
+            partition=partition,
             timestamp_ms=timestamp,
             headers=list(record.headers),
         )

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from kafka_beside import KafkaBeside
     from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1] / "mount"))  # daemon_mount.py: a real daemon
+sys.path.append(str(Path(__file__).parents[1] / "interop"))  # kafka.py: a real broker
+
+CONNECTOR = Path(__file__).parents[2] / ".tools" / "spark-kafka"
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +42,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.local.dir": str(place / "local"),
+        # Kafka's source and sink, where they are installed.
+        "spark.driver.extraClassPath": f"{CONNECTOR}/*",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     session = SparkSession.builder.master("local[2]").appName("tests").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBeside]:
+    """A broker, and Kafka's source and ours on its log."""
+    import kafka  # noqa: PLC0415 - see above
+    from kafka_beside import KafkaBeside  # noqa: PLC0415
+
+    if kafka.missing() or not any(CONNECTOR.glob("*.jar")):
+        pytest.skip(kafka.missing() or "no Spark's Kafka source: run `make test`")
+    beside = KafkaBeside.start(spark, tmp_path_factory.mktemp("broker"))
+    yield beside
+    beside.broker.stop(clean=False)
