@@ -1,7 +1,7 @@
 """Batch jobs of Spark's Kafka source, each run with `kafka` and with `topicfs` on one broker's log.
 
-The table says of each job what changes with the format's name: the same is nothing, also where both refuse it; better
-says why, and refused has words of the error. The jobs are those of Spark's guide on Kafka, one by one.
+The table says of each job what changes with the format's name, as `drop_in` has it. The jobs are those of Spark's guide
+on Kafka, one by one.
 """
 
 from __future__ import annotations
@@ -12,25 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
+from drop_in import SAME, Verdict, better, refused
 from kafka_beside import KafkaBeside, at
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 Then = Callable[[DataFrame, Callable[..., DataFrame]], DataFrame]
 """What a job does with the frame that it reads, and with others that it reads."""
-
-SAME: Final = ("same", "")
-
-
-def better(why: str) -> tuple[str, str]:
-    """Kafka's source refuses the job or gives what nobody wants, and topicfs gives what is asked for."""
-    return "better", why
-
-
-def refused(words: str) -> tuple[str, str]:
-    """topicfs refuses the job in these words."""
-    return "refused", words
 
 
 @dataclass(frozen=True)
@@ -45,11 +33,11 @@ class Job:
 
     options: dict[str, Any]
     rows: int | None
-    verdict: tuple[str, str] = SAME
+    verdict: Verdict = SAME
     then: Then = lambda frame, _: frame
 
 
-def job(rows: int | None, verdict: tuple[str, str] = SAME, then: Then | None = None, **options: Any) -> Job:
+def job(rows: int | None, verdict: Verdict = SAME, then: Then | None = None, **options: Any) -> Job:
     """A job on the topic orders, unless another choice is made. JSON is written as Python has it."""
     if not {"subscribe", "subscribePattern", "assign"} & options.keys():
         options["subscribe"] = "orders"
@@ -241,38 +229,31 @@ JOBS: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a query gives, and its schema."""
+
+    rows: list[str]
+    schema: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def tasks(frame: DataFrame) -> DataFrame:
     """The tasks of a query that read something."""
     return frame.groupBy(f.spark_partition_id()).count().select(f.lit(1))
 
 
-def outcome(beside: KafkaBeside, source: str, one: Job) -> tuple[list[str], str] | Exception:
-    """The rows and the schema, or the error."""
-
-    def read(**given: Any) -> DataFrame:
-        return beside.read(source, **given)
-
-    try:
-        frame = one.then(read(**one.options), read)
-        return sorted(map(repr, frame.collect())), frame.schema.simpleString() + str(frame.schema)
-    except Exception as error:  # noqa: BLE001 - of the JVM or of Python, by where it is found
-        return error
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_of_kafkas_source_does_what_the_table_says(kafka_beside: KafkaBeside, name: str) -> None:
     one = JOBS[name]
-    kind, words = one.verdict
-    kafka, ours = (outcome(kafka_beside, source, one) for source in ("kafka", "topicfs"))
-    if one.rows is None:
-        assert isinstance(ours, PySparkException), ours
-        assert words in str(ours)
-    else:
-        assert not isinstance(ours, Exception), ours
-        assert len(ours[0]) == one.rows
-    if kind == "better":
-        assert kafka != ours
-    elif one.rows is None:
-        assert isinstance(kafka, Exception) == (kind == "same"), kafka
-    else:
-        assert kafka == ours
+
+    def run(source: str) -> Outcome:
+        def read(**given: Any) -> DataFrame:
+            return kafka_beside.read(source, **given)
+
+        frame = one.then(read(**one.options), read)
+        return Outcome(sorted(map(repr, frame.collect())), frame.schema.json())
+
+    one.verdict.check(run, one.rows)
