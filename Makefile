@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup run test soak bench lint clean
+.PHONY: setup run test soak matrix bench lint clean
 
 setup: $(VENV)/.ready
 
@@ -66,6 +66,11 @@ soak: SOAK_SECONDS ?= 600
 soak: setup
 	.ci/packages tools
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o faulthandler_timeout=$$(($(SOAK_SECONDS) + 400)) tests/soak
+
+# The versions of Spark, Python, pandas and pyarrow that are supported, each in an environment of its own.
+matrix: setup
+	.ci/packages java
+	$(BIN)/python tests/spark/matrix.py
 
 bench: setup
 	$(BIN)/python tests/bench $(ROWS)

@@ -198,7 +198,10 @@ def _session(name: str, master: str | None, conf: dict[str, str]) -> Iterator[An
         importlib.import_module("topicfs.engine.store.store")
     from topicfs.engine.spark.session import failures, session, words_of  # noqa: PLC0415 - loads Spark
 
-    spark = session(f"topicfs {name}", master, conf)
+    try:
+        spark = session(f"topicfs {name}", master, conf)
+    except ImportError as error:
+        _fail(str(error).removeprefix("topicfs: "))
     try:
         yield spark
     except (EngineError, OSError) as error:

@@ -28,6 +28,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from topicfs.engine.spark.versions import refuse_older
 from topicfs.engine.unlocked.limits import Limit, ms_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `topicfs` in a session."""
+    """Register the format `topicfs` in a session. ImportError if this pyspark is too old for it."""
+    refuse_older()
     from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415 - tasks import this package and need no session
 
     spark.dataSource.register(TopicSource)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from topicfs.engine.spark.versions import refuse_older
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 def session(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
     """Return the session of this process, and create it if needed. Workers run this Python interpreter, which has
     the packages, unless PYSPARK_PYTHON names another one."""
+    refuse_older()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a while
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
