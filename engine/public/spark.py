@@ -1,5 +1,5 @@
-"""The Spark data source `topicfs`: `from topicfs.spark import read, register`. See `topicfs.engine.spark`."""
+"""The Spark data source `topicfs`: `from topicfs.spark import read, register, tables`. See `topicfs.engine.spark`."""
 
-from topicfs.engine.spark import read, register
+from topicfs.engine.spark import read, register, tables
 
-__all__ = ["read", "register"]
+__all__ = ["read", "register", "tables"]

@@ -12,11 +12,11 @@ columns, as `.schema("value binary")`, saves the work for the others.
 Only this package imports pyspark. The code that plans a query imports neither numpy nor the kernels: loading them takes
 longer than finding one record in a hundred. The tasks load them, once in each worker.
 
-options  the options of a query
-ranges   offsets that each task reads; `topicfs.engine.unlocked` finds and reads them
-scan     a task's records, as Arrow batches
-source   the data source; its parts are reader, stream and writer
-jobs     import, compact, verify, export; `topicfs spark` runs them
+options   the options of a query                  tables  a view for each topic
+versions  the versions of Spark that will do      scan    a task's records, as Arrow batches
+ranges    offsets that each task reads; `topicfs.engine.unlocked` finds and reads them
+source    the data source; its parts are reader, stream and writer
+jobs      import, compact, verify, export; `topicfs spark` runs them
 """
 
 from __future__ import annotations
@@ -63,6 +63,19 @@ def read(
     }
     options = {"path": os.fspath(path), "topic": topic, **bounds}
     return spark.read.format("topicfs").options(**options).load()
+
+
+def tables(spark: SparkSession, path: str | os.PathLike[str]) -> list[str]:
+    """Make each topic a table of SQL, under the topic's name, and return these names: `SELECT … FROM orders`.
+
+    They are temporary views of this session, and each query looks at the log anew. Topics that are made later need
+    another call. `path` is a mount or a backing directory. A table `topicfs` is added to the session's database, which
+    has no records itself, but gives those of any topic: `SELECT … FROM topicfs WITH (path = '…', subscribe = '…')`."""
+    from topicfs.engine.spark.tables import tables as made  # noqa: PLC0415 - tasks import this package
+
+    if spark not in _registered:
+        register(spark)
+    return made(spark, path)
 
 
 def _option(topic: str, bound: Limit, by_offset: str, by_time: str) -> dict[str, str]:

@@ -88,10 +88,17 @@ _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", 
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _DIGITS: Final = 18
 """Digits of a number that surely has 64 bits."""
-_INTERNAL: Final = frozenset(
+INTERNAL: Final = frozenset(
     {"__cluster_metadata", "__consumer_offsets", "__share_group_state", "__transaction_state"}
 )
 """Kafka's own topics, which a pattern does not choose."""
+
+_OF_A_CATALOG: Final = {"owner", "provider"}
+"""What Spark adds to the options of CREATE TABLE, when it asks for the columns."""
+_IN_A_QUERY: Final = (
+    "of CREATE TABLE, Spark does not hand options to reads: name the columns in it, and give the options in the query, "
+    "as in SELECT … FROM table WITH (path = '…', subscribe = '…'), of which a view can be made"
+)
 
 _NOT_OF_JAVA: Final = re.compile(r"\[\^?\]?[^\]]*\]|\(\?[imsux]*[aLP(#]|\{(?!\d+(?:,\d*)?\})")
 """Classes of characters, and what Python reads in another way than Java."""
@@ -152,18 +159,20 @@ class Options:
         if self.topics is not None:
             return key[0] in self.topics
         assert self.pattern is not None, "one of the three chooses partitions"
-        return key[0] not in _INTERNAL and self.pattern.search(key[0]) is not None
+        return key[0] not in INTERNAL and self.pattern.search(key[0]) is not None
 
 
 def parse(given: Mapping[str, str], streaming: bool | None) -> Options:
     """Return the options of a query. InvalidSettingError says which option is refused, and why. With None as
     `streaming`, only what is wrong in any query is refused."""
     lower = {name.lower(): value for name, value in given.items()}
+    if lower.keys() >= _OF_A_CATALOG:
+        raise InvalidSettingError(f"CREATE TABLE … USING topicfs without columns: {_IN_A_QUERY}")
     _refuse_unknown(lower)
     path = lower.get("path")
     if not path:
         raise InvalidSettingError(
-            "option path: expected a backing directory or a mount of topicfs, found none"
+            f"option path: expected a backing directory or a mount of topicfs, found none; {_IN_A_QUERY}"
         )
     topics, pattern, assigned = _chosen(lower)
     starting = _limit(lower, "starting", LATEST if streaming else EARLIEST)

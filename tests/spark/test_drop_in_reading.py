@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pytest
 from drop_in import SAME, Verdict, better, refused
-from kafka_beside import KafkaBeside, at
+from kafka_beside import KafkaBeside, at, records
+from kafka_clients import create_topics, produce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -257,3 +258,13 @@ def test_a_job_of_kafkas_source_does_what_the_table_says(kafka_beside: KafkaBesi
         return Outcome(sorted(map(repr, frame.collect())), frame.schema.json())
 
     one.verdict.check(run, one.rows)
+
+
+def test_a_frame_that_is_used_again_looks_again_with_kafka_only(kafka_beside: KafkaBeside) -> None:
+    """Spark plans a source in Python once."""
+    create_topics(kafka_beside.broker.bootstrap, {"growing": {}})
+    frames = {source: kafka_beside.read(source, subscribe="growing") for source in ("kafka", "topicfs")}
+    assert [frame.count() for frame in frames.values()] == [0, 0]
+    produce(kafka_beside.broker.bootstrap, "growing", records(1))
+    assert [frame.count() for frame in frames.values()] == [1, 0]
+    assert kafka_beside.read("topicfs", subscribe="growing").count() == 1

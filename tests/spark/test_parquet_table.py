@@ -133,6 +133,27 @@ def test_a_topic_is_read_with_one_line_and_has_the_records_of_its_sealed_segment
     assert [tuple(row) for row in counted.collect()] == [(0, 102, 104), (1, 102, 104)]
 
 
+def test_a_table_in_sql_is_told_of_partitions_and_files(mount: DaemonMount, spark: SparkSession) -> None:
+    (mount / "told-0").mkdir()
+    segment(mount, "told-0", "a\t1\n")
+    made(table_of(mount, "told") / "partition=0", 1)
+
+    def count() -> int:
+        return int(spark.sql("SELECT count(*) FROM told").collect()[0][0])
+
+    spark.sql(f"CREATE TABLE told USING parquet LOCATION '{table_of(mount, 'told')}'")
+    try:
+        assert count() == 0
+        spark.sql("MSCK REPAIR TABLE told")
+        assert count() == 1
+        segment(mount, "told-0", "b\t2\n")
+        made(table_of(mount, "told") / "partition=0", 2)
+        spark.sql("REFRESH TABLE told")
+        assert count() == 2
+    finally:
+        spark.sql("DROP TABLE told")
+
+
 def scanned(frame: DataFrame) -> int:
     """Rows that the scan gave on, before the filter looked at each."""
     frame.collect()
