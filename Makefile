@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup run test soak matrix bench lint clean
+.PHONY: setup run test soak matrix cluster bench lint clean
 
 setup: $(VENV)/.ready
 
@@ -71,6 +71,11 @@ soak: setup
 matrix: setup
 	.ci/packages java
 	$(BIN)/python tests/spark/matrix.py
+
+# The recipe of engine/spark/CLUSTER.md, on workers whose Python has nothing but what the recipe brings.
+cluster: setup
+	.ci/packages java
+	$(BIN)/python tests/spark/cluster.py "$$($(BIN)/python -c 'import sys; print(sys._base_executable)')"
 
 bench: setup
 	$(BIN)/python tests/bench $(ROWS)
