@@ -17,7 +17,7 @@ from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.files.listing import Listing
 from topicfs.engine.spark.columns import COLUMNS
 from topicfs.engine.spark.options import INTERNAL
-from topicfs.engine.spark.place import place_of
+from topicfs.engine.unlocked.place import place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -178,7 +178,7 @@ def test_reading_beside_appends_and_compactions(store: Store) -> None:
 
 def test_a_swap_that_was_broken_off_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = furnished(store, 2)
-    monkeypatch.setattr("topicfs.engine.spark.files._PATIENCE_S", 0.05)
+    monkeypatch.setattr("topicfs.engine.unlocked.files._PATIENCE_S", 0.05)
     left = partition.directory / f"{0:020d}.log.swap"
     left.touch()
     with pytest.raises(CorruptSegmentError, match="open the store once"):
