@@ -17,7 +17,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml .ci/packages
 	.ci/packages venv fuse
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test,spark]'
+	$(BIN)/pip install --quiet --editable '.[test,spark,sql]'
 	mkdir -p build/types/topicfs
 	ln -sfn ../../../engine build/types/topicfs/engine
 	ln -sfn ../../../fs build/types/topicfs/fs

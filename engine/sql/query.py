@@ -20,6 +20,8 @@ from topicfs.engine.unlocked.place import Place
 
 T = TypeVar("T")
 
+_OLDEST: Final = (1, 5, 2)
+
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(?:analyze\s+)?", re.IGNORECASE)
 _BARE_OFFSET: Final = re.compile(r"(?<![\w\".])offset(?![\w\"])", re.IGNORECASE)
 
@@ -46,6 +48,7 @@ class Query:
     def open(cls, place: Place, text: str) -> Iterator[Query]:
         """Find what the query reads. It reads what is there now."""
         with ExitStack() as held:
+            _check_version()
             connection = held.enter_context(duckdb.connect())
             connection.execute("SET TimeZone = 'UTC'")
             connection.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")
@@ -78,6 +81,16 @@ def words_of(error: Exception, text: str) -> str:
     if isinstance(error, duckdb.ParserException) and _BARE_OFFSET.search(text):
         words += ': the column offset is written in double quotes, "offset", because it is a word of SQL too'
     return words
+
+
+def _check_version() -> None:
+    """Raise QueryError if DuckDB is too old. Before, TRY made values null, or gave those of other rows: 150 random
+    tables with invalid text came out right in 1.5.2, 1.5.4 and 2.0.0, and 1.5.1 crashed."""
+    if tuple(map(int, re.findall(r"\d+", duckdb.__version__)[:3])) < _OLDEST:
+        raise QueryError(
+            f"expected DuckDB {'.'.join(map(str, _OLDEST))} or later, found {duckdb.__version__}: "
+            "pip install --upgrade 'topicfs[sql]'"
+        )
 
 
 def _check(connection: Any, text: str) -> None:

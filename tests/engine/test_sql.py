@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from partition_opening import NOW, Clock
@@ -388,6 +389,14 @@ def test_what_is_no_query_or_fails_is_said_in_one_line(
         sql(store, query)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "file").exists()
+
+
+def test_a_duckdb_that_is_too_old_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb, "__version__", "1.5.1")
+    with pytest.raises(
+        QueryError, match=r"expected DuckDB 1.5.2 or later, found 1.5.1: pip install --upgrade"
+    ):
+        sql(store, "SELECT 1")
 
 
 def test_explain_shows_what_a_query_would_do(store: Store) -> None:
