@@ -59,6 +59,7 @@ def write_file(
                     writer.write_table(group, row_group_size=group.num_rows)
                     count += group.num_rows
                     latest = max(latest, _latest_ms(group))
+                    del group  # before the next one is made
             size = os.fstat(descriptor).st_size
     finally:
         pa.default_memory_pool().release_unused()
