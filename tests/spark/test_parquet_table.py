@@ -25,6 +25,7 @@ OPTIONS = {
     "log.cleaner.backoff.ms": 20,
     "log.cleaner.min.cleanable.ratio": 0,
     "log.segment.delete.delay.ms": 0,
+    "log.retention.ms": -1,  # records of these tests are old, and the mount may serve them for minutes
     "num.partitions": 2,
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
