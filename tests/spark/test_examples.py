@@ -66,7 +66,7 @@ def test_a_pipeline_reads_each_record_once_over_two_runs(tmp_path: Path) -> None
 
 
 def test_a_stream_that_is_killed_and_goes_on_writes_each_session_once(tmp_path: Path) -> None:
-    said = run("stream.py", tmp_path, "--events", "16000")
+    said = run("stream.py", tmp_path, "--events", "60000")
     assert "It resumes" in said
     written, waiting, twice = (
         int(line.rpartition(" ")[2].replace(",", "")) for line in said.splitlines()[-3:]
