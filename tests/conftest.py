@@ -41,7 +41,8 @@ OWN_SPARK = {"test_examples.py", "test_other_sessions.py", "test_source_crashes.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A worker takes one group after the other: a file of tests, or all that share what is slow to start, which are the
-    tests of one Spark session, and those of one broker's files. Their order within that is left to chance.
+    tests of one Spark session, those of one beside a broker, and those of one broker's files. Their order within that
+    is left to chance.
 
     The groups that xdist 3.8 itself knows, by marks, come to nothing with pytest 9.2: each test then was one."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - tests run without it too
@@ -52,6 +53,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             shared = path.parent.name == "interop" or (
                 path.parent.name == "spark" and path.name not in OWN_SPARK
             )
+            if shared and path.name.startswith("test_drop_in_"):
+                return "a Spark session beside a broker"
             return str(path.parent if shared else path)
 
     return Groups(config, log)
