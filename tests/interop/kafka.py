@@ -11,6 +11,7 @@ node, broker and controller in one process. Its directories:
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -91,7 +92,9 @@ def java(main: str, *arguments: str, jvm: Iterable[str] = ()) -> list[str]:
 def run_tool(main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run one of Kafka's tools to its end, with warnings and worse on its standard error."""
     command = java(main, *arguments, jvm=["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"])
-    return subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False)
+    # Java says on its standard error that it has taken these options; the tools have them as arguments.
+    own = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False, env=own)
 
 
 # -- the dump tool ----------------------------------------------------------------------------------
