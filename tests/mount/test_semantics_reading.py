@@ -53,7 +53,7 @@ def test_reads_at_any_position(mount: DaemonMount) -> None:
 
 
 def test_small_reads_of_many_readers(mount: DaemonMount) -> None:
-    """R1, where reads are answered from memory, of which only some readers at a time have a part."""
+    """Many readers at once have the bytes of their places, also where memory answers only some of them."""
     partition = mount.new("crowded")
     lines = b"".join(b"%07d\n" % n for n in range(300_000))
     append(partition / "log.txt", lines)
