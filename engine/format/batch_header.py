@@ -17,12 +17,8 @@ Kernels read the same bytes by the offsets that are drawn here.
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterator
 from typing import Final, NamedTuple
-
-from topicfs.engine.errors import CorruptBatchError
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE: Final = _HEADER.size
@@ -42,9 +38,6 @@ MARKER_KEY: Final = struct.Struct(">hh")
 MARKER_VALUE: Final = struct.Struct(">hi")
 ABORT: Final = 0
 COMMIT: Final = 1
-
-_STEP: Final = 4096
-_LONGEST_MARKER: Final = 256
 
 
 class BatchHeader(NamedTuple):
@@ -78,46 +71,25 @@ class BatchHeader(NamedTuple):
     def last_offset(self) -> int:
         return self.base_offset + self.last_offset_delta
 
+    def row(self, position: int) -> tuple[int, ...]:
+        """Return the row of a batch table, see `kernels.scan`, of the batch at a position."""
+        return (
+            position,
+            self.size,
+            self.base_offset,
+            self.last_offset,
+            self.leader_epoch,
+            self.attributes & 0xFFFF,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.record_count,
+            self.magic,
+        )
+
 
 def size_of(head: bytes | memoryview) -> int:
     """Return the size in bytes of the batch that begins with these bytes. Only the size field is read."""
     return int.from_bytes(head[8:SIZE_OVERHEAD], "big") + SIZE_OVERHEAD
-
-
-def headers(descriptor: int, position: int, size: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Give the position and header of each complete batch in a file from a position on. It ends at an incomplete one,
-    as an append may be under way. It uses no kernel, and is meant for the few batches at the end of a log."""
-    while position + HEADER_SIZE <= size:
-        data = os.pread(descriptor, min(_STEP, size - position), position)
-        at = 0
-        while at + HEADER_SIZE <= len(data):
-            found = BatchHeader.read(data, at)
-            is_whole = found.size >= HEADER_SIZE and position + at + found.size <= size
-            if found.magic != MAGIC or found.last_offset_delta < 0 or not is_whole:
-                return
-            yield position + at, found
-            at += found.size
-        if not at:
-            return
-        position += at
-
-
-def marker_kind(descriptor: int, position: int, header: BatchHeader) -> int | None:
-    """Return ABORT or COMMIT; None where a control batch is of another kind, or was emptied by compaction."""
-    length = min(header.size - HEADER_SIZE, _LONGEST_MARKER)
-    data = os.pread(descriptor, length, position + HEADER_SIZE)
-    try:
-        at = _behind_varint(data, 0) + 1  # length, then attributes
-        at = _behind_varint(data, _behind_varint(data, at))  # timestamp, offset
-        _, kind = MARKER_KEY.unpack_from(data, _behind_varint(data, at))  # length of the key
-    except (IndexError, struct.error):
-        if length:
-            raise CorruptBatchError(f"control batch at offset {header.base_offset} holds no marker") from None
-        return None
-    return kind if kind in (ABORT, COMMIT) else None
-
-
-def _behind_varint(data: bytes, at: int) -> int:
-    while data[at] & 0x80:
-        at += 1
-    return at + 1

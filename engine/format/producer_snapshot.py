@@ -53,10 +53,3 @@ def header_in(path: Path, data: bytes, size: int) -> tuple[int, int]:
         entries = (size - HEADER.size) / ENTRY.size
         raise CorruptSnapshotError(f"{path}: expected {count} entries as declared, found {entries:g}")
     return checksum, count
-
-
-def open_transactions(path: Path, data: bytes) -> dict[int, int]:
-    """Return the first offset of each open transaction, by producer id. The checksum is not verified."""
-    header_in(path, data, len(data))
-    entries = ENTRY.struct.iter_unpack(data[HEADER.size :])
-    return {producer: first for producer, *_, first in entries if first >= 0}

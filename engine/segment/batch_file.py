@@ -41,6 +41,9 @@ Latest = tuple[int, int]
 
 CHUNK: Final = 1024 * 1024
 
+_HEADERS_CHUNK: Final = 64 * 1024
+"""Bytes that a walk along headers reads at once: many small batches, or the header of a large one."""
+
 
 class BatchFile:
     """The `.log` of a segment, which finds and checks batches by their positions.
@@ -170,6 +173,30 @@ class BatchFile:
                 position += buffer.size
             elif status != DONE and not (status == PARTIAL and partial_ok):
                 raise self._bad_batch(position, status)
+
+    def headers(self, start: int, end: int, growing: bool = False) -> Iterator[Longs]:
+        """Yield tables of the batches between two positions. Of large batches only the beginning is read, and no
+        checksum is compared. With `growing` it ends before what is no whole batch: an append may be under way."""
+        position, before = start, NO_OFFSET
+        while position < end:
+            data = self.read(position, min(_HEADERS_CHUNK, end - position))
+            table = np.empty((len(data) // HEADER_SIZE + 1, COLUMNS), np.int64)
+            rows, used, status = scan(np.frombuffer(data, np.uint8), 0, len(data), position, 0, table)
+            if status == PARTIAL and used + HEADER_SIZE <= len(data):
+                head = BatchHeader.read(data, used)
+                if head.last_offset_delta >= 0 and position + used + head.size <= end:
+                    table[rows] = head.row(position + used)
+                    rows, used = rows + 1, used + head.size
+            found = table[:rows]
+            if not rows:
+                if growing:
+                    return
+                raise self._bad_batch(position, status)
+            falling = (found[1:, BASE_OFFSET] <= found[:-1, LAST_OFFSET]).any()
+            if not growing and (falling or found[0, BASE_OFFSET] <= before):
+                raise self._bad_batch(position, BAD_OFFSETS)
+            yield found
+            position, before = position + used, int(found[-1, LAST_OFFSET])
 
     def latest_between(self, start: int, end: int, known: Latest, partial_ok: bool) -> Latest:
         """Return the largest timestamp of the batches between two positions, or what is known if none is later."""

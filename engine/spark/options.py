@@ -293,7 +293,7 @@ def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
         # As in Kafka's source, a timestamp takes precedence over offsets, and one for all over those by partition.
         word = default if by_time or moment is not None else words.get(text.lower()) or int(text)
         return Limit(word, {}, moment, by_time)
-    offsets = _by_partition(lower, f"{which}Offsets")
+    offsets = _by_partition(lower, f"{which}Offsets", 'earliest, latest, an offset or {"topic":{"0":23}}')
     for key, offset in offsets.items():
         if offset < EARLIEST:
             raise InvalidSettingError(
@@ -303,11 +303,12 @@ def _limit(lower: Mapping[str, str], which: str, default: int) -> Limit:
     return Limit(default, {} if by_time or moment is not None else offsets, moment, by_time)
 
 
-def _by_partition(lower: Mapping[str, str], name: str) -> dict[Key, int]:
+def _by_partition(
+    lower: Mapping[str, str], name: str, expected: str = '{"topic":{"0":23}}'
+) -> dict[Key, int]:
     text = lower.get(name.lower())
     if text is None:
         return {}
-    expected = '{"topic":{"0":23}}'
     numbers = {}
     for topic, parts in _json(name, text, expected).items():
         if not isinstance(parts, dict):

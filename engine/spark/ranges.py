@@ -25,23 +25,23 @@ def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key
     `missing_ok`."""
     present = Listing.of(place.logs).partitions
     if not missing_ok:
-        _refuse_missing(set(present), options, place)
+        refuse_missing_topics(place, options, present)
+        absent = sorted((options.assigned or frozenset()).difference(present))
+        if absent and not options.streaming:  # a stream waits for it, as one of Spark's Kafka source does
+            raise UnknownPartitionError(
+                f"{place.logs}: expected a partition {absent[0][0]}-{absent[0][1]}, found none"
+            )
     return sorted(filter(options.wants, present))
 
 
-def _refuse_missing(present: set[Key], options: Options, place: Place) -> None:
-    """Raise UnknownPartitionError if a named topic does not exist, or in a batch query a named partition. A stream
-    waits for the partition, as one of Spark's Kafka source does."""
-    assigned = options.assigned or frozenset()
-    named = options.topics or {topic for topic, _ in assigned}
-    missing = sorted(named - {topic for topic, _ in present})
+def refuse_missing_topics(place: Place, options: Options, present: Iterable[Key] | None = None) -> None:
+    """Raise UnknownPartitionError if a named topic does not exist among the present partitions, which are listed where
+    they are not given."""
+    named = options.topics or {topic for topic, _ in options.assigned or ()}
+    found = Listing.of(place.logs).partitions if present is None else present
+    missing = sorted(named - {topic for topic, _ in found})
     if missing:
-        raise UnknownPartitionError(f"{place.logs}: expected a topic {missing[0]}, found no partition of it")
-    absent = sorted(assigned - present)
-    if absent and not options.streaming:
-        raise UnknownPartitionError(
-            f"{place.logs}: expected a partition {absent[0][0]}-{absent[0][1]}, found none"
-        )
+        raise UnknownPartitionError(f"{place.logs}: expected a topic {missing[0]}, found none of this name")
 
 
 # -- limits -------------------------------------------------------------------------------------------
@@ -53,10 +53,13 @@ def resolved(
     """Return the offset that a limit means in each partition."""
     named = limit.offsets or limit.timestamps
     if named and limit.timestamp is None and set(named) != set(partitions):
-        both = sorted(set(named) ^ set(partitions))
+        lists = (sorted(set(partitions) - set(named)), sorted(set(named) - set(partitions)))
+        left_out, unread = (
+            ", ".join(f"{topic}-{number}" for topic, number in each) or "none" for each in lists
+        )
         raise InvalidSettingError(
-            f"option {name}: expected every partition that is read and no other one, found a difference in "
-            f"{', '.join(f'{topic}-{number}' for topic, number in both)}"
+            f"option {name}: expected every partition that is read and no other one, found {left_out} left out, and "
+            f"named but not read {unread}"
         )
     return {
         key: _offset(partition, key, limit, name, late_is_latest) for key, partition in partitions.items()
@@ -144,10 +147,10 @@ def tasks(
         OffsetRange(
             key[0],
             key[1],
-            partitions[key].files.directory,
+            partitions[key].directory,
             start,
             end,
-            _size(partitions[key].files, start, end),
+            size(partitions[key].files, start, end),
             (),
             options.fail_on_data_loss,
             options.times,
@@ -167,7 +170,7 @@ def tasks(
     return [with_aborted(partitions[part.topic, part.number], part) for part in parts]
 
 
-def _size(files: Files, start: int, end: int) -> int:
+def size(files: Files, start: int, end: int) -> int:
     """Return the bytes between two offsets, to within about an index interval."""
     return _position(files, end) - _position(files, start)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topicfs.engine.format.paths import VIEWS
+from topicfs.engine.spark.acknowledge import SentToWorkers
 from topicfs.engine.spark.columns import arrow_schema
 from topicfs.engine.spark.options import Options
 from topicfs.engine.spark.ranges import checked, chosen, resolved, tasks
@@ -32,7 +33,7 @@ class ReadTask(InputPartition):
         super().__init__(value)
 
 
-class TopicReader(DataSourceReader):
+class TopicReader(SentToWorkers, DataSourceReader):
     """The reader of one batch query.
 
     options  options of the query

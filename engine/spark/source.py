@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from topicfs.engine.errors import InvalidSettingError
 from topicfs.engine.spark.columns import check, columns
 from topicfs.engine.spark.options import parse
+from topicfs.engine.spark.ranges import refuse_missing_topics
 from topicfs.engine.unlocked.place import place_of
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ class TopicSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns, which are those of Spark's Kafka source. Spark asks for them in `load`, so wrong options
-        are refused there, unless the query names its columns."""
+        and topics are refused there. If the query names its columns, Spark asks nothing before it runs."""
         options = parse(dict(self.options), streaming=None)
-        place_of(options.path)
+        place = place_of(options.path)
+        if options.fail_on_data_loss:
+            refuse_missing_topics(place, options)
         return columns(options.include_headers)
 
     def reader(self, schema: StructType) -> TopicReader:

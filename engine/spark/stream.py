@@ -3,7 +3,9 @@
     {"orders":{"0":23},"orders@<id>":{}}        the next offset to be read
 
 No topic has an @ in its name. Kafka's source, and we, take an offset with and without ids, so that a checkpoint can
-be handed over both ways. A topic whose id is not known, in the offset or in its directory, is not compared.
+be handed over both ways. A topic whose id is not known, in the offset or in its directory, is not compared. In the
+same form the latest offset of a query's progress tells how many bytes wait: Spark asks a source in Python for no
+metrics, see `behind`.
 
 A partition that is created while a stream runs is read from its beginning. When a query restarts, the planned
 records are read again, and they are the same: only offsets below the stable one are planned, and those do not
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,11 +30,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from topicfs.engine.errors import ClosedError, InvalidNameError, InvalidSettingError, OffsetOutOfRangeError
+from topicfs.engine.spark.acknowledge import SentToWorkers
+from topicfs.engine.spark.behind import BYTES_BEHIND
 from topicfs.engine.spark.options import Key, Options
-from topicfs.engine.spark.ranges import checked, chosen, resolved, tasks
+from topicfs.engine.spark.ranges import checked, chosen, resolved, size, tasks
 from topicfs.engine.spark.reader import ReadTask, read
-from topicfs.engine.unlocked.bounds import Tails
-from topicfs.engine.unlocked.partitions import TopicPartition, found
+from topicfs.engine.unlocked.partitions import Tails, TopicPartition, found, while_files_change
 from topicfs.engine.unlocked.place import Place, place_of
 
 if TYPE_CHECKING:
@@ -76,7 +81,7 @@ class Position:
         return {key: offset for key, offset in self.offsets.items() if key[0] not in again}
 
 
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one streaming query. It lives as long as the query, in one process.
 
     options   options of the query
@@ -84,6 +89,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     _tails    known end of each partition
     _first    where a new query begins, once Spark has asked
     _target   where a query that reads what is available now ends
+    _latest   ends of the partitions for the query's progress, once they were looked at
     _place    place of the log when it was last found
     _begun_s  time when a micro-batch last had enough to begin, or had waited enough; None before the first
     """
@@ -94,6 +100,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails: Tails = {}
         self._first: Position | None = None
         self._target: Position | None = None
+        self._latest: Json | None = None
         self._place: Place | None = None
         self._begun_s: float | None = None
 
@@ -108,17 +115,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return Place(self._place.backing, None)
         return self._place
 
-    def _found(self) -> dict[Key, TopicPartition]:
+    def _look(self, list_files: bool = False) -> dict[Key, TopicPartition]:
+        """Return the present partitions that the query reads."""
         place = self._log()
         keys = chosen(place, self.options, missing_ok=not self.options.fail_on_data_loss)
-        return found(place, keys, self._tails)
+        return found(place, keys, self._tails, list_files)
 
     # -- offsets --------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's names, here and below
         """Return the offsets where a new query begins."""
         if self._first is None:
-            options, partitions = self.options, self._found()
+            options, partitions = self.options, self._look(list_files=True)
             offsets = resolved(partitions, options.starting, "startingOffsets", options.late_is_latest)
             self._first = Position(offsets, _ids(partitions.values()))
         return self._first.json()
@@ -130,39 +138,39 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Remember the present ends of all partitions."""
-        self._target = self._ends()
-
-    def reportLatestOffset(self) -> Json:  # noqa: N802
-        """Return the ends of all partitions, for the query's progress."""
-        return self._ends().json()
-
-    def _ends(self) -> Position:
-        partitions = self._found()
-        ends = {key: partition.bounds.end for key, partition in partitions.items()}
-        return Position(ends, _ids(partitions.values()))
+        self._target = _ends(self._look())
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         """Return the end of the next micro-batch, which begins at `start`."""
-        ends = self._ends() if self._target is None else self._target
-        self._refuse_lost(Position.of(start))
-        begun = Position.of(start).offsets_in(ends.ids)
+        present, position = self._look(), Position.of(start)
+        seen = _ends(present)
+        if self.options.fail_on_data_loss:
+            _refuse_lost(position, seen)
+        ends = seen if self._target is None else self._target
+        begun = position.offsets_in(ends.ids)
         # Offsets of deleted partitions are dropped. Partitions that the target does not know wait.
         latest = {key: max(end, begun.get(key, 0)) for key, end in ends.offsets.items()}
-        if self._waits(begun, latest):
+        starts = {key: present[key].bounds.start for key in latest if key not in begun and key in present}
+        if self._waits(begun, starts, latest):
+            self._latest = _reported(seen, present, begun)
             return start
         if isinstance(limit, ReadMaxRows):
-            latest = _limited(begun, latest, self._starts(latest, begun), limit.max_rows)
+            latest = _limited(begun, latest, starts, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             raise InvalidSettingError(f"limit of a micro-batch: expected one in offsets, found {limit}")
+        self._latest = _reported(seen, present, latest)
         return Position(latest, ends.ids).json()
 
-    def _waits(self, begun: dict[Key, int], latest: dict[Key, int]) -> bool:
+    def reportLatestOffset(self) -> Json:  # noqa: N802
+        """Return the ends of all partitions for the query's progress, as `latestOffset` has just seen them."""
+        return self._latest or _ends(self._look()).json()
+
+    def _waits(self, begun: dict[Key, int], starts: dict[Key, int], latest: dict[Key, int]) -> bool:
         """Return whether there is too little for a micro-batch yet. Never wait with the first one, or with
         `availableNow`."""
         least, now = self.options.min_offsets, time.monotonic()
         if least is None or self._target is not None:
             return False
-        starts = self._starts(latest, begun)
         waiting = sum(end - begun.get(key, starts.get(key, 0)) for key, end in latest.items())
         too_soon = self._begun_s is not None and (now - self._begun_s) * 1000 < self.options.max_delay_ms
         if waiting < least and too_soon:
@@ -170,42 +178,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begun_s = now
         return False
 
-    def _starts(self, latest: dict[Key, int], begun: dict[Key, int]) -> dict[Key, int]:
-        """Return the start offsets of partitions that are new to the stream."""
-        new = {key for key in latest if key not in begun}
-        if not new:
-            return {}
-        partitions = found(self._log(), new, self._tails)
-        return {key: partition.bounds.start for key, partition in partitions.items()}
-
-    def _refuse_lost(self, begun: Position) -> None:
-        if not self.options.fail_on_data_loss:
-            return
-        ends = self._ends()
-        _refuse_made_again(begun, ends.ids)
-        for (topic, number), offset in begun.offsets.items():
-            end = ends.offsets.get((topic, number))
-            if end is None or end < offset:
-                raise OffsetOutOfRangeError(
-                    f"{topic}-{number}: expected an end from offset {offset} on, where the stream is, found "
-                    f"{'no such partition' if end is None else end}: records are lost, or the topic was made anew. "
-                    "failOnDataLoss=false goes on with what there is"
-                )
-
     # -- reading --------------------------------------------------------------------------------------
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Return the tasks of a micro-batch."""
         ended = Position.of(end)
         begun = Position.of(start).offsets_in(ended.ids)
-        partitions = found(self._log(), ended.offsets, self._tails)
+        new = [key for key, offset in ended.offsets.items() if begun.get(key, 0) < offset]
+        partitions = found(self._log(), new, self._tails)
         present = _ids(partitions.values())
         if self.options.fail_on_data_loss:
             _refuse_made_again(ended, present)
         planned = ended.offsets_in(present)  # of a topic that was made again since, nothing is left
-        missing = sorted(
-            key for key, offset in planned.items() if key not in partitions and offset > begun.get(key, 0)
-        )
+        missing = sorted(key for key in new if key in planned and key not in partitions)
         if missing and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
                 f"{missing[0][0]}-{missing[0][1]}: deleted while the stream reads it. failOnDataLoss=false goes on "
@@ -214,7 +199,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         spans = [
             (key, *checked(partition, begun.get(key, 0), planned[key], self.options))
             for key, partition in partitions.items()
-            if begun.get(key, 0) < planned.get(key, 0)
+            if key in planned
         ]
         return [ReadTask(part) for part in tasks(partitions, spans, self.options)]
 
@@ -253,6 +238,33 @@ def _ids(partitions: Iterable[TopicPartition]) -> dict[str, str]:
         if each.topic_id is not None:
             ids.setdefault(each.topic, each.topic_id)
     return ids
+
+
+def _ends(partitions: dict[Key, TopicPartition]) -> Position:
+    return Position({key: each.bounds.end for key, each in partitions.items()}, _ids(partitions.values()))
+
+
+def _reported(ends: Position, present: dict[Key, TopicPartition], reached: dict[Key, int]) -> Json:
+    """Return the ends, and the bytes of the log from the offsets that are reached up to there."""
+    waiting = 0
+    for key, end in ends.offsets.items():
+        begin = reached.get(key, present[key].bounds.start)
+        if begin < end:
+            with suppress(FileNotFoundError):  # deleted in the meantime
+                waiting += while_files_change(partial(size, present[key].files, begin, end))
+    return ends.json() | {f"{BYTES_BEHIND}{waiting}": {}}
+
+
+def _refuse_lost(begun: Position, ends: Position) -> None:
+    _refuse_made_again(begun, ends.ids)
+    for (topic, number), offset in begun.offsets.items():
+        end = ends.offsets.get((topic, number))
+        if end is None or end < offset:
+            raise OffsetOutOfRangeError(
+                f"{topic}-{number}: expected an end from offset {offset} on, where the stream is, found "
+                f"{'no such partition' if end is None else end}: records are lost, or the topic was made anew. "
+                "failOnDataLoss=false goes on with what there is"
+            )
 
 
 def _refuse_made_again(known: Position, present: dict[str, str]) -> None:

@@ -41,7 +41,6 @@ class Files:
     directory  directory of the partition
     bases      base offsets of the segments, rising
     sizes      bytes of their `.log` files
-    times      times when those were last written, in ms
     snapshots  offsets of the producer snapshots, rising
     aborting   bases of the segments that have a transaction index
     """
@@ -49,7 +48,6 @@ class Files:
     directory: Path
     bases: tuple[int, ...]
     sizes: tuple[int, ...]
-    times: tuple[int, ...]
     snapshots: tuple[int, ...]
     aborting: tuple[int, ...]
 
@@ -96,12 +94,10 @@ def _names(directory: Path) -> frozenset[str]:
 
 def _files(directory: Path, names: frozenset[str]) -> Files:
     bases = _offsets(names, LOG_SUFFIX)
-    found = [os.stat(directory / log_file(base)) for base in bases]
     return Files(
         directory,
         bases,
-        tuple(each.st_size for each in found),
-        tuple(each.st_mtime_ns // 1_000_000 for each in found),
+        tuple(os.stat(directory / log_file(base)).st_size for base in bases),
         _offsets(names, SNAPSHOT_SUFFIX),
         _offsets(names, TRANSACTION_INDEX_SUFFIX),
     )

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from topicfs.engine.errors import CorruptSnapshotError
 from topicfs.engine.format.index import OFFSET_ENTRY, TIME_ENTRY, Index
-from topicfs.engine.format.producer_snapshot import open_transactions
 from topicfs.engine.format.transaction_index import AbortedTransaction, aborted_in
-from topicfs.engine.producer import snapshot
-from topicfs.engine.producer.entry import ProducerEntry
 from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.time_index import TimeIndex
 from topicfs.engine.segment.transaction_index import TransactionIndex
@@ -65,13 +61,3 @@ def test_aborted_transactions_are_read_alike(tmp_path: Path) -> None:
     for start in range(60):
         found = index.collect(start, start + 3)[0]
         assert [each for each in entries if each.overlaps(start, start + 3)] == found
-
-
-def test_open_transactions_are_those_of_the_snapshot(tmp_path: Path) -> None:
-    path = tmp_path / "snapshot"
-    entries = [ProducerEntry(at, 0, -1, 5, 10 * at if at % 2 else -1) for at in range(6)]
-    snapshot.write(path, entries, fsync=False)
-    assert open_transactions(path, path.read_bytes()) == {1: 10, 3: 30, 5: 50}
-    for size in (0, 9, 11, 60):
-        with pytest.raises(CorruptSnapshotError, match="expected"):
-            open_transactions(path, path.read_bytes()[:size])

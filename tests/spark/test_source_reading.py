@@ -232,8 +232,9 @@ def test_start_offsets_are_followed(two: Logs) -> None:
         ({"assign": '{"t":[9]}'}, "expected a partition t-9"),
         ({"startingOffsets": "latest"}, "reads nothing in a batch query"),
         ({"endingOffsets": "earliest"}, "reads nothing in a batch query"),
-        ({"startingOffsets": "first"}, "option startingOffsets: expected"),
-        ({"startingOffsets": '{"t":{"0":1}}'}, "a difference in t-1"),
+        ({"startingOffsets": "first"}, "option startingOffsets: expected earliest, latest, an offset or {"),
+        ({"startingOffsets": '{"t":{"0":1}}'}, "found t-1 left out, and named but not read none"),
+        ({"startingOffsets": '{"t":{"0":1,"1":1,"2":1}}'}, "found none left out, and named but not read t-2"),
         ({"startingOffsets": '{"t":{"0":1,"1":-3}}'}, "found -3"),
         ({"startingTimestamp": NOW + 1000}, "expected a record from timestamp"),
         ({"maxOffsetsPerTrigger": 5}, "expected in streams only"),
@@ -268,13 +269,33 @@ def test_a_refusal_comes_out_of_spark_in_words(two: Logs) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"topic": "t", "tpoic": "u"}, {"topic": "t", "minPartitions": "x"}, {"topic": "t", "path": "/none"}],
+    ("options", "words"),
+    [
+        ({}, "expected one of the options topic, subscribe, subscribePattern and assign, found none"),
+        ({"topic": "t", "tpoic": "u"}, "option tpoic: expected one of path, topic"),
+        (
+            {"topic": "t", "minPartitions": "x"},
+            "option minPartitions: expected a number from 1 on, found 'x'",
+        ),
+        (
+            {"topic": "t", "path": ""},
+            "option path: expected a backing directory or a mount of topicfs, found none",
+        ),
+        (
+            {"topic": "t", "path": "/none"},
+            "path /none: expected a backing directory .* found no such directory",
+        ),
+        ({"topic": "t", "path": "/proc"}, "path /proc: expected a backing directory .* found a directory"),
+        ({"topic": "t,u"}, "expected a topic u, found none of this name"),
+    ],
 )
-def test_wrong_options_are_refused_when_a_read_is_made(two: Logs, options: dict[str, str]) -> None:
+def test_wrong_options_are_refused_when_a_read_is_made(
+    two: Logs, options: dict[str, str], words: str
+) -> None:
     for reader in (two.spark.read, two.spark.readStream):
-        with pytest.raises(AnalysisException, match="expected"):
+        with pytest.raises(AnalysisException, match=words) as raised:
             reader.format("topicfs").options(**{"path": str(two.place), **options}).load()
+        assert "UnboundLocalError" not in str(raised.value)
 
 
 def test_how_a_broker_is_reached_is_passed_over(two: Logs) -> None:
@@ -341,7 +362,7 @@ def test_a_read_is_bounded_by_offsets_or_times(two: Logs) -> None:
 @pytest.mark.parametrize(
     ("bounds", "error", "words"),
     [
-        (({0: 5}, None), AnalysisException, "a difference in t-1"),
+        (({0: 5}, None), AnalysisException, "found t-1 left out, and named but not read none"),
         ((None, {0: 41, 1: 1}), AnalysisException, "expected offsets 0 to 41 within 0 to 40"),
         ((-1, None), AnalysisException, "option startingOffsets: expected .* found '-1'"),
         (("yesterday", None), ValueError, "yesterday"),
@@ -397,15 +418,18 @@ def test_a_bound_that_leaves_few_offsets_or_times_reads_few_bytes(log: Logs) -> 
     assert size(sinceTimestamp=NOW + 990) < 0.02 * whole
 
 
-def test_planning_loads_no_kernel(two: Logs) -> None:
+def test_planning_loads_no_kernel_where_a_mount_tells_the_ends(two: Logs) -> None:
     """It takes a second, in a process that Spark starts for each query."""
     program = (
         "import sys\n"
+        "from topicfs.engine.unlocked import partitions\n"
+        "from topicfs.engine.unlocked.bounds import Bounds\n"
         "from topicfs.engine.spark.source import TopicSource\n"
+        "partitions.told = lambda *_: Bounds(0, 20)\n"
         "source = TopicSource({'path': sys.argv[1], 'topic': 't'})\n"
         "assert len(source.reader(source.schema()).partitions()) == 2\n"
         "reader = source.streamReader(source.schema())\n"
-        "reader.partitions({'t': {'0': 0}}, reader.reportLatestOffset())\n"
+        "assert reader.partitions({'t': {'0': 0}}, reader.reportLatestOffset())\n"
         "assert 'numba' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program, str(two.place)], check=True)

@@ -16,10 +16,12 @@ from sources import Logs, Row, in_order, logs, numbered
 
 from topicfs import Record
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError
+from topicfs.engine.format.paths import log_file
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.spark.columns import columns
 from topicfs.engine.spark.options import parse
 from topicfs.engine.spark.stream import TopicStreamReader
+from topicfs.spark import behind
 
 
 @pytest.fixture
@@ -341,3 +343,35 @@ def test_a_running_stream_follows_the_log(log: Logs, tmp_path: Path) -> None:
 def test_limits_that_mean_nothing_are_refused(log: Logs, options: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSettingError, match=words):
         parse(log.options(**options), streaming=True)
+
+
+def test_a_progress_tells_how_far_the_stream_is_behind(log: Logs, tmp_path: Path) -> None:
+    numbered(log.create("t", 0), 30)
+    numbered(log.create("t", 1), 10)
+    stream = log.spark.readStream.format("topicfs").options(
+        **log.options(startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    )
+    query = (
+        stream.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    )
+    running = query.start()
+    try:
+        running.processAllAvailable()
+        first, second = (each["sources"][0] for each in running.recentProgress[:2])
+    finally:
+        running.stop()
+    found = behind(first)
+    size = (log.place / "logs/t-0" / log_file(0)).stat().st_size * 15 // 30
+    assert abs(int(found.pop("estimatedTotalBytesBehindLatest")) - size * 4 // 3) < 2 * 4096
+    assert found == {
+        "minOffsetsBehindLatest": "5",
+        "maxOffsetsBehindLatest": "15",
+        "avgOffsetsBehindLatest": "10.0",
+    }
+    assert behind(second) == {
+        "minOffsetsBehindLatest": "0",
+        "maxOffsetsBehindLatest": "0",
+        "avgOffsetsBehindLatest": "0.0",
+        "estimatedTotalBytesBehindLatest": "0",
+    }
+    assert behind({"latestOffset": None, "endOffset": None}) == {}

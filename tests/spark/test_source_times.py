@@ -212,7 +212,7 @@ def test_a_file_that_tells_of_fewer_offsets_than_were_listed_is_not_believed(
         found = listed(directory)
         bases = (found.bases[0], *found.bases[2:])
         sizes = (found.sizes[0] + found.sizes[1], *found.sizes[2:])
-        return Files(directory, bases, sizes, found.times[1:], found.snapshots, found.aborting)
+        return Files(directory, bases, sizes, found.snapshots, found.aborting)
 
     monkeypatch.setattr(partitions, "listed", before)
     assert spans(log, **between(None, 20)) == [(0, 4), (6, 7)]
