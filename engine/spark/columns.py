@@ -33,6 +33,9 @@ COLUMNS: Final = StructType(
     ]
 )
 HEADERS: Final = StructField("headers", ArrayType(_HEADER))
+RECORDS: Final = StructField("records", LongType())
+"""The column of a count. A row then tells of a part of a log how many records are in it, see `count`."""
+_OF_COUNTS: Final = frozenset({"topic", "partition", RECORDS.name})
 _NULL: Final = ("key", "value", "headers")
 """The columns in which nulls occur."""
 
@@ -45,6 +48,8 @@ def columns(include_headers: bool) -> StructType:
 def check(schema: StructType) -> StructType:
     """Return a query's schema if each of its columns is one of the data source's. Only these columns are then read."""
     known = {field.name: field.dataType for field in (*COLUMNS.fields, HEADERS)}
+    if RECORDS.name in schema.names and _OF_COUNTS.issuperset(schema.names):
+        known[RECORDS.name] = RECORDS.dataType
     for field in schema.fields:
         if known.get(field.name) != field.dataType:
             ours = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())

@@ -7,10 +7,14 @@ from typing import Final
 
 import pyarrow as pa
 
+from topicfs.engine.batch.columns import Columns
+from topicfs.engine.batch.table import Longs
 from topicfs.engine.errors import OffsetOutOfRangeError
 from topicfs.engine.parquet.schema import batches, timestamp_types_of
-from topicfs.engine.unlocked.offset_range import OffsetRange
-from topicfs.engine.unlocked.scan import Chunk, chunks
+from topicfs.engine.spark.columns import RECORDS
+from topicfs.engine.unlocked.headers import IN_HEADERS, columns_of_headers
+from topicfs.engine.unlocked.offset_range import EVERYTHING, OffsetRange
+from topicfs.engine.unlocked.scan import chunks
 
 ROWS: Final = 20_000
 """Records of an Arrow batch: fewer cost more calls, more no longer help (measured, see SPARK.md §4)."""
@@ -20,6 +24,9 @@ _FEW: Final = 5_000
 
 def record_batches(part: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order, with the columns of the schema."""
+    if RECORDS.name in schema.names:
+        yield _count(part, schema)
+        return
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for made in _batches(part, schema):
@@ -35,17 +42,29 @@ def record_batches(part: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBa
 
 def _batches(part: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     with_types = "timestampType" in schema.names
-    for chunk in _chunks(part):
-        for columns in chunk.columns(part):
-            for first in range(0, len(columns), ROWS):
-                some = columns.rows(first, first + ROWS)
-                types = timestamp_types_of(some, chunk.table) if with_types else 0
-                yield batches(some, part.topic, part.number, schema, types)
+    for columns, table in _columns(part, set(schema.names)):
+        for first in range(0, len(columns), ROWS):
+            some = columns.rows(first, first + ROWS)
+            types = timestamp_types_of(some, table) if with_types else 0
+            yield batches(some, part.topic, part.number, schema, types)
 
 
-def _chunks(part: OffsetRange) -> Iterator[Chunk]:
+def _count(part: OffsetRange, schema: pa.Schema) -> pa.RecordBatch:
+    """Return one row with the number of the records."""
+    records = sum(len(columns) for columns, _ in _columns(part, set()))
+    known = {"topic": part.topic, "partition": part.number, RECORDS.name: records}
+    return pa.RecordBatch.from_pylist([known], schema)
+
+
+def _columns(part: OffsetRange, wanted: set[str]) -> Iterator[tuple[Columns, Longs]]:
+    """Yield the records of a range, with at least the wanted columns, and the batches that hold them."""
     try:
-        yield from chunks(part, reuse=True)
+        if wanted <= IN_HEADERS and part.times == EVERYTHING:
+            yield from columns_of_headers(part, "offset" in wanted)
+        else:
+            for chunk in chunks(part, reuse=True):
+                for columns in chunk.columns(part):
+                    yield columns, chunk.table
     except OffsetOutOfRangeError as error:
         raise OffsetOutOfRangeError(f"{error}. failOnDataLoss=false reads what is left") from None
 

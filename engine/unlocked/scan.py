@@ -28,6 +28,7 @@ from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, MAX_TIMESTAMP, POSITION
 from topicfs.engine.record import now_ms
+from topicfs.engine.segment.batch_file import BatchFile
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.segment.settings import SegmentSettings
@@ -78,6 +79,17 @@ def _timed(columns: Columns, times: TimeBounds) -> Columns:
 def chunks(part: OffsetRange, reuse: bool = False, room: Room = room) -> Iterator[Chunk]:
     """Yield the chunks of a range, in order. With `reuse` a chunk is overwritten by the next one. `room` gives their
     buffers."""
+    for log, start, stop, upper in segments(part):
+        for buffer, table in log.batches(start, stop, chunk=CHUNK, reuse=reuse, room=room):
+            log.check_fitting(table)
+            kept = visible(table, part, upper)
+            if len(kept):
+                yield Chunk(buffer, kept, int(table[0, POSITION]))
+
+
+def segments(part: OffsetRange) -> Iterator[tuple[BatchFile, int, int, int]]:
+    """Yield the logs that hold a range, each with two positions between which the range lies, and the offset where the
+    next one begins, or the range ends."""
     at = part.start
     while at < part.end:
         try:
@@ -100,11 +112,7 @@ def chunks(part: OffsetRange, reuse: bool = False, room: Room = room) -> Iterato
             _lose(part, at, part.end)
             return
         segment, start, stop = opened
-        for buffer, table in segment.log.batches(start, stop, chunk=CHUNK, reuse=reuse, room=room):
-            segment.log.check_fitting(table)
-            kept = _visible(table, part, upper)
-            if len(kept):
-                yield Chunk(buffer, kept, int(table[0, POSITION]))
+        yield segment.log, start, stop, upper
         at = upper
 
 
@@ -121,7 +129,7 @@ def _lose(part: OffsetRange, start: int, end: int) -> None:
         )
 
 
-def _visible(table: Longs, part: OffsetRange, end: int) -> Longs:
+def visible(table: Longs, part: OffsetRange, end: int) -> Longs:
     """Return the batches that readers see, and that may hold records of the range below an offset."""
     kept = (
         (table[:, BASE_OFFSET] < end)
