@@ -34,7 +34,8 @@ class Environment:
     @property
     def path(self) -> Path:
         """Where it is."""
-        return PLACE / f"python{self.python}-spark{self.spark}-pandas{self.pandas[0]}-pyarrow{self.pyarrow}"
+        name = f"python{self.python}-spark{self.spark}-pandas{self.pandas}-pyarrow{self.pyarrow}"
+        return PLACE / name.replace(".*", "")
 
 
 ENVIRONMENTS: Final = (
@@ -64,7 +65,7 @@ def main() -> int:
         error = tried(each)
         failed += bool(error)
         versions = installed(each)
-        found = ", ".join(error.splitlines()[-1:]) or ("refused in words" if each.refusal else "works")
+        found = error or ("refused in words" if each.refusal else "works")
         say(
             f"| {versions['python']} | {' | '.join(versions[n] for n in ('pyspark', 'pandas', 'pyarrow'))} | {found} |"
         )
@@ -115,9 +116,11 @@ def tried(each: Environment) -> str:
     """What is wrong; nothing if the job does, or says, what it should."""
     with tempfile.TemporaryDirectory() as place:
         done = run(str(each.path / "bin" / "python"), str(JOB), place, check=False)
+    kept = Path(f"{each.path}.log")
+    kept.write_text(done.stdout + done.stderr)
     if each.refusal:
-        return "" if done.returncode and each.refusal in done.stderr else f"not refused\n{done.stderr}"
-    return done.stderr.strip() or f"ended with {done.returncode}" if done.returncode else ""
+        return "" if done.returncode and each.refusal in done.stderr else f"not refused: {kept}"
+    return f"ended with {done.returncode}: {kept}" if done.returncode else ""
 
 
 def installed(each: Environment) -> dict[str, str]:
