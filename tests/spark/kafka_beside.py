@@ -33,15 +33,16 @@ from topicfs import Record
 from topicfs.engine.spark import register
 
 BASE: Final = 1_700_000_000_000
-# Clients of Kafka wait as long for more bytes than there are, and for partitions that there are not.
-CLIENT: Final = {
-    "kafka.fetch.max.wait.ms": "5",
+CLIENT: Final = {"kafka.fetch.max.wait.ms": "5"}
+IMPATIENT: Final = {
     "kafka.default.api.timeout.ms": "2000",
     "kafka.request.timeout.ms": "1000",
+    "kafka.max.block.ms": "1000",
     "kafkaConsumer.pollTimeoutMs": "1500",
     "fetchOffset.numRetries": "1",
     "fetchOffset.retryIntervalMs": "10",
 }
+"""For what Kafka is to refuse: its clients wait as long for what there is not. Others get the time that they need."""
 BROKER: Final = {
     # What is to happen at some time happens at once.
     "log.flush.start.offset.checkpoint.interval.ms": "50",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 from drop_in import SAME, Verdict, better, refused
-from kafka_beside import KafkaBeside, at, records
+from kafka_beside import IMPATIENT, KafkaBeside, at, records
 from kafka_clients import create_topics, produce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -117,7 +117,9 @@ JOBS: Final = {
     "offsets with assign": job(3, assign={"orders": [0]}, startingOffsets={"orders": {"0": 17}}),
     "a start behind the end of the log": job(None, startingOffsets=orders(21, 0, 0)),
     "an end behind the end of the log": job(None, endingOffsets=orders(21, 0, 0)),
-    "the same without failOnDataLoss": job(35, endingOffsets=orders(21, -1, -1), failOnDataLoss="false"),
+    "the same without failOnDataLoss": job(
+        35, endingOffsets=orders(21, -1, -1), failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": 4000}
+    ),
     "a start that was deleted": job(None, subscribe="deleted", startingOffsets={"deleted": {"0": 2}}),
     "the same, without failOnDataLoss": job(
         15, subscribe="deleted", startingOffsets={"deleted": {"0": 2}}, failOnDataLoss="false"
@@ -252,7 +254,7 @@ def test_a_job_of_kafkas_source_does_what_the_table_says(kafka_beside: KafkaBesi
 
     def run(source: str) -> Outcome:
         def read(**given: Any) -> DataFrame:
-            return kafka_beside.read(source, **given)
+            return kafka_beside.read(source, **(IMPATIENT if one.rows is None else {}), **given)
 
         frame = one.then(read(**one.options), read)
         return Outcome(sorted(map(repr, frame.collect())), frame.schema.json())

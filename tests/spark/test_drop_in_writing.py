@@ -117,7 +117,7 @@ class Sinks:
     def write(self, source: str, one: Job, names: dict[str, str]) -> None:
         """Run a job."""
         frame = self.beside.spark.createDataFrame(one.rows, one.schema).coalesce(1)
-        options = {**one.options, "kafka.max.block.ms": "1000"}
+        options = one.options | ({"kafka.max.block.ms": "1000"} if one.written is None else {})
         if "topic" in options:
             options["topic"] = names.get(options["topic"], options["topic"])
         if "topic string" in one.schema:
