@@ -84,7 +84,7 @@ JOBS: Final = {
     "subscribePattern is found anywhere in a name": job(37, subscribePattern="ders"),
     "subscribePattern of a whole name": job(35, subscribePattern="^orders$"),
     "subscribePattern with alternatives": job(16, subscribePattern="orders_eu|deleted"),
-    "subscribePattern without internal topics": job(125, subscribePattern=".*", **COMMITTED),
+    "subscribePattern without internal topics": job(15, subscribePattern="^__|^deleted$"),
     "subscribePattern that matches nothing": job(0, subscribePattern="nothing"),
     "subscribePattern in Java's own syntax": job(
         None, refused("what Java and Python read alike"), subscribePattern="[a-z&&[o]]rders"
