@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,13 +11,11 @@ from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Ints
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
 from topicfs.engine.format.batch_header import HEADER_SIZE
+from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.murmur import partitions_of_keys
 from topicfs.engine.partition.validate import batch_limit, check_records
 from topicfs.engine.settings.topic import TopicSettings
-
-NO_PARTITION: Final = -1
-"""The value in place of a partition's number if a record names no partition."""
 
 
 def choose(
@@ -46,6 +43,16 @@ def choose(
             (first,),
         ),
     )
+
+
+def by_partition(columns: Columns, chosen: Ints) -> Iterator[tuple[int, Columns]]:
+    """Give the records of each partition, in their order."""
+    present = np.unique(chosen).tolist()
+    for number in present:
+        if len(present) == 1:
+            yield number, columns
+        else:
+            yield number, columns.take(np.flatnonzero(chosen == number))
 
 
 def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:

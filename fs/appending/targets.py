@@ -10,7 +10,8 @@ import numpy as np
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes, Ints
 from topicfs.engine.errors import EngineError, InvalidRecordError
-from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.inbox.routing import choose, first_refused
+from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.partition.validate import batch_limit, check_records
 from topicfs.fs.appending.line_queue import Sender
 from topicfs.fs.appending.partition_writers import PartitionWriters

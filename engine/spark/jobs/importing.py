@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from topicfs.engine import batch as batches
+from topicfs.engine.arrow.rows import rows_of
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.errors import (
     EngineError,
@@ -58,7 +59,8 @@ from topicfs.engine.format.paths import (
     partition_directory,
     validate_topic,
 )
-from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.inbox.routing import by_partition, choose, first_refused
+from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
 from topicfs.engine.partition.chain import segment_settings
@@ -69,7 +71,6 @@ from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.topic import TopicSettings
-from topicfs.engine.spark.arrow_columns import columns_of, partitions_of
 from topicfs.engine.spark.jobs.rejects import Aside, Rejects, marked, refusal_in
 from topicfs.engine.spark.jobs.sources import Sources
 from topicfs.engine.spark.jobs.spread import map_in_arrow, spread
@@ -298,9 +299,10 @@ class _Writers:
         """Add rows, and where one is refused, each half of them by itself, down to that one."""
         now = now_ms()
         try:
-            columns = columns_of(rows, now)
+            found = rows_of(rows)
+            columns = found.dated(now)
             chosen, _, refusal = choose(
-                columns, partitions_of(rows), self.numbers, self.numbers[self._turn % len(self.numbers)]
+                columns, found.partitions, self.numbers, self.numbers[self._turn % len(self.numbers)]
             )
             if refusal is None:
                 _, refusal = first_refused(columns, self.settings, now)
@@ -315,8 +317,8 @@ class _Writers:
             self._add_good(rows.slice(half))
             return
         self._turn += 1
-        for number in np.unique(chosen).tolist():
-            self._add(number, columns.take(np.flatnonzero(chosen == number)), now)
+        for number, taken in by_partition(columns, chosen):
+            self._add(number, taken, now)
 
     def _refuse(self, row: pa.RecordBatch, reason: EngineError) -> None:
         if self.aside is not None:
