@@ -131,10 +131,10 @@ class Inbox:
         committed = self._names.content(name)
         if content is None or committed is None:
             log.info(f"{self.topic}: what was committed as {name} was not noted, and cannot be compared")
-        elif not content.is_empty and str(content) != committed:
+        elif not content.is_empty and content.is_other(committed):
             raise BatchExistsError(
-                f"{name} was committed before with other lines: expected {committed}, found {content} (number and "
-                "hash); nothing is appended, and nothing is removed: give it another name, or remove it"
+                f"{name} was committed before with other records: expected {committed}, found {content} (form, number "
+                "and hash); nothing is appended, and nothing is removed: give it another name, or remove it"
             )
 
     def _commit(

@@ -208,6 +208,12 @@ class Staging:
                     return
                 yield np.frombuffer(block, np.uint8)
 
+    @contextlib.contextmanager
+    def reading(self, parts: Parts) -> Iterator[tuple[OtherFile, int]]:
+        """Open a file for reading. Give it, and its size."""
+        with contextlib.closing(self.open(parts, os.O_RDONLY)) as opened:
+            yield opened, opened.status().st_size
+
     def identity(self, parts: Parts) -> str:
         """Return a text that identifies a file: its size, its time and a hash of its content."""
         digest = hashlib.blake2b(digest_size=16)

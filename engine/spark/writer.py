@@ -6,10 +6,10 @@ rows, which outranks the column, and for batch queries `batch`, a name: data wri
 even by another job. A stream's batches are named by its query and number. Options that only say how to reach a broker
 are ignored, and so is `includeHeaders`: a column of headers is always written.
 
-Tasks put their rows into the topic's inbox, each task into files of its own that nobody reads yet. When all tasks
-are done the driver renames the files of the successful tasks, and the inbox commits them: all or nothing for each
-topic. If rows of one batch go to several topics, these are committed one by one, and a retried batch adds what is
-missing.
+Tasks put their rows into the topic's inbox as files of Arrow, each task into files of its own that nobody reads yet.
+When all tasks are done the driver renames the files of the successful tasks, and the inbox commits them: all or nothing
+for each topic. If rows of one batch go to several topics, these are committed one by one, and a retried batch adds what
+is missing.
 
 A log that a daemon has open is written through its mount, which is then the path, and must be visible to all tasks.
 Otherwise the driver opens the log for the time of the commit.
@@ -55,6 +55,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,179}")
 _OPTIONS: Final = ("path", "topic", "batch")
 _IGNORED: Final = ("checkpointlocation", "queryname", "includeheaders")
 """Spark's own options, and the one of Kafka's sink that changes nothing here."""
+_SUFFIX: Final = ".arrow"
+_BUFFER: Final = 1 << 20
+MOST_BYTES: Final = 64 << 20
+"""Bytes of rows in one batch, about: an inbox takes up to 256 MiB. Spark's own limit is a number of rows, however large
+they are."""
+
 _TYPES: Final = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -175,15 +181,16 @@ class _Files:
         if sink is None:
             validate_topic(topic)
             directory = self.inboxes.directory(topic, self.name)
-            self.paths[topic] = path = (
-                directory / f".part-{self.part:05d}-{uuid.uuid4()}{self.inboxes.suffix}"
-            )
-            sink = self.sinks[topic] = self.inboxes.sink(path, rows.schema)
-        sink.add(rows)
+            self.paths[topic] = path = directory / f".part-{self.part:05d}-{uuid.uuid4()}{_SUFFIX}"
+            with self.inboxes.served():
+                sink = self.sinks[topic] = Sink(path.open("xb", buffering=_BUFFER), rows.schema)
+        with self.inboxes.served():
+            sink.add(rows)
 
     def close(self) -> None:
         for sink in self.sinks.values():
-            sink.close()
+            with self.inboxes.served():
+                sink.close()
 
     def discard(self) -> None:
         for path in self.paths.values():
@@ -224,48 +231,44 @@ def _by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
 # -- inboxes ------------------------------------------------------------------------------------------
 
 
-class Sink(Protocol):
-    """A file that rows are added to."""
+class Sink:
+    """An Arrow file that rows are added to."""
 
-    def add(self, rows: pa.RecordBatch) -> None: ...
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - in tasks only
 
-    def close(self) -> None: ...
+        self.file = file
+        self.writer = pa.ipc.new_file(file, schema)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows, no more at once than an inbox takes."""
+        if rows.num_rows > 1 and rows.nbytes > MOST_BYTES:
+            half = rows.num_rows // 2
+            self.add(rows.slice(0, half))
+            self.add(rows.slice(half))
+        else:
+            self.writer.write_batch(rows)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self.writer.close()
+        self.file.close()
 
 
 class SinkInboxes(Protocol):
-    """The inboxes of a log. The names of the files in them end with `suffix`."""
-
-    suffix: str
+    """The inboxes of a log."""
 
     def directory(self, topic: str, name: str) -> Path:
         """Return the directory of a batch, and create it if it is missing."""
 
-    def sink(self, path: Path, schema: pa.Schema) -> Sink:
-        """Return a new file."""
+    def served(self) -> contextlib.AbstractContextManager[None]:
+        """Run code that writes there. ClosedError if that needs a daemon that has ended."""
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """Append each topic's files, in this order."""
 
     def discard(self, name: str, topic: str, file: str) -> None:
         """Remove a file of a batch that was given up."""
-
-
-class _LineSink:
-    """Writes rows as lines into a file on a mount."""
-
-    def __init__(self, mount: Path, file: BinaryIO) -> None:
-        self.mount = mount
-        self.file = file
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        from topicfs.engine.spark.lines import lines  # noqa: PLC0415 - in tasks only
-
-        with _served(self.mount):
-            self.file.write(lines(rows))
-
-    def close(self) -> None:
-        with _served(self.mount):
-            self.file.close()
 
 
 @contextlib.contextmanager
@@ -282,9 +285,7 @@ def _served(mount: Path, then: str = "") -> Iterator[None]:
 
 
 class MountedInboxes:
-    """The inboxes on a daemon's mount: MOUNT/topics/<topic>/inbox/<batch>/part-00000.jsonl, then _SUCCESS."""
-
-    suffix = ".jsonl"
+    """The inboxes on a daemon's mount: MOUNT/topics/<topic>/inbox/<batch>/part-00000.arrow, then _SUCCESS."""
 
     def __init__(self, mount: Path) -> None:
         self.mount = mount
@@ -302,10 +303,9 @@ class MountedInboxes:
             ) from None
         return made
 
-    def sink(self, path: Path, schema: pa.Schema) -> Sink:
+    def served(self) -> contextlib.AbstractContextManager[None]:
         """See SinkInboxes."""
-        with _served(self.mount):
-            return _LineSink(self.mount, path.open("xb", buffering=1 << 20))
+        return _served(self.mount)
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See SinkInboxes."""
@@ -319,7 +319,7 @@ class MountedInboxes:
             if left.startswith("part-"):
                 (directory / left).unlink()
         for number, file in enumerate(staged):
-            (directory / file).rename(directory / f"part-{number:05d}{self.suffix}")
+            (directory / file).rename(directory / f"part-{number:05d}{_SUFFIX}")
         try:
             (directory / "_SUCCESS").touch()
         except OSError as error:
@@ -348,29 +348,10 @@ class MountedInboxes:
             directory.rmdir()
 
 
-class _ArrowSink:
-    """Writes rows into an Arrow file."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        import pyarrow as pa  # noqa: PLC0415 - in tasks only
-
-        self.file = pa.OSFile(str(path), "wb")
-        self.writer = pa.ipc.new_file(self.file, schema)
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        self.writer.write_batch(rows)
-
-    def close(self) -> None:
-        self.writer.close()
-        self.file.close()
-
-
 class ClosedInboxes:
     """The inboxes of a log that no daemon has open: BACKING/staging/<topic>/inbox/<batch>/, see
     `topicfs.engine.inbox`.
     """
-
-    suffix = ".arrow"
 
     def __init__(self, backing: Path) -> None:
         self.backing = backing
@@ -384,9 +365,9 @@ class ClosedInboxes:
     def _directory(self, topic: str, name: str) -> Path:
         return self.backing / STAGING / topic / INBOX / name
 
-    def sink(self, path: Path, schema: pa.Schema) -> Sink:
+    def served(self) -> contextlib.AbstractContextManager[None]:
         """See SinkInboxes."""
-        return _ArrowSink(path, schema)
+        return contextlib.nullcontext()
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See SinkInboxes."""
@@ -394,8 +375,7 @@ class ClosedInboxes:
 
         try:
             for topic, staged in files.items():
-                directory = self._directory(topic, name)
-                commit(self.backing, topic, name, [directory / file for file in staged])
+                commit(self.backing, topic, name, staged)
         except StoreLockedError as error:
             raise StoreLockedError(
                 f"{error}: if it is a daemon, give its mount as path, and not {self.backing}; if it is another job, "

@@ -1,30 +1,42 @@
-"""Files of lines in an inbox, and the records that they hold."""
+"""Files of lines or columns in an inbox, and the records that they hold."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
-from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Bytes, Ints
-from topicfs.engine.errors import RecordTooLargeError
+from topicfs.engine.batch.table import Bytes
+from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Chunk
-from topicfs.engine.inbox.routing import NO_PARTITION, choose, first_refused
+from topicfs.engine.inbox.routing import by_partition, choose, first_refused
+from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
 from topicfs.engine.inbox.staging import Parts, Staging
 from topicfs.engine.partition.validate import batch_limit
 from topicfs.engine.record import Clock
 from topicfs.engine.settings.topic import TopicSettings
 from topicfs.fs.appending.targets import LINE_FRAME, LINE_GROWTH
 from topicfs.fs.errors import BadInputError
-from topicfs.fs.formats import FORMATS, Format
+from topicfs.fs.formats import FORMATS, Format, InputError
 from topicfs.fs.inbox.paths import PART, PathKind, job_of, kind_of, partition_of
 
 _NEWLINE: Final = 10
-_SUFFIXES: Final = {**FORMATS, "json": Format.JSONL}
+
+
+class ColumnFormat(StrEnum):
+    """A format of columns, by the suffix of its files."""
+
+    ARROW = "arrow"
+    PARQUET = "parquet"
+
+
+_LINES: Final = {**FORMATS, "json": Format.JSONL}
+_ALL: Final[dict[str, Format | ColumnFormat]] = {**_LINES, **{each.value: each for each in ColumnFormat}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +45,14 @@ class DataFile:
 
     parts      the path in the inbox
     name       the name in messages
-    format     the format of the lines
-    zipped     whether it is compressed by gzip
+    format     the format of its lines or columns
+    zipped     whether it is compressed by gzip, as lines may be
     partition  the partition of all records that name none; NO_PARTITION if they are routed
     """
 
     parts: Parts
     name: str
-    format: Format
+    format: Format | ColumnFormat
     zipped: bool
     partition: int
 
@@ -53,19 +65,17 @@ class DataFile:
         zipped = dot == "." and suffix == "gz"
         if zipped:
             suffix = stem.rpartition(".")[2]
-        fmt = _SUFFIXES.get(suffix)
+        fmt = _LINES.get(suffix) if zipped else _ALL.get(suffix)
         if fmt is None or not dot:
             raise BadInputError(
-                f"{'/'.join(named)}: expected a name that ends in .txt, .tsv, .jsonl or .json, or these and .gz: an "
-                "inbox takes lines, from Spark those of its formats text and json"
+                f"{'/'.join(named)}: expected a name that ends in .txt, .tsv, .jsonl or .json, or these and .gz, or in "
+                ".arrow or .parquet: an inbox takes lines and columns, from Spark those of its formats text, json and "
+                "parquet"
             )
+        if isinstance(fmt, ColumnFormat) and importlib.util.find_spec("pyarrow") is None:
+            raise BadInputError(f"{'/'.join(named)}: .{fmt} files need pyarrow: pip install 'topicfs[spark]'")
         partition = partition_of(named[1]) if len(named) == 3 else None
         return cls(parts, "/".join(named), fmt, zipped, NO_PARTITION if partition is None else partition)
-
-    @property
-    def kind(self) -> str:
-        """Return a key that is the same for files in which equal lines mean the same."""
-        return f"{self.format.suffix}:{self.partition}"
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -112,41 +122,84 @@ class Topic:
 def chunks(
     staging: Staging, files: Iterable[DataFile], topic: Topic, content: Content | None = None
 ) -> Iterator[Chunk]:
-    """Read all records, in order, with the partition of each. An error names the file and the line. The lines are added
-    to `content`."""
+    """Read all records, in order, with the partition of each. An error names the file and the line or row. The records
+    are added to `content`."""
     for file in files:
         passed = 0
-        for lines in _whole_lines(staging, file, topic):
+        for rows, error in _rows(staging, file, topic):
             if content is not None:
-                content.add(lines, file.kind)
+                content.add(rows)
             try:
-                yield from _routed(lines, file, topic)
-            except _LineError as error:
-                raise error.at(file.name, passed) from None
-            passed += int(np.count_nonzero(lines == _NEWLINE))
+                yield from _routed(rows, topic)
+            except _RefusedError as refused:
+                raise _told(file, passed + refused.record, refused.reason) from None
+            passed += len(rows)
+            if error is not None:
+                raise _told(file, passed, BadInputError(f"byte {error.position}: {error.reason}"))
 
 
 def content_of(staging: Staging, files: Iterable[DataFile], topic: Topic) -> Content:
-    """Read what the files hold, whether it could be appended or not."""
-    content = Content()
+    """Read what the files hold, whether the topic would take it or not."""
+    content, passed = Content(), 0
     for file in files:
-        for lines in _whole_lines(staging, file, topic):
-            content.add(lines, file.kind)
+        for rows, error in _rows(staging, file, topic):
+            content.add(rows)
+            passed += len(rows)
+            if error is not None:
+                raise _told(file, passed, BadInputError(f"byte {error.position}: {error.reason}"))
     return content
 
 
-class _LineError(Exception):
-    """A record is refused: the number of its line, from 0 on, and the reason."""
+def is_whole(staging: Staging, file: DataFile) -> bool:
+    """Tell whether a file says by its end that all of it has come. Lines do not."""
+    if not isinstance(file.format, ColumnFormat):
+        return False
+    from topicfs.engine.arrow import files  # noqa: PLC0415 - pyarrow, which an extra brings
 
-    def __init__(self, line: int, reason: Exception) -> None:
-        super().__init__(line, reason)
-        self.line = line
+    with staging.reading(file.parts) as (opened, size):
+        return files.is_whole(file.format, opened, size)
+
+
+class _RefusedError(Exception):
+    """A record is refused: its number, from 0 on, and the reason."""
+
+    def __init__(self, record: int, reason: Exception) -> None:
+        super().__init__(record, reason)
+        self.record = record
         self.reason = reason
 
-    def at(self, file: str, passed: int) -> Exception:
-        """Return an error of the same kind that names the file and the line."""
-        kind = RecordTooLargeError if isinstance(self.reason, RecordTooLargeError) else BadInputError
-        return kind(f"{file}: line {passed + self.line + 1}: {self.reason}")
+
+def _told(file: DataFile, record: int, reason: Exception) -> Exception:
+    """Return an error of the same kind that names the file and the line or row. Records are numbered from 0 on."""
+    kind = RecordTooLargeError if isinstance(reason, RecordTooLargeError) else BadInputError
+    return kind(f"{file.name}: {'line' if isinstance(file.format, Format) else 'row'} {record + 1}: {reason}")
+
+
+def _rows(staging: Staging, file: DataFile, topic: Topic) -> Iterator[tuple[Rows, InputError | None]]:
+    """Read a file's records, some at a time, and what is wrong behind them. Those that name no partition are for the
+    one of the file."""
+    found = _of_lines if isinstance(file.format, Format) else _of_columns
+    for rows, error in found(staging, file, topic):
+        yield rows if file.partition == NO_PARTITION else rows.sent_to(file.partition), error
+
+
+def _of_columns(staging: Staging, file: DataFile, _: Topic) -> Iterator[tuple[Rows, None]]:
+    from topicfs.engine.arrow import files  # noqa: PLC0415 - pyarrow, which takes 0.3 s and 60 MB
+
+    assert isinstance(file.format, ColumnFormat)
+    with staging.reading(file.parts) as (opened, size):
+        try:
+            for rows in files.rows_in(file.format, opened, size):
+                yield rows, None
+        except InvalidRecordError as error:
+            raise BadInputError(f"{file.name}: {error}") from None
+
+
+def _of_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[tuple[Rows, InputError | None]]:
+    assert isinstance(file.format, Format)
+    for lines in _whole_lines(staging, file, topic):
+        parsed = file.format.parse(lines, UNDATED)
+        yield Rows(parsed.columns, parsed.partitions), parsed.error
 
 
 def _whole_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[Bytes]:
@@ -175,31 +228,14 @@ def _behind_last(block: Bytes) -> int:
     return int(found[-1]) + 1 if found.size else 0
 
 
-def _routed(lines: Bytes, file: DataFile, topic: Topic) -> Iterator[Chunk]:
+def _routed(rows: Rows, topic: Topic) -> Iterator[Chunk]:
     now = topic.clock()
-    parsed = file.format.parse(lines, now)
-    columns = parsed.columns
+    columns = rows.dated(now)
     refused, refusal = first_refused(columns, topic.settings, now)
     if refusal is not None:
-        raise _LineError(refused, refusal)
-    if parsed.error is not None:
-        raise _LineError(
-            parsed.error.line - 1, BadInputError(f"byte {parsed.error.position}: {parsed.error.reason}")
-        )
-    named = parsed.partitions
-    if file.partition != NO_PARTITION:
-        named = np.where(named == NO_PARTITION, np.int32(file.partition), named)
+        raise _RefusedError(refused, refusal)
     keyless = topic.numbers[next(topic.turns) % len(topic.numbers)]
-    chosen, known, unknown = choose(columns, named, topic.numbers, keyless)
+    chosen, known, unknown = choose(columns, rows.partitions, topic.numbers, keyless)
     if unknown is not None:
-        raise _LineError(known, unknown)
-    yield from _by_partition(columns, chosen)
-
-
-def _by_partition(columns: Columns, chosen: Ints) -> Iterator[Chunk]:
-    present = np.unique(chosen).tolist()
-    for number in present:
-        if len(present) == 1:
-            yield number, columns
-        else:
-            yield number, columns.take(np.flatnonzero(chosen == number))
+        raise _RefusedError(known, unknown)
+    yield from by_partition(columns, chosen)

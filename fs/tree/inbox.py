@@ -26,7 +26,7 @@ from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.fs import errors
 from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
 from topicfs.fs.inbox.claims import Writing
-from topicfs.fs.inbox.data_files import DataFile
+from topicfs.fs.inbox.data_files import DataFile, is_whole
 from topicfs.fs.inbox.paths import (
     LONGEST,
     SUCCESS,
@@ -305,15 +305,18 @@ class SuccessHandle(ScratchHandle):
 
 class ArrivingHandle(ScratchHandle):
     """A file that is copied to a name that is not hidden. It is appended at close(2), if its times were set after the
-    last write. Otherwise close(2) returns an error, and the file is removed.
+    last write, or if it was written in order and its end says that it is one. Otherwise close(2) returns an error, and
+    the file is removed.
 
     is_whole   whether its times were set, and nothing was written after that
+    _next      the position behind what was written; None if it was not written in order
     _is_taken  whether it was appended
     """
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
         super().__init__(entry, flags)
         self.is_whole = False
+        self._next: int | None = 0
         self._is_taken = False
         entry.topic_inbox.arriving[entry.parts[0]] = self
 
@@ -323,13 +326,15 @@ class ArrivingHandle(ScratchHandle):
                 f"{self._entry.path} was appended when it was closed: nothing is added"
             )
         self.is_whole = False
-        return super().write(data, position)
+        done = super().write(data, position)
+        self._next = position + done if position == self._next else None
+        return done
 
     def flush(self) -> None:
         super().flush()
         if self._is_taken:
             return
-        if not self.is_whole:
+        if not self.is_whole and not self._has_its_end():
             raise errors.NotSupportedError(
                 f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
                 "copy it to a name that begins with a dot, and rename it then"
@@ -337,6 +342,11 @@ class ArrivingHandle(ScratchHandle):
         self._entry.topic_inbox.commits.opened(self)
         self._entry.topic_inbox.commit_file(self._entry.parts, self._entry.parts, self.writing)
         self._is_taken = True
+
+    def _has_its_end(self) -> bool:
+        """Tell whether all of it was written, up to an end that says so."""
+        file = DataFile.of(self._entry.parts)
+        return self._next == self._entry.size() and is_whole(self._entry.topic_inbox.staging, file)
 
     def release(self) -> None:
         arriving = self._entry.topic_inbox.arriving

@@ -35,6 +35,7 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     echo retention.ms=3600000 > topics/orders/config     change one, without a restart
     echo 500 > orders-0/start                  delete the records below offset 500
     mv clicks.jsonl topics/orders/inbox/       append all of a file's lines, or none
+    cp clicks.parquet topics/orders/inbox/     or of its rows
     mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
     rmdir topics/clicks                        remove one that holds no records; `topicfs delete` deletes others
     echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl

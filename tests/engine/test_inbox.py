@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,13 +17,21 @@ from hypothesis import strategies as st
 from store_bench import StoreBench, checked_store_bench, values
 
 from topicfs import Record
+from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.errors import BatchExistsError, ClosedError, InvalidRecordError, UnknownPartitionError
+from topicfs.engine.errors import (
+    BatchExistsError,
+    ClosedError,
+    CorruptBatchError,
+    InvalidRecordError,
+    UnknownPartitionError,
+)
 from topicfs.engine.inbox import committed_names as remembered
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
+from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
 from topicfs.engine.partition.partition import Partition
 
 DAY = 86_400_000
@@ -230,54 +240,112 @@ def test_the_newest_names_are_remembered(store_bench: StoreBench, monkeypatch: p
     assert len(path.read_bytes().splitlines()) <= 7
 
 
-def content(*lines: bytes, kind: str = "txt:-1") -> Content:
+def rows_of(records: Sequence[tuple[Record, int]]) -> Rows:
+    """Records, each with the partition that it names; those without a timestamp are undated."""
+    made = batches.from_records([record for record, _ in records], 0)
+    found = next(batches.columns(made.data, made.row.reshape(1, -1)), Columns.empty(made.data, 0))
+    dates = [UNDATED if record.timestamp is None else record.timestamp for record, _ in records]
+    return Rows(
+        replace(found, timestamps=np.array(dates, np.int64)), np.array([to for _, to in records], np.int32)
+    )
+
+
+def content(*records: Record, to: int = NO_PARTITION) -> Content:
     found = Content()
-    for line in lines:
-        found.add(np.frombuffer(line, np.uint8), kind)
+    for record in records:
+        found.add(rows_of([(record, to)]))
     return found
 
 
-@given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"") + b"\n")), st.randoms())
-def test_equal_lines_are_equal_content_in_any_order_and_pieces(lines: list[bytes], random: Random) -> None:
-    mixed = random.sample(lines, len(lines))
-    assert str(content(*lines)) == str(content(b"".join(mixed)))
-    assert content(*lines).is_empty == (not lines)
-    assert str(content(*lines)) != str(content(*lines, b"one more\n"))
-    if lines:
-        assert str(content(*lines)) != str(content(*lines, kind="txt:3"))
-        assert str(content(*lines)) != str(content(*lines[1:], lines[0][:-1] + b"x\n"))
+field = st.binary(max_size=20)
+record = st.builds(
+    Record,
+    st.none() | field,
+    st.none() | field,
+    st.none() | st.integers(-1, 1 << 62),
+    st.lists(st.tuples(st.text(max_size=3), st.none() | field), max_size=2).map(tuple),
+)
+going = st.tuples(record, st.integers(-1, 3))
 
 
-def test_content_is_of_whole_lines() -> None:
-    with pytest.raises(ValueError, match="expected whole lines, found 1 bytes"):
-        content(b"a\nb")
+@given(st.lists(going, min_size=1, max_size=6), st.lists(going, min_size=1, max_size=6), st.randoms())
+def test_content_is_equal_where_records_and_partitions_are_and_nowhere_else(
+    some: list[tuple[Record, int]], others: list[tuple[Record, int]], random: Random
+) -> None:
+    whole, pieces = Content(), Content()
+    whole.add(rows_of(some))
+    for each in random.sample(some, len(some)):
+        pieces.add(rows_of([each]))
+    assert str(whole) == str(pieces)
+    other = Content()
+    other.add(rows_of(others))
+    assert (str(whole) == str(other)) == (Counter(some) == Counter(others))
+    assert whole.is_other(str(other)) == (Counter(some) != Counter(others))
+    assert not whole.is_empty
+
+
+def test_what_is_null_empty_or_elsewhere_is_other_content() -> None:
+    some = [
+        Record(b"x"),
+        Record(b""),
+        Record(None),
+        Record(b"x", b""),
+        Record(b"", b"x"),
+        Record(b"x", b"k"),
+        Record(b"x", None, 0),
+        Record(b"x", None, -1),
+        Record(b"x", None, None, (("k", None),)),
+        Record(b"x", None, None, (("k", b""),)),
+        Record(b"x", None, None, (("", b"k"),)),
+    ]
+    assert len({str(content(each, to=to)) for each in some for to in (-1, 0, 1)}) == 3 * len(some)
+
+
+def test_a_span_outside_its_buffer_is_no_content() -> None:
+    rows = rows_of([(Record(b"value", b"key"), 0), (Record(b"value"), 0)])
+    for name in ("value_length", "value_start", "key_length", "headers_start"):
+        spans = getattr(rows.columns, name).copy()
+        spans[:] = 1 << 30
+        with pytest.raises(CorruptBatchError, match="record 0 of 2 has a span outside"):
+            Content().add(
+                replace(rows, columns=replace(rows.columns, headers_length=spans * 0 + 2, **{name: spans}))
+            )
 
 
 def test_other_content_under_a_known_name_is_refused_and_nothing_is_removed(store_bench: StoreBench) -> None:
     box = inbox(store_bench)
-    box.commit("b", chunks(p0=(b"a",)), content=content(b"a\n"))
+    box.commit("b", chunks(p0=(b"a",)), content=content(Record(b"a")))
     box.staging.make_directory(("d",))
     box.staging.open(("d", "x.txt"), os.O_WRONLY | os.O_CREAT).close()
     for start in (lambda: None, store_bench.reopen, store_bench.crash):
         start()
-        with pytest.raises(BatchExistsError, match=r"expected 1:.*, found 2:"):
-            inbox(store_bench).commit("b", chunks(p0=(b"c",)), [("d",)], content(b"c\n", b"d\n"))
+        with pytest.raises(BatchExistsError, match=r"expected 1:1:.*, found 1:2:"):
+            inbox(store_bench).commit("b", chunks(p0=(b"c",)), [("d",)], content(Record(b"c"), Record(b"d")))
         assert inbox(store_bench).staging.names(("d",)) == ["x.txt"]
     assert inbox(store_bench).commit("b", (), [("d",)], content()).known
-    assert inbox(store_bench).commit("b", (), [("d",)], content(b"a\n")).known
+    assert inbox(store_bench).commit("b", (), [("d",)], content(Record(b"a"))).known
     assert both(store_bench) == [[b"a"], []]
 
 
-def test_content_that_was_not_noted_is_not_compared(store_bench: StoreBench) -> None:
-    store_bench.file("staging/t/committed", '"old"\n["new", "1:0"]\n[1]\n{}\n["x"]\n')
-    assert inbox(store_bench).commit("old", chunks(p0=(b"a",)), content=content(b"a\n")).known
+@pytest.mark.parametrize("noted", ['"b"', '["b", "1:0"]', '["b", "2:1:0"]', '["b", ""]'])
+def test_content_that_was_not_noted_or_in_another_form_is_not_compared(
+    store_bench: StoreBench, noted: str
+) -> None:
+    """Older versions noted nothing, or lines."""
+    store_bench.file("staging/t/committed", f'{noted}\n["new", "1:1:0"]\n[1]\n{{}}\n["x"]\n')
+    assert inbox(store_bench).commit("b", chunks(p0=(b"a",)), content=content(Record(b"a"))).known
     with pytest.raises(BatchExistsError):
-        inbox(store_bench).commit("new", chunks(p0=(b"a",)), content=content(b"a\n"))
+        inbox(store_bench).commit("new", chunks(p0=(b"a",)), content=content(Record(b"a")))
     assert not inbox(store_bench).knows("x")
-    Journal(store_bench.root / "staging/t/journal").write(InFlight(CommitState.COMMITTED, "j", (), (), "1:0"))
+    assert both(store_bench) == [[], []]
+
+
+def test_the_content_of_a_commit_that_a_crash_has_stopped_is_noted(store_bench: StoreBench) -> None:
+    journal = Journal(store_bench.root / "staging/t/journal")
+    journal.write(InFlight(CommitState.COMMITTED, "j", (), (), "1:1:0"))
     store_bench.crash()
     with pytest.raises(BatchExistsError):
-        inbox(store_bench).commit("j", (), content=content(b"a\n"))
+        inbox(store_bench).commit("j", (), content=content(Record(b"a")))
 
 
 def test_a_name_that_is_half_written_is_not_known_and_harms_no_other(store_bench: StoreBench) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
-from topicfs.engine.inbox.routing import NO_PARTITION
+from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.inbox.staging import BLOCK, Parts, Staging
 from topicfs.engine.settings.topic import resolve_topic
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
-from topicfs.fs.inbox.data_files import DataFile, Topic, chunks, data_files
+from topicfs.fs.inbox.data_files import ColumnFormat, DataFile, Topic, chunks, content_of, data_files
 from topicfs.fs.inbox.paths import PathKind, kind_of
 
 JOB = "01234567-89ab-cdef-0123-456789abcdef"
@@ -52,9 +57,22 @@ def test_what_a_files_name_tells() -> None:
     file = DataFile.of(("b", "partition=12", f"part-00003-{JOB}-c001.json.gz"))
     assert (file.format, file.zipped, file.partition) == (Format.JSONL, True, 12)
     assert DataFile.of(("b", "x.tsv")).partition == NO_PARTITION
-    for name in ("txt", "x", "x.gz", "x.txt.bz2", "x.csv", "x.TXT"):
-        with pytest.raises(BadInputError):
+    part = DataFile.of(("b", f"part-00003-{JOB}-c001.snappy.parquet"))
+    assert (part.format, part.zipped) == (ColumnFormat.PARQUET, False)
+    assert DataFile.of(("b", "x.arrow")).format == ColumnFormat.ARROW
+    for name in ("txt", "x", "x.gz", "x.txt.bz2", "x.csv", "x.TXT", "x.parquet.gz", "x.arrow.gz", "parquet"):
+        with pytest.raises(BadInputError, match="expected a name that ends in"):
             DataFile.of(("b", name))
+
+
+def test_without_pyarrow_columns_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("x.parquet", "x.arrow"):
+        with pytest.raises(
+            BadInputError, match=rf"b/{name}: .* need pyarrow: pip install 'topicfs\[spark\]'"
+        ):
+            DataFile.of(("b", name))
+    DataFile.of(("b", "x.txt"))
 
 
 class Area:
@@ -136,6 +154,88 @@ def test_of_the_inbox_itself_only_the_files_of_jobs_are_taken(area: Area) -> Non
     for name in (f"part-00001-{JOB}-c000.txt", "x.txt", "part-00000.txt", f"b/part-00000-{JOB}-c000.txt"):
         area.put(name, b"")
     assert [file.name for file in data_files(area.staging, ())] == [f"part-00001-{JOB}-c000.txt"]
+
+
+def test_an_error_in_columns_tells_the_file_and_the_row_in_it(area: Area) -> None:
+    values, partitions = pa.array(["x"] * 5000), [0] * 3000 + [1] + [0] * 1999
+    for name, write in (("b/x.parquet", parquet), ("b/x.arrow", arrow)):
+        with pytest.raises(BadInputError, match=rf"^{name}: row 3001: partition 1 is not one of 0 to 0"):
+            area.read(name, write(pa.table({"value": values, "partition": partitions})))
+        with pytest.raises(BadInputError, match=rf"^{name}: unknown column colour"):
+            area.read(name, write(pa.table({"value": values, "colour": values})))
+        with pytest.raises(BadInputError, match=rf"^{name}: .*damaged, or not all of it has come"):
+            area.read(name, write(pa.table({"value": values}))[:-1])
+        with pytest.raises(RecordTooLargeError, match=rf"^{name}: row 2: "):
+            area.read(name, write(pa.table({"value": ["x", "x" * (2 << 20)]})))
+    assert area.staging.places.limit == Staging(area.root).places.limit, "files were closed"
+
+
+def parquet(table: pa.Table) -> bytes:
+    made = io.BytesIO()
+    pq.write_table(table, made)
+    return made.getvalue()
+
+
+def arrow(table: pa.Table) -> bytes:
+    made = io.BytesIO()
+    with pa.ipc.new_file(made, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    return made.getvalue()
+
+
+def test_content_is_of_records_in_whatever_format_they_come(area: Area) -> None:
+    topic = Topic(area.settings, [0, 1], itertools.count(), lambda: 1)
+
+    def content(**files: bytes) -> str:
+        parts = [
+            area.put(f"b/{name.replace('_', '.').replace('0', 'partition=0/')}", data)
+            for name, data in files.items()
+        ]
+        found = content_of(area.staging, map(DataFile.of, parts), topic)
+        dated = Content()
+        for _ in chunks(area.staging, map(DataFile.of, parts), topic, dated):
+            pass
+        assert str(found) == str(dated)
+        return str(found)
+
+    def same(*forms: str) -> bool:
+        return len(set(forms)) == 1
+
+    columns = pa.table(
+        {
+            "key": ["k", None, "k", None],
+            "value": ["v", "ü", None, ""],
+            "timestamp": pa.array([5, None, None, -1]),
+            "headers": pa.array([[("h", b"x")], None, [], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    lines = (
+        b'{"key":"k","value":"v","timestamp":5,"headers":{"h":"x"}}\n{"value":"\\u00fc","headers":[],"key":null}\n'
+        b'{"value":null,"key_base64":"aw==","offset":7}\n{"value":"","timestamp":-1}'
+    )
+    assert same(
+        content(x_jsonl=lines),
+        content(y_json_gz=gzip.compress(lines)),
+        content(a_parquet=parquet(columns)),
+        content(b_arrow=arrow(columns.slice(2)), c_parquet=parquet(columns.slice(0, 2))),
+        content(c_arrow=arrow(columns.slice(1)), d_jsonl=lines.partition(b"\n")[0]),
+    )
+    plain = pa.table({"value": ["a", "b"]})
+    assert same(content(x_txt=b"b\na\n"), content(z_parquet=parquet(plain)), content(x_tsv=b"\\N\ta\n\\N\tb"))
+    named = pa.table({"value": ["a", "b"], "partition": [0, None]})
+    assert same(
+        content(**{"0x_txt": b"a\nb\n"}),
+        content(x_arrow=arrow(pa.table({"value": ["a", "b"], "partition": [0, 0]}))),
+        content(**{"0y_parquet": parquet(named)}),
+    )
+    others = [
+        content(x_txt=b"a\nb\n"),
+        content(x_arrow=arrow(named)),
+        content(**{"0x_txt": b"a\nb\n"}),
+        content(x_tsv=b"a\tb"),
+        content(x_jsonl=b'{"value":"a","timestamp":1}\n{"value":"b"}\n'),
+    ]
+    assert len(set(others)) == len(others)
 
 
 def test_keys_choose_as_they_do_elsewhere(area: Area) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import json
 import mmap
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -17,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from daemon_mount import (
     DaemonMount,
@@ -36,6 +41,23 @@ pytest_plugins = ["shared_mount"]
 
 DAY = 86_400_000
 JOB, OTHER = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
+
+
+def parquet(**columns: object) -> bytes:
+    """A Parquet file."""
+    made = io.BytesIO()
+    pq.write_table(pa.table(columns), made, compression="zstd", write_statistics=False)
+    return made.getvalue()
+
+
+def arrow(**columns: object) -> bytes:
+    """A file of Arrow."""
+    made = io.BytesIO()
+    table = pa.table(columns)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(made, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return made.getvalue()
 
 
 def test_a_batch(mount: DaemonMount) -> None:
@@ -91,7 +113,8 @@ def test_a_file(mount: DaemonMount, tmp_path: Path) -> None:
 
 def test_a_plain_copy(mount: DaemonMount, tmp_path: Path) -> None:
     """I3. A plain copy to a name in `inbox` that does not begin with `.` or `_` is EPERM, at open or at
-    close(2), and nothing is appended: whether all of it has come could not be known.
+    close(2), and nothing is appended: whether all of it has come could not be known. Files of Arrow and of
+    Parquet tell that by their end: `cp` appends one, and its close(2) gives the error.
     """
     topic = Topic(mount)
     (tmp_path / "x.txt").write_text("a\n")
@@ -108,12 +131,33 @@ def test_a_plain_copy(mount: DaemonMount, tmp_path: Path) -> None:
         check=False,
     )
     eventually(lambda: os.listdir(topic.inbox) == [], "what was copied is gone")
+    for name, data in (("x.parquet", parquet(value=["p"])), ("x.arrow", arrow(value=["a"]))):
+        (tmp_path / name).write_bytes(data[:-1])
+        assert b"Operation not permitted" in run(f"cp {name} {topic.inbox}/", tmp_path).stderr
+        (tmp_path / name).write_bytes(
+            parquet(colour=["blue"]) if name == "x.parquet" else arrow(colour=["blue"])
+        )
+        assert b"Invalid argument" in run(f"cp {name} {topic.inbox}/", tmp_path).stderr
+        # What is written out of order may have its end before the rest, and a shell does not look at close(2).
+        with (
+            refused(errno.EPERM),
+            opened(topic.inbox / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+        ):
+            os.pwrite(descriptor, data[100:], 100)
+            os.pwrite(descriptor, data[:100], 0)
+            os.close(os.dup(descriptor))
+        (tmp_path / name).write_bytes(data)
+        assert run(f"cat {name} > {topic.inbox}/{name}", tmp_path).returncode
     assert topic.values() == []
+    assert output(f"cp x.parquet x.arrow {topic.inbox}/", tmp_path) == b""
+    assert topic.values() == ["a", "p"]
+    assert os.listdir(topic.inbox) == []
 
 
 def test_names_of_files(mount: DaemonMount) -> None:
-    """I4. Names end in `.txt`, `.tsv`, `.jsonl` or `.json`, or in one of these and `.gz`; any other is
-    EINVAL when a file gets it. Lines are those of `in.<fmt>`, save that a last line needs no newline.
+    """I4. Names end in `.txt`, `.tsv`, `.jsonl` or `.json`, or in one of these and `.gz`, or in `.arrow` or
+    `.parquet`; any other is EINVAL when a file gets it, and so are the last two where pyarrow is not
+    installed. Lines are those of `in.<fmt>`, save that a last line needs no newline.
     """
     topic = Topic(mount)
     batch = topic.batch("b", a="txt\n\nlast")
@@ -123,15 +167,19 @@ def test_names_of_files(mount: DaemonMount) -> None:
     (batch / "e.txt.gz").write_bytes(gzip.compress(b"gz\n"))
     (batch / "f.json.gz").write_bytes(gzip.compress(b'{"value":"json.gz"}\n'))
     (batch / "g.txt").touch()
-    for name in ("x.csv", "x.parquet", "x", "x.gz", "x.snappy.parquet"):
+    (batch / "h.snappy.parquet").write_bytes(parquet(value=["parquet"], key=["k"]))
+    (batch / "i.arrow").write_bytes(arrow(value=[b"arrow"]))
+    for name in ("x.csv", "x.orc", "x", "x.gz", "x.parquet.gz"):
         with refused(errno.EINVAL):
             (batch / name).write_text("x")
         with refused(errno.EINVAL):
             (batch / "a.txt").rename(batch / name)
     commit(batch)
-    assert topic.values() == sorted(["txt", "", "last", "tsv", "jsonl", "json", "gz", "json.gz"])
+    assert topic.values() == sorted(
+        ["txt", "", "last", "tsv", "jsonl", "json", "gz", "json.gz", "parquet", "arrow"]
+    )
     found = {record["value"]: record for record in topic.records()}
-    assert found["tsv"]["key"] == found["jsonl"]["key"] == "k"
+    assert found["tsv"]["key"] == found["jsonl"]["key"] == found["parquet"]["key"] == "k"
     assert found["jsonl"]["timestamp"] == 5
     batch = topic.batch("c")
     (batch / "x.txt.gz").write_bytes(b"not gzip at all")
@@ -208,10 +256,11 @@ def test_isolation(mount: DaemonMount) -> None:
 
 
 def test_known_names(mount: DaemonMount, tmp_path: Path) -> None:
-    """I7. A batch whose name was committed before, and that holds the same lines again or none, is
-    taken and discarded: every call does well, save for the mkdir of I17, and nothing is appended. Its files
-    may be others, in another order or compressed. So is a file of the same name, size, modification time and
-    content. The newest 10,000 names of a topic are remembered, over restarts, until the topic is deleted.
+    """I7. A batch whose name was committed before, and that holds the same records again or none, is taken
+    and discarded: every call does well, save for the mkdir of I17, and nothing is appended. Its files may be
+    others, in another order or format, or compressed; of what a version before this one has committed only
+    the name is compared. So is a file of the same name, size, modification time and content. The newest
+    10,000 names of a topic are remembered, over restarts, until the topic is deleted.
     """
     with own_mount(tmp_path) as served:
         topic = Topic(served, "t")
@@ -231,6 +280,15 @@ def test_known_names(mount: DaemonMount, tmp_path: Path) -> None:
         (batch / "z.txt.gz").write_bytes(gzip.compress(b"c\nb\na\n"))
         with opened(batch / "_SUCCESS", os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
             pass
+        for name, data in (
+            ("x.parquet", parquet(value=["c", "a", "b"])),
+            ("x.arrow", arrow(value=["b", "c", "a"])),
+        ):
+            (batch / name).write_bytes(data)
+            commit(batch)
+        (batch / "y.jsonl").write_text('{"value":"b"}\n{"value":"a"}')
+        (batch / "x.parquet").write_bytes(parquet(value=["c"]))
+        commit(batch)
         assert topic.values() == ["a", "b", "c"]
         (tmp_path / "x.txt").write_text("file\n")
         for _ in range(2):
@@ -243,9 +301,12 @@ def test_known_names(mount: DaemonMount, tmp_path: Path) -> None:
         assert output(f"cp -p {tmp_path}/x.txt {tmp_path}/y.txt; mv -f y.txt {topic.inbox}/", tmp_path) == b""
         assert topic.values() == ["a", "b", "c", "file", "file"]
         assert served.stop() == 0
+        with (served.backing / "staging/t/committed").open("a") as names:
+            names.write('["batch:old", "3:00000000000000000000000000000000"]\n')
         served.start()
         (batch / "w.txt").write_text("a\nb\nc\n")
         commit(batch)
+        commit(topic.batch("old", x="whatever\n"))
         assert topic.values() == ["a", "b", "c", "file", "file"]
         delete(served / "topics/t")
         topic = Topic(served, "t")
@@ -254,9 +315,9 @@ def test_known_names(mount: DaemonMount, tmp_path: Path) -> None:
 
 
 def test_bad_lines(mount: DaemonMount) -> None:
-    """I8. A bad line in any file of a batch refuses it: EINVAL, or EMSGSIZE where a record is too large, and
-    the reason with file and line is in the log and in the `status.json` of the topic's partitions. The files
-    stay; when they are mended, making `_SUCCESS` commits them.
+    """I8. A bad line or row in any file of a batch refuses it: EINVAL, or EMSGSIZE where a record is too
+    large, and the reason with file and line or row is in the log and in the `status.json` of the topic's
+    partitions. The files stay; when they are mended, making `_SUCCESS` commits them.
     """
     topic = Topic(mount)
     topic.configure("max.message.bytes=1000")
@@ -272,8 +333,23 @@ def test_bad_lines(mount: DaemonMount) -> None:
     with refused(errno.EMSGSIZE):
         commit(batch)
     assert "bad/b.jsonl: line 2: " in mount.status(topic.partition())["last_refusal"]["reason"]
+    (batch / "b.jsonl").unlink()
+    for name, write in (("b.parquet", parquet), ("b.arrow", arrow)):
+        for wrong, number, words in (
+            (
+                {"value": ["x", "y", "z"], "partition": [0, 1, 2]},
+                errno.EINVAL,
+                "row 3: partition 2 is not one of",
+            ),
+            ({"value": ["x", "x" * 2000]}, errno.EMSGSIZE, "row 2: a record exceeds"),
+        ):
+            (batch / name).write_bytes(write(**wrong))
+            with refused(number):
+                commit(batch)
+            assert f"bad/{name}: {words}" in mount.status(topic.partition())["last_refusal"]["reason"]
+        (batch / name).unlink()
     assert topic.values() == []
-    assert sorted(os.listdir(batch)) == ["a.txt", "b.jsonl"]
+    assert sorted(os.listdir(batch)) == ["a.txt"]
     (batch / "b.jsonl").write_text('{"value":"mended"}\n')
     commit(batch)
     assert topic.values() == ["good", "mended"]
@@ -487,9 +563,8 @@ def test_leftovers(tmp_path: Path) -> None:
 
 
 def test_other_lines_under_a_known_name(tmp_path: Path) -> None:
-    """I16. A batch with other lines under a name that was committed before is EEXIST: nothing is
-    appended, its files stay, and the reason is in the log and in the `status.json` of the topic's
-    partitions.
+    """I16. A batch with other records under a name that was committed before is EEXIST: nothing is appended,
+    its files stay, and the reason is in the log and in the `status.json` of the topic's partitions.
     """
     with own_mount(tmp_path) as served:
         topic = Topic(served, "t")
@@ -503,8 +578,8 @@ def test_other_lines_under_a_known_name(tmp_path: Path) -> None:
             assert b"File exists" in run(f"touch {batch}/_SUCCESS", tmp_path).stderr
             for number in (0, 1):
                 reason = served.status(topic.partition(number))["last_refusal"]["reason"]
-                assert "batch:q was committed before with other lines" in reason
-            assert "batch:q was committed before with other lines" in served.said()
+                assert "batch:q was committed before with other records" in reason
+            assert "batch:q was committed before with other records" in served.said()
             assert (batch / "x.txt").read_text() == other
             assert os.listdir(topic.inbox) == ["q"]
         (batch / "x.txt").unlink()
@@ -836,3 +911,116 @@ def test_batches_that_wait(mount: DaemonMount) -> None:
     assert f'"{topic.name}"}}' not in "".join(
         line for line in (mount / "metrics").read_text().splitlines(True) if "inbox" in line
     )
+
+
+def test_columns(mount: DaemonMount) -> None:
+    """I23. In `.arrow`, a file or a stream of Arrow, and in `.parquet` a column `value` of text or bytes has
+    to be there, in which null is a tombstone; `key`, `headers`, `timestamp`, which is one or a number of
+    milliseconds, and `partition` may be there; `offset`, `topic` and `timestampType` are ignored. Any other
+    column or type is EINVAL. So the files of a topic's `table` give equal records in another topic.
+    """
+    topic = Topic(mount)
+    (topic.inbox / ".x").write_bytes(
+        parquet(
+            value=["v", None, b"\xff"],
+            key=[b"k", "ü".encode(), None],
+            headers=pa.array([[("h", b"x"), ("h", None)], [], None], pa.map_(pa.string(), pa.binary())),
+            timestamp=pa.array([1_700_000_000_123_999, 5000, 7000], pa.timestamp("us")),
+            partition=pa.array([1, 0, 0]),
+            offset=pa.array([7, 7, 7]),
+            topic=["another"] * 3,
+            timestampType=[0] * 3,
+        )
+    )
+    (topic.inbox / ".x").rename(topic.inbox / "x.parquet")
+    first, last = (topic.partition(number) / "log.jsonl" for number in (0, 1))
+    name = topic.name
+    assert last.read_text() == (
+        f'{{"topic":"{name}","partition":1,"offset":0,"timestamp":1700000000123,"key":"k","value":"v",'
+        '"headers":[{"key":"h","value":"x"},{"key":"h","value":null}]}\n'
+    )
+    assert [json.loads(line) for line in first.read_text().splitlines()] == [
+        {
+            "topic": name,
+            "partition": 0,
+            "offset": 0,
+            "timestamp": 5,
+            "key": "ü",
+            "value": None,
+            "headers": [],
+        },
+        {
+            "topic": name,
+            "partition": 0,
+            "offset": 1,
+            "timestamp": 7,
+            "key": None,
+            "value_base64": "/w==",
+            "headers": [],
+        },
+    ]
+    batch = topic.batch("b")
+    for columns in (
+        {"value": ["x"], "colour": ["blue"]},
+        {"key": ["x"]},
+        {"value": [7]},
+        {"value": ["x"], "timestamp": ["2026"]},
+        {"value": ["x"], "partition": [-1]},
+        {"value": ["x"], "headers": [[{"key": None, "value": b"x"}]]},
+    ):
+        for file, write in (("x.parquet", parquet), ("x.arrow", arrow)):
+            (batch / file).write_bytes(write(**columns))
+            with refused(errno.EINVAL):
+                commit(batch)
+            assert f"b/{file}: " in mount.status(topic.partition())["last_refusal"]["reason"]
+            (batch / file).unlink()
+    table = pa.table({"value": pa.array([b"last"]), "timestamp": pa.array([9])})
+    with pa.OSFile(str(batch / "x.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    commit(batch)
+    assert sorted(record["timestamp"] for record in topic.records() if record.get("value") == "last") == [9]
+
+
+def most_memory_mib(mount: DaemonMount) -> int:
+    """What the daemon had in memory at most."""
+    assert mount.process is not None
+    (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{mount.process.pid}/status").read_text())
+    return int(line) // 1024
+
+
+def test_damaged_columns(mount: DaemonMount) -> None:
+    """I24. A file of columns that is damaged or cut short is EINVAL, and so is one of which more than 256 MiB
+    would have to be in memory at once: a batch of Arrow, a page of Parquet, the headers of one of its row
+    groups. However much a small file unpacks to, the daemon takes no more for it.
+    """
+    topic = Topic(mount)
+    topic.configure("max.message.bytes=1000")
+    batch = topic.batch("b")
+    whole = {"x.parquet": parquet(value=["x"] * 1000), "x.arrow": arrow(value=["x"] * 1000)}
+
+    def refuse(name: str, data: bytes, words: str, number: int = errno.EINVAL) -> None:
+        (batch / name).write_bytes(data)
+        with refused(number):
+            commit(batch)
+        reason = mount.status(topic.partition())["last_refusal"]["reason"]
+        assert f"b/{name}: " in reason
+        assert words in reason
+        (batch / name).unlink()
+
+    for name, data in whole.items():
+        for end in (0, 4, len(data) // 2, len(data) - 1):
+            refuse(name, data[:end], "damaged, or not all of it has come")
+        refuse(name, data[: len(data) // 2] + b"\xff" * 100 + data[len(data) // 2 + 100 :], "damaged")
+    # 300 MB in 30 KB, and 20 GB in 100 KB.
+    most = most_memory_mib(mount)
+    sizes = pa.py_buffer(np.array([0, 300 << 20], np.int32))
+    zeros = pa.Array.from_buffers(pa.binary(), 1, [None, sizes, pa.py_buffer(bytes(300 << 20))])
+    refuse("x.parquet", parquet(value=zeros), "expected a page of up to 268435456 bytes")
+    refuse("x.arrow", arrow(value=zeros), "expected up to 268435456 bytes in a batch of rows")
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    refuse("x.parquet", parquet(value=repeated), "row 1: a record exceeds", errno.EMSGSIZE)
+    assert most_memory_mib(mount) - most < 200
+    assert topic.values() == []
+    (batch / "x.parquet").write_bytes(whole["x.parquet"])
+    commit(batch)
+    assert len(topic.values()) == 1000

@@ -19,6 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from daemon_mount import DaemonMount, append, eventually, opened, own_mount, refused
+from shell import output
 
 pytest_plugins = ["shared_mount"]
 
@@ -210,6 +211,11 @@ def test_what_is_in_them(mount: DaemonMount) -> None:
     assert [as_jsonl(row) | {"partition": 0} for row in listed] == shown
     assert (listed[1]["key"], listed[1]["value"], listed[1]["headers"]) == (None, None, None)
     assert (listed[3]["key"], listed[3]["value"]) == (b"\xff", b"\0\xff")
+    # The inbox of another topic makes equal records of them: I23.
+    copied = mount.new("copied")
+    output(f"cp {table(mount, partition)}/*.parquet {topic_of(mount, copied)}/inbox/", mount.path)
+    again = [json.loads(line) for line in (copied / "log.jsonl").read_bytes().splitlines()]
+    assert [record | {"topic": shown[0]["topic"]} for record in again] == shown
 
 
 def test_what_a_filter_reads(mount: DaemonMount) -> None:

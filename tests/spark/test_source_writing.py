@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from daemon_mount import DaemonMount, delete, eventually
 from partition_opening import NOW
@@ -20,7 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 from topicfs import Record, Store
 from topicfs.engine.errors import EngineError
 from topicfs.engine.kernels.murmur import murmur2
-from topicfs.engine.spark import register
+from topicfs.engine.spark import register, writer
 from topicfs.engine.spark.source import TopicSource
 
 AT = datetime.fromtimestamp(NOW / 1000, UTC)
@@ -161,7 +162,7 @@ def test_other_rows_under_the_name_of_a_batch_that_was_appended_are_an_error(doo
     schema = "key string, value string, partition int"
     door.write(door.frame(rows, schema), batch="monday")
     for other in (rows[:2], [*rows, rows[0]], [*rows[:2], (None, "c", 1)]):
-        with pytest.raises(PySparkException, match="was committed before with other lines"):
+        with pytest.raises(PySparkException, match="was committed before with other records"):
             door.write(door.frame(other, schema), batch="monday")
     door.write(door.frame(rows[::-1], schema, tasks=3), batch="monday")
     assert door.values() == [b"a", b"a", b"b"]
@@ -183,11 +184,63 @@ def test_a_batch_that_comes_again_when_there_is_no_daemon_any_more_is_known(
         closed = Door(spark, served.backing, served.backing)
         closed.write(closed.frame(rows[::-1], ALL), batch="once")
         assert closed.values() == [b"", b"v\n"]
-        with pytest.raises(PySparkException, match="was committed before with other lines"):
+        with pytest.raises(PySparkException, match="was committed before with other records"):
             closed.write(closed.frame(rows[:1] * 2, ALL), batch="once")
         assert served.alarms() == []
     finally:
         served.clear()
+
+
+def test_rows_of_the_sink_are_known_when_they_come_as_files(
+    spark: SparkSession, mount: DaemonMount, tmp_path: Path
+) -> None:
+    """And the other way round: a batch is the same by whatever door and format it comes."""
+    with mount.watched():
+        for name in ("t-0", "t-1"):
+            (mount / name).mkdir()
+        door, inbox = Door(spark, mount.path, mount.backing), mount / "topics/t/inbox"
+        rows = [
+            (b"k", b"v\n", 1, AT, [("h", b"x")]),
+            (b"", None, None, None, None),
+            (None, b"\xff", 0, None, []),
+        ]
+        frame = door.frame(rows, f"key binary, value binary, partition int, timestamp timestamp, {HEADERS}")
+        line = b'{"key":"k","value":"v\\n","partition":1,"timestamp":%d,"headers":{"h":"x"}}\n' % NOW
+        line += b'{"key":"","value":null}\n{"value_base64":"/w==","partition":0}\n'
+
+        def put_lines(batch: str) -> None:
+            (inbox / batch).mkdir(exist_ok=True)
+            (inbox / batch / "x.jsonl").write_bytes(line)
+            (inbox / batch / "_SUCCESS").touch()
+
+        doors: list[Callable[[str], None]] = [
+            lambda batch: door.write(frame, batch=batch),
+            lambda batch: frame.write.mode("overwrite").parquet(str(inbox / batch)),
+            put_lines,
+        ]
+        for number, first in enumerate(doors):
+            first(f"b{number}")
+            for again in doors:
+                again(f"b{number}")
+            assert len(door.values()) == 3 * (number + 1)
+        assert door.values() == sorted([b"v\n", b"", b"\xff"] * 3)
+        for name in ("t-0", "t-1"):
+            delete(mount / name)
+
+
+def test_large_rows_are_written_in_batches_that_an_inbox_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_BYTES", 1000)
+    rows = pa.record_batch({"value": [b"x" * 100] * 50 + [b"y" * 2000]})
+    path = tmp_path / "x.arrow"
+    sink = writer.Sink(path.open("xb"), rows.schema)
+    sink.add(rows)
+    sink.close()
+    with pa.ipc.open_file(path) as file:
+        written = [file.get_batch(number) for number in range(file.num_record_batches)]
+    assert pa.Table.from_batches(written) == pa.Table.from_batches([rows])
+    assert all(each.nbytes <= 1000 or each.num_rows == 1 for each in written)
 
 
 def test_a_task_that_fails_leaves_nothing(door: Door) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_other_rows_under_the_name_of_a_batch_that_was_committed_are_an_error(
         mark = len(topic.mount.said())
         with pytest.raises(Py4JJavaError, match="File exists"):
             numbers(spark, 10, 1000).write.mode(mode).option(V2, version).text(batch)
-        assert f"batch:b{number} was committed before with other lines" in topic.log_since(mark)
+        assert f"batch:b{number} was committed before with other records" in topic.log_since(mark)
         assert os.listdir(topic.inbox) == [f"b{number}"]
         numbers(spark, 10).write.mode("overwrite").text(batch)
         assert os.listdir(topic.inbox) == []
@@ -180,20 +181,14 @@ def test_partition_by_partition(spark: SparkSession, topic: Topic) -> None:
     assert all(int(record["value"]) % 2 == record["partition"] for record in topic.records())
 
 
-def refuses(topic: Topic, words: str) -> Any:
+@contextmanager
+def refuses(topic: Topic, words: str) -> Iterator[None]:
     """What is done inside fails, and the daemon's log says why."""
-
-    class Refusal:
-        def __enter__(self) -> None:
-            self.mark = len(topic.mount.said())
-
-        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-            assert error is not None, "it did not fail"
-            assert words in topic.mount.said()[self.mark :]
-            assert topic.values() == []
-            return True
-
-    return Refusal()
+    mark, before = len(topic.mount.said()), topic.values()
+    with pytest.raises((PySparkException, Py4JJavaError)):
+        yield
+    assert words in topic.log_since(mark)
+    assert topic.values() == before
 
 
 def test_partition_by_another_column_is_refused(spark: SparkSession, topic: Topic) -> None:
@@ -203,10 +198,71 @@ def test_partition_by_another_column_is_refused(spark: SparkSession, topic: Topi
     assert list((topic.inbox / "b").rglob("part*")) == []
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_formats_that_are_no_lines_are_refused(spark: SparkSession, topic: Topic, kind: str) -> None:
-    with refuses(topic, "an inbox takes lines"):
+@pytest.mark.parametrize("kind", ["csv", "orc"])
+def test_formats_that_an_inbox_does_not_know_are_refused(
+    spark: SparkSession, topic: Topic, kind: str
+) -> None:
+    with refuses(topic, "an inbox takes lines and columns"):
         numbers(spark, 20).write.format(kind).save(str(topic.inbox / "b"))
+
+
+HEADER = "array(named_struct('key', 'h', 'value', cast('x' as binary)))"
+
+
+def test_parquet_is_appended_whole_with_every_column_that_a_record_has(
+    spark: SparkSession, topic: Topic
+) -> None:
+    rows = numbers(spark, 50).selectExpr(
+        "if(value < 25, concat('k', value), null) as key",
+        "if(value = '7', null, cast(value as binary)) as value",
+        "if(value = '8', null, timestamp_millis(1700000000000 + value)) as timestamp",
+        f"if(value = '9', {HEADER}, null) as headers",
+        "cast(value % 2 as int) as partition",
+    )
+    lines = topic.inbox / "lines"
+    for name, options in (("b", {}), ("c", {"compression": "zstd"}), ("d", {"compression": "none"})):
+        rows.write.options(**options).parquet(str(topic.inbox / name))
+        rows.write.mode("overwrite").options(**options).parquet(str(topic.inbox / name))
+    assert os.listdir(topic.inbox) == []
+    found = topic.records()
+    assert len(found) == 150
+    for record in found:
+        number = 7 if record["value"] is None else int(record["value"])
+        assert record["partition"] == number % 2
+        assert record["key"] == (f"k{number}" if number < 25 else None)
+        assert number == 8 or record["timestamp"] == 1_700_000_000_000 + number
+        assert record["headers"] == ([{"key": "h", "value": "x"}] if number == 9 else [])
+    # The same rows as lines: milliseconds are numbers there, and headers have text.
+    plain = rows.selectExpr(
+        "key",
+        "cast(value as string) as value",
+        "unix_millis(timestamp) as timestamp",
+        "transform(headers, each -> struct(each.key, cast(each.value as string) as value)) as headers",
+        "partition",
+    )
+    plain.write.option("ignoreNullFields", "false").json(str(lines))
+    assert len(topic.records()) == 200
+    rows.write.mode("overwrite").parquet(str(lines))
+    rows.write.mode("overwrite").option("maxRecordsPerFile", 7).parquet(str(topic.inbox / "b"))
+    assert len(topic.records()) == 200
+    with pytest.raises(Py4JJavaError, match="File exists"):
+        rows.where("value is not null").write.mode("overwrite").parquet(str(lines))
+
+
+def test_parquet_comes_by_each_of_sparks_protocols(spark: SparkSession, topic: Topic) -> None:
+    by_hand = numbers(spark, 10).withColumn("partition", F.col("value").cast("int") % 2)
+    for version in ("1", "2"):
+        numbers(spark, 10).write.option(V2, version).parquet(str(topic.inbox / f"b{version}"))
+        numbers(spark, 10).write.mode("append").option(V2, version).parquet(str(topic.inbox))
+        by_hand.write.partitionBy("partition").option(V2, version).parquet(str(topic.inbox / f"p{version}"))
+    assert topic.values() == sorted(expected(10) * 6)
+    assert os.listdir(topic.inbox) == []
+    numbers(spark, 10).where("value < 0").write.parquet(str(topic.inbox / "nothing"))
+    with refuses(topic, "unknown column colour"):
+        by_hand.withColumnRenamed("partition", "colour").write.parquet(str(topic.inbox / "bad"))
+    # Text in Spark may be any bytes.
+    numbers(spark, 1).selectExpr("cast(X'ff' as string) as value").write.parquet(str(topic.inbox / "odd"))
+    assert [record["value_base64"] for record in topic.records() if "value_base64" in record] == ["/w=="]
 
 
 def test_a_bad_row_fails_the_job(spark: SparkSession, topic: Topic) -> None:
