@@ -69,7 +69,7 @@ def test_a_session_of_another_kind_reads_and_writes_the_same(
         store.create_topic("u", 2)
         for n in range(2 * COUNT):
             store.partition("t", n % 2).append(Record(value(n).encode(), key(n).encode()))
-    for name in ("t-0", "t-1", "u-0"):
+    for name in ("t-0", "t-1", "u-0", "v-0"):
         (mount / name).mkdir()
     for number in (0, 1):
         lines = "".join(f"{key(n)}\t{value(n)}\n" for n in range(number, 2 * COUNT, 2))
@@ -81,6 +81,9 @@ def test_a_session_of_another_kind_reads_and_writes_the_same(
     assert sorted((each["key"], each["value"]) for each in streamed) == sorted(
         (key(n), value(n)) for n in range(2 * COUNT) if n % 7 >= 3
     )
+    if kind == "connect":
+        piped = (mount / "v-0" / "log.tsv").read_text().splitlines()
+        assert sorted(piped) == sorted(f"{key(n)}\t{value(n)}" for n in range(2 * COUNT))
     with Store.open(tmp_path / "closed", create=True) as store:
         written = [record for number in (0, 1) for record in store.partition("u", number).records()]
     assert sorted((record.key, record.value) for record in written) == sorted(
