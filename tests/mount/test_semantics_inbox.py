@@ -189,8 +189,8 @@ def test_names_of_files(mount: DaemonMount) -> None:
 
 def test_order_and_partitions(mount: DaemonMount) -> None:
     """I5. Files are taken in the order of the part and file numbers in their names as Spark gives them, then
-    by name; records go where `in.<fmt>` sends them, keyless ones a run of lines at a time, and those of
-    files in `partition=<n>` to that partition.
+    by name; records go where `in.<fmt>` sends them, keyless ones a run of lines or rows at a time, and those
+    of files in `partition=<n>` to that partition.
     """
     topic = Topic(mount)
     batch = topic.batch("b", b="6\n", a="5\n")
