@@ -27,7 +27,7 @@ MAY_IMPORT = {
 OURS = {"engine", "fs", "mountd", "tests", "examples"}
 ROOMS = {
     "pyspark": {"engine/spark"},
-    "pyarrow": {"engine/spark", "engine/parquet", "engine/arrow", "engine/sql"},
+    "pyarrow": {"engine/spark", "engine/parquet", "engine/arrow", "engine/column_files", "engine/sql"},
     "duckdb": {"engine/sql"},
 }
 FOLDERS = ("engine", "fs", "mountd", "tests", "examples", ".ci")

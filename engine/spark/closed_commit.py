@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.arrow.files import rows_in
+from topicfs.engine.column_files.files import rows_in
 from topicfs.engine.errors import StoreLockedError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Chunk, batch_name

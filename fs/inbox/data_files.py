@@ -154,7 +154,7 @@ def is_whole(staging: Staging, file: DataFile) -> bool:
     """Tell whether a file says by its end that all of it has come. Lines do not."""
     if not isinstance(file.format, ColumnFormat):
         return False
-    from topicfs.engine.arrow import files  # noqa: PLC0415 - pyarrow, which an extra brings
+    from topicfs.engine.column_files import files  # noqa: PLC0415 - pyarrow, which an extra brings
 
     with staging.reading(file.parts) as (opened, size):
         return files.is_whole(file.format, opened, size)
@@ -184,7 +184,7 @@ def _rows(staging: Staging, file: DataFile, topic: Topic) -> Iterator[tuple[Rows
 
 
 def _of_columns(staging: Staging, file: DataFile, _: Topic) -> Iterator[tuple[Rows, None]]:
-    from topicfs.engine.arrow import files  # noqa: PLC0415 - pyarrow, which takes 0.3 s and 60 MB
+    from topicfs.engine.column_files import files  # noqa: PLC0415 - pyarrow, which takes 0.3 s and 60 MB
 
     assert isinstance(file.format, ColumnFormat)
     with staging.reading(file.parts) as (opened, size):

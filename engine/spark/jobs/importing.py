@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from topicfs.engine import batch as batches
-from topicfs.engine.arrow.rows import rows_of
 from topicfs.engine.batch.columns import Columns
+from topicfs.engine.column_files.rows import rows_of
 from topicfs.engine.errors import (
     EngineError,
     InvalidRecordError,

@@ -21,8 +21,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from topicfs.engine.arrow.rows import LARGEST
-from topicfs.engine.arrow.source import CUT_SHORT, File, Source
+from topicfs.engine.column_files.rows import LARGEST
+from topicfs.engine.column_files.source import CUT_SHORT, File, Source
 from topicfs.engine.errors import InvalidRecordError
 
 _MAGIC: Final = b"ARROW1"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partition_opening import NOW
 
 from topicfs import Record
-from topicfs.engine.arrow.rows import rows_of
+from topicfs.engine.column_files.rows import rows_of
 from topicfs.engine.errors import InvalidRecordError
 from topicfs.engine.inbox.rows import NO_PARTITION
 

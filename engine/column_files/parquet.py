@@ -13,9 +13,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topicfs.engine.arrow.pages import DELTA_BYTE_ARRAY, MAGIC, Page, RowGroup, row_groups
-from topicfs.engine.arrow.rows import LARGEST
-from topicfs.engine.arrow.source import CUT_SHORT, File, Source
+from topicfs.engine.column_files.pages import DELTA_BYTE_ARRAY, MAGIC, Page, RowGroup, row_groups
+from topicfs.engine.column_files.rows import LARGEST
+from topicfs.engine.column_files.source import CUT_SHORT, File, Source
 from topicfs.engine.errors import InvalidRecordError
 
 _MOST_ROWS: Final = 32 * 1024

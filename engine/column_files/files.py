@@ -1,6 +1,6 @@
 """Files of columns in an inbox: which columns they may have, and their records, some at a time.
 
-    key, value, headers, timestamp, partition    see `topicfs.engine.arrow.rows`
+    key, value, headers, timestamp, partition    see `topicfs.engine.column_files.rows`
     offset, topic, timestampType                 are passed over: a topic's Parquet files and the data source have them
 
 Any other column is refused, as is another member in a line of jsonl: it would be lost.
@@ -14,9 +14,9 @@ from typing import Final
 import pyarrow as pa
 from pyarrow import types
 
-from topicfs.engine.arrow import parquet, stream
-from topicfs.engine.arrow.rows import plain, rows_of
-from topicfs.engine.arrow.source import CUT_SHORT, File
+from topicfs.engine.column_files import parquet, stream
+from topicfs.engine.column_files.rows import plain, rows_of
+from topicfs.engine.column_files.source import CUT_SHORT, File
 from topicfs.engine.errors import InvalidRecordError
 from topicfs.engine.inbox.rows import Rows
 

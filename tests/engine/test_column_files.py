@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_opening import NOW
 
-from topicfs.engine.arrow import pages, source, stream
-from topicfs.engine.arrow.files import is_whole, rows_in
 from topicfs.engine.batch.table import Bytes
+from topicfs.engine.column_files import pages, source, stream
+from topicfs.engine.column_files.files import is_whole, rows_in
 from topicfs.engine.errors import InvalidRecordError
 from topicfs.engine.inbox.rows import Rows
 

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from topicfs.engine.arrow.rows import LARGEST
 from topicfs.engine.batch.table import Bytes
+from topicfs.engine.column_files.rows import LARGEST
 from topicfs.engine.errors import InvalidRecordError
 
 CUT_SHORT: Final = "the file is damaged, or not all of it has come"

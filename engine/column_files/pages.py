@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from topicfs.engine.arrow import thrift
-from topicfs.engine.arrow.rows import LARGEST
-from topicfs.engine.arrow.source import CUT_SHORT, Source
+from topicfs.engine.column_files import thrift
+from topicfs.engine.column_files.rows import LARGEST
+from topicfs.engine.column_files.source import CUT_SHORT, Source
 from topicfs.engine.errors import InvalidRecordError
 
 MAGIC: Final = b"PAR1"
