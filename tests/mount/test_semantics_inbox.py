@@ -43,10 +43,10 @@ DAY = 86_400_000
 JOB, OTHER = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
 
 
-def parquet(**columns: object) -> bytes:
+def parquet(dictionary: bool = True, **columns: object) -> bytes:
     """A Parquet file."""
-    made = io.BytesIO()
-    pq.write_table(pa.table(columns), made, compression="zstd", write_statistics=False)
+    made, table = io.BytesIO(), pa.table(columns)
+    pq.write_table(table, made, compression="zstd", use_dictionary=dictionary, write_statistics=dictionary)
     return made.getvalue()
 
 
@@ -1015,7 +1015,7 @@ def test_damaged_columns(mount: DaemonMount) -> None:
     most = most_memory_mib(mount)
     sizes = pa.py_buffer(np.array([0, 300 << 20], np.int32))
     zeros = pa.Array.from_buffers(pa.binary(), 1, [None, sizes, pa.py_buffer(bytes(300 << 20))])
-    refuse("x.parquet", parquet(value=zeros), "expected a page of up to 268435456 bytes")
+    refuse("x.parquet", parquet(dictionary=False, value=zeros), "expected a page of up to 268435456 bytes")
     refuse("x.arrow", arrow(value=zeros), "expected up to 268435456 bytes in a batch of rows")
     repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * (1 << 20)]))
     refuse("x.parquet", parquet(value=repeated), "row 1: a record exceeds", errno.EMSGSIZE)
