@@ -127,12 +127,15 @@ def chunks(
     for file in files:
         passed = 0
         for rows, error in _rows(staging, file, topic):
-            if content is not None:
-                content.add(rows)
             try:
-                yield from _routed(rows, topic)
+                routed = _routed(rows, topic)
             except _RefusedError as refused:
                 raise _told(file, passed + refused.record, refused.reason) from None
+            if content is not None:
+                content.add(
+                    rows
+                )  # behind the check: records that are too large may point to one value of a dictionary
+            yield from routed
             passed += len(rows)
             if error is not None:
                 raise _told(file, passed, BadInputError(f"byte {error.position}: {error.reason}"))
@@ -229,6 +232,7 @@ def _behind_last(block: Bytes) -> int:
 
 
 def _routed(rows: Rows, topic: Topic) -> Iterator[Chunk]:
+    """Return the records of each partition, if the topic takes all of them."""
     now = topic.clock()
     columns = rows.dated(now)
     refused, refusal = first_refused(columns, topic.settings, now)
@@ -238,4 +242,4 @@ def _routed(rows: Rows, topic: Topic) -> Iterator[Chunk]:
     chosen, known, unknown = choose(columns, rows.partitions, topic.numbers, keyless)
     if unknown is not None:
         raise _RefusedError(known, unknown)
-    yield from by_partition(columns, chosen)
+    return by_partition(columns, chosen)
