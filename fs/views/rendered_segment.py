@@ -223,11 +223,16 @@ class RenderedSegment:
             done += length
         return done
 
-    def next_wanted(self, position: int) -> int | None:
-        """Return where the block begins that a sequential reader at `position` needs next. None at the end of the map,
-        or if the newest block does not hold the position or was not read in sequence."""
+    def next_wanted(self, first: int, last: int) -> int | None:
+        """Return where the block begins that a sequential reader needs next, who has just read from one position to
+        another. None at the end of the map, or if the newest block does not hold the last position, or if one of the
+        blocks was not read in sequence."""
         blocks = self._blocks
-        if not blocks or not blocks[0].in_turn or not blocks[0].start <= position < blocks[0].end:
+        if not blocks or not blocks[0].in_turn or not blocks[0].start <= last < blocks[0].end:
+            return None
+        # A large read here and there may lie in two blocks as well. The first of them is not in turn.
+        begun = self.kept_block(first)
+        if begun is None or not begun.in_turn:
             return None
         return blocks[0].end if blocks[0].end < self.map.rendered else None
 

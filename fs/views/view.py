@@ -128,7 +128,9 @@ class View:
                 break
             taken = at.text.read(at.skipped + start, into[done : done + length], now)
             self.rendered.used(at.text)
-            wanted = at.text.next_wanted(at.skipped + start)
+            # Where the read ends counts: those that follow in that block may be answered without a call of this.
+            first = at.skipped + start
+            wanted = at.text.next_wanted(first, first + max(taken, 1) - 1)
             if wanted is not None:
                 self.rendered.read_ahead.ask(at.text, wanted, now)
             done += taken

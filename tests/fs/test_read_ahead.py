@@ -66,6 +66,21 @@ def test_the_next_block_is_rendered_while_one_is_read(files: FileSystem) -> None
     await_rendered(files, 3 * BLOCK // 2)
 
 
+def test_who_comes_to_a_block_at_the_end_of_a_read_has_the_next_one_rendered_too(files: FileSystem) -> None:
+    """What lies in a window is read without a call: the calls that are left begin in one block and end in the next."""
+    handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
+    position = 0
+    for number in range(3):
+        read(files, handle, position)
+        window = files._handles[handle].handle.window(position + REQUEST - 1)
+        assert window is not None
+        end = window[0] + window[1].size
+        assert end % REQUEST
+        if number:  # the first read may be the only one
+            await_rendered(files, end + 1)
+        position = end // REQUEST * REQUEST
+
+
 def test_no_more_than_one_block_ahead(files: FileSystem) -> None:
     handle = files.open("/t-0/log.txt", os.O_RDONLY).handle
     read(files, handle, 0)
