@@ -48,7 +48,7 @@ class Context:
     refusals    by topic: when a change of its settings was last refused, in milliseconds, and the reason in words; an
                 accepted change removes it
     commits     the commits of inboxes in progress
-    deleted     called after partitions were deleted
+    deleted     called after partitions were deleted, and where that has failed halfway
     _views      the views of the partitions that were looked at, by topic and number
     _turns      by topic: a counter of appends without a key, which the partitions take in turn
     _inboxes    the inboxes that were looked at, by topic
@@ -143,15 +143,18 @@ class Context:
                 raise PartitionNotEmptyError(
                     f"{topic}-{each}: expected no lines on their way into it, found some of an open file"
                 )
-        if number is None:
-            self.store.delete_topic(topic, only_empty)
-            self.refusals.pop(topic, None)
-            self._inboxes.pop(topic, None)
-        else:
-            self.store.delete(topic, number, only_empty)
-        for each in numbers:
-            self._views.pop((topic, each), None)
-        self.deleted()
+        try:
+            if number is None:
+                self.store.delete_topic(topic, only_empty)
+                self.refusals.pop(topic, None)
+                self._inboxes.pop(topic, None)
+            else:
+                self.store.delete(topic, number, only_empty)
+            for each in numbers:
+                self._views.pop((topic, each), None)
+        finally:
+            # Where the disk refuses to delete one partition of a topic, those before it are gone.
+            self.deleted()
 
     def deletions(self) -> bytes:
         """Return the deletions that can be taken back, as JSON, the newest first: as many as fit into an attribute."""

@@ -8,7 +8,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 from partition_opening import NOW
 from tree_bench import APPEND, TreeBench, array, lines, remove_below, tree_bench
@@ -279,6 +281,19 @@ def test_deleting_can_be_forbidden(tmp_path: Path) -> None:
         assert refused(lambda: place.delete("/t-0")) == "EPERM"
         assert refused(lambda: place.delete("/topics/t")) == "EPERM"
         assert place.store.topics() == {"t": [0]}
+
+
+def test_a_deletion_that_fails_halfway_shows_nothing_of_what_is_deleted(place: TreeBench) -> None:
+    logs = [place.create(number=number).partition.log for number in range(2)]
+    files = [place.files.open(f"/t-{number}/log.txt", os.O_RDONLY).handle for number in range(2)]
+    for number, file in enumerate(files):
+        place.append(f"/t-{number}/log.txt", b"one\ntwo\n")
+        assert place.files.read(file, 0, np.zeros(4, np.uint8)) == 4
+    with mock.patch.object(logs[1], "rename", side_effect=OSError(errno.EIO, "broken")):
+        assert refused(lambda: place.delete("/topics/t")) == "EIO"
+    assert [log.is_closed for log in logs] == [True, False]
+    shown = {handle for handle, _ in place.files.windows._kept.values()}
+    assert shown == {files[1]}
 
 
 def test_a_partition_of_the_same_name_is_another_one(place: TreeBench) -> None:
