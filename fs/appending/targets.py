@@ -103,7 +103,8 @@ class PartitionTarget(Sender):
     @property
     def waits(self) -> bool:
         """Tell whether lines wait, be they its own or another writer's, or it is to be told of lines that are lost."""
-        return self.lost is not None or self._queue.holds_lines
+        # In this order: lines that are lost meanwhile by the flusher are noted as lost before they no longer wait.
+        return self._queue.holds_lines or self.lost is not None
 
     def flush(self) -> None:
         """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""

@@ -26,7 +26,7 @@ from topicfs.engine.record import Record
 from topicfs.engine.segment import appender, offset_index
 from topicfs.fs.appending import partition_writers
 from topicfs.fs.appending.handle import AppendHandle
-from topicfs.fs.appending.line_queue import RETRY_MS
+from topicfs.fs.appending.line_queue import RETRY_MS, LineQueue
 from topicfs.fs.appending.targets import PartitionTarget
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.views.partition_views import PartitionViews
@@ -738,6 +738,24 @@ def test_appending_to_a_partition_that_was_deleted_fails(place: TreeBench) -> No
     handle.flush()
     handle.release()
     waiting.release()
+
+
+def test_lines_that_the_flusher_loses_while_their_writer_asks_whether_any_wait_are_told_of(
+    place: TreeBench,
+) -> None:
+    handle = busy_writer(place)
+    handle.write(array(b"waits\n"))
+
+    def holds_none_any_more(queue: LineQueue) -> bool:
+        queue._lose(ClosedError("offline"))
+        return False
+
+    with mock.patch.object(LineQueue, "holds_lines", property(holds_none_any_more)):
+        assert not handle.is_settled
+    with pytest.raises(ClosedError):
+        handle.flush()
+    assert handle.is_settled
+    handle.release()
 
 
 # -- lingering ----------------------------------------------------------------------------------------------
