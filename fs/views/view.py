@@ -42,6 +42,7 @@ class View:
     segments          the list to read by: the segments of the view, and newer ones, as transactions may end there
     _seen             the published list of segments that was taken up completely; None if there is none
     _parts            the parts so far, by rising position; the tuple is replaced, never changed
+    _end              the last part of a view with an end, and its bytes, once they are known; else None
     _hold             keeps the segments readable
     _searched         the last segment of the view, and the later one up to which all were searched for deciders
     _deciders         later segments in which transactions with records in the view were aborted; they are pinned too
@@ -65,6 +66,7 @@ class View:
         self._seen: Segments | None = None
         self._hold = hold
         self._parts: tuple[_Part, ...] = ()
+        self._end: tuple[_Part, int] | None = None
         self._deciders: list[Segment] = []
         self._searched = (NO_OFFSET, NO_OFFSET)
         self._lock = threading.Lock()
@@ -261,7 +263,13 @@ class View:
             size = part.text.size(now)
             if self.end_offset is None or self.end_offset >= part.text.map.next_offset:
                 return size - part.skipped
-        return max(0, part.text.position_of(self.end_offset, now, is_end=True) - part.skipped)
+        if self._end is not None and self._end[0] is part:
+            return self._end[1]
+        length = max(0, part.text.position_of(self.end_offset, now, is_end=True) - part.skipped)
+        if now.stable >= self.end_offset:
+            # It stays there. To measure it reads a batch, which was half of what a short read costs.
+            self._end = part, length
+        return length
 
     def _refresh(self) -> Snapshot:
         """Take up the segments that have become visible, and return the newest snapshot with the view's segments."""

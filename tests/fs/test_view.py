@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -69,6 +70,15 @@ def test_a_window_of_a_view_has_its_bytes_and_none_of_another(views: PartitionVi
                     assert data.tobytes() == whole[begin : begin + data.size]
                 beyond = view.window(len(whole))
                 assert beyond is None or whole.endswith(beyond[1].tobytes())
+
+
+def test_where_a_view_with_an_end_ends_is_measured_once(views: PartitionViews) -> None:
+    numbered(views, 0, 9, each=20)
+    with View.open(views.rendered, TXT, 2, 7) as view:
+        assert view_of(view) == text(2, 7)
+        with mock.patch.object(RenderedSegment, "position_of", side_effect=AssertionError("measured again")):
+            assert view_of(view) == text(2, 7)
+            assert view.window(0) is not None
 
 
 def test_a_view_has_no_window_on_what_is_not_in_memory(views: PartitionViews) -> None:
