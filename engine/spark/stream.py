@@ -7,6 +7,13 @@ be handed over both ways. A topic whose id is not known, in the offset or in its
 same form the latest offset of a query's progress tells how many bytes wait: Spark asks a source in Python for no
 metrics, see `behind`.
 
+Where a query begins, such as at the latest offsets, Spark does not keep, and asks again if it is stopped before its
+first batch is committed. The planned end of that batch then comes from the checkpoint. So it tells where the batch
+begins, and what it tells counts:
+
+    "@begin":{}                                 in the offset where a query begins
+    "@from={\"orders\":{\"0\":5}}":{}           in the end of its first batch
+
 A partition that is created while a stream runs is read from its beginning. When a query restarts, the planned
 records are read again, and they are the same: only offsets below the stable one are planned, and those do not
 change. Compaction may have removed outdated records by then, as it may have done before the first read.
@@ -14,12 +21,13 @@ change. Compaction may have removed outdated records by then, as it may have don
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -44,6 +52,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, dict[str, int]]
 
+_BEGIN: Final = "@begin"
+_FROM: Final = "@from="
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -51,25 +62,37 @@ class Position:
 
     offsets  next offset of each partition
     ids      ids of the topics that have one
+    begins   where the batch that ends here begins, if it is the first of a query: the query's beginning is itself such
+             an end. None for any other
     """
 
     offsets: dict[Key, int]
     ids: dict[str, str]
+    begins: dict[Key, int] | None = None
 
     @classmethod
     def of(cls, found: Json) -> Position:
         """Return the position in an offset of Spark's checkpoint."""
-        offsets = {
-            (topic, int(number)): each for topic, parts in found.items() for number, each in parts.items()
-        }
-        return cls(offsets, dict(name.split("@", 1) for name in found if "@" in name))
+        offsets = _offsets_of(found)
+        ids = dict(name.split("@", 1) for name in found if "@" in name and not name.startswith("@"))
+        told = [name.removeprefix(_FROM) for name in found if name.startswith(_FROM)]
+        if told:
+            return cls(offsets, ids, _offsets_of(json.loads(told[0])))
+        return cls(offsets, ids, offsets if _BEGIN in found else None)
 
     def json(self) -> Json:
         """Return the form in Spark's checkpoint. Ids of topics without a partition in it are left out."""
-        found: Json = {}
-        for (topic, number), offset in sorted(self.offsets.items()):
-            found.setdefault(topic, {})[str(number)] = offset
-        return found | {f"{topic}@{self.ids[topic]}": {} for topic in found if topic in self.ids}
+        found = _json_of(self.offsets)
+        ids: Json = {f"{topic}@{self.ids[topic]}": {} for topic in found if topic in self.ids}
+        if self.begins is None:
+            return found | ids
+        begins = json.dumps(_json_of(self.begins), separators=(",", ":"))
+        return found | ids | {_BEGIN if self.begins == self.offsets else f"{_FROM}{begins}": {}}
+
+    @property
+    def is_begin(self) -> bool:
+        """Whether a query begins here."""
+        return self.begins == self.offsets
 
     def made_again(self, present: dict[str, str]) -> set[str]:
         """Return the topics whose present ids are others."""
@@ -128,7 +151,7 @@ class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAv
         if self._first is None:
             options, partitions = self.options, self._look(list_files=True)
             offsets = resolved(partitions, options.starting, "startingOffsets", options.late_is_latest)
-            self._first = Position(offsets, _ids(partitions.values()))
+            self._first = Position(offsets, _ids(partitions.values()), offsets)
         return self._first.json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -159,7 +182,9 @@ class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAv
         elif not isinstance(limit, ReadAllAvailable):
             raise InvalidSettingError(f"limit of a micro-batch: expected one in offsets, found {limit}")
         self._latest = _reported(seen, present, latest)
-        return Position(latest, ends.ids).json()
+        if Position(latest, ends.ids, position.begins) == position:
+            return start  # another text would be another batch to Spark
+        return Position(latest, ends.ids, position.offsets if position.is_begin else None).json()
 
     def reportLatestOffset(self) -> Json:  # noqa: N802
         """Return the ends of all partitions for the query's progress, as `latestOffset` has just seen them."""
@@ -183,7 +208,7 @@ class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAv
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Return the tasks of a micro-batch."""
         ended = Position.of(end)
-        begun = Position.of(start).offsets_in(ended.ids)
+        begun = Position.of(start).offsets_in(ended.ids) if ended.begins is None else ended.begins
         new = [key for key, offset in ended.offsets.items() if begun.get(key, 0) < offset]
         partitions = found(self._log(), new, self._tails)
         present = _ids(partitions.values())
@@ -212,6 +237,17 @@ class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAv
 
     def stop(self) -> None:
         """Do nothing: no file is open."""
+
+
+def _offsets_of(found: Json) -> dict[Key, int]:
+    return {(topic, int(number)): each for topic, parts in found.items() for number, each in parts.items()}
+
+
+def _json_of(offsets: dict[Key, int]) -> Json:
+    found: Json = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(number)] = offset
+    return found
 
 
 def _limited(

@@ -221,6 +221,44 @@ def test_a_topic_that_was_made_again_is_an_error_or_read_from_its_start(
     assert query.batches[2] == log.held()[count:]
 
 
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"startingOffsets": "latest"},
+        {"startingTimestamp": "99999999999999", "startingOffsetsByTimestampStrategy": "latest"},
+    ],
+)
+def test_a_first_batch_that_was_planned_has_its_records_whenever_it_is_run_again(
+    log: Logs, bound: dict[str, str]
+) -> None:
+    """A query that begins at the end is killed in its first batch, and the log grows before it is started again."""
+
+    def started() -> tuple[TopicStreamReader, dict[str, dict[str, int]]]:
+        options = parse(log.options(**bound), streaming=True)
+        reader = TopicStreamReader(options, columns(include_headers=False))
+        return reader, reader.initialOffset()
+
+    def planned(reader: TopicStreamReader, start: object, end: object) -> list[tuple[int, int]]:
+        return [(task.value.start, task.value.end) for task in reader.partitions(start, end)]  # type: ignore[arg-type]
+
+    partition = log.create()
+    numbered(partition, 5)
+    reader, begin = started()
+    assert reader.latestOffset(begin, ReadAllAvailable()) == begin, "nothing is new"
+    numbered(partition, 3, first=5)
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    numbered(partition, 2, first=8)
+    again, begin_again = started()
+    assert begin_again["t"] == {"0": 10}
+    assert planned(again, begin_again, end) == planned(reader, begin, end) == [(5, 8)]
+    following = again.latestOffset(end, ReadAllAvailable())
+    assert planned(again, end, following) == [(8, 10)]
+    assert not any(name.startswith("@") for name in following)
+    # Also if the first batch had nothing: the next one begins where the query began.
+    assert planned(again, begin_again, begin) == []
+    assert planned(again, begin, again.latestOffset(begin, ReadAllAvailable())) == [(5, 10)]
+
+
 def test_a_running_stream_notices_a_topic_that_was_made_again(log: Logs) -> None:
     """The new log has whole batches elsewhere than the old one, and a stream that runs has read a part of that."""
     options = log.options(startingOffsets="earliest", failOnDataLoss="false")
@@ -229,7 +267,7 @@ def test_a_running_stream_notices_a_topic_that_was_made_again(log: Logs) -> None
     numbered(old, 20)
     numbered(log.create("t", 1), 5)
     first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    assert first == {"t": {"0": 20, "1": 5}, f"t@{old.topic_id}": {}}
+    assert first == {"t": {"0": 20, "1": 5}, f"t@{old.topic_id}": {}, '@from={"t":{"0":0,"1":0}}': {}}
     log.store.delete_topic("t")
     new = log.create()
     new.append([Record(b"x" * 5000, b"k", NOW)] * 30)
@@ -284,7 +322,7 @@ def test_a_checkpoint_without_topic_ids_goes_on(log: Logs, tmp_path: Path) -> No
     query.run()
     offsets = Path(query.checkpoint, "offsets")
     *others, last = (offsets / "0").read_text().splitlines()
-    assert json.loads(last) == {"t": {"0": 20}, f"t@{partition.topic_id}": {}}
+    assert json.loads(last) == {"t": {"0": 20}, f"t@{partition.topic_id}": {}, '@from={"t":{"0":0}}': {}}
     (offsets / "0").write_text("\n".join([*others, '{"t":{"0":20}}']))
     (offsets / ".0.crc").unlink()
     assert len(query.run()) == 20
