@@ -37,6 +37,9 @@ class ForkedDaemon:
         self.returncode: int | None = None
         self._nursery = nursery
         self._ended = os.pidfd_open(pid)
+        # Not select(2): a process of tests has had more than 1,024 files open.
+        self._poll = select.poll()
+        self._poll.register(self._ended, select.POLLIN)
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
@@ -50,7 +53,7 @@ class ForkedDaemon:
         return code
 
     def _collected(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+        if self.returncode is None and self._poll.poll(None if timeout is None else timeout * 1000):
             self.returncode = self._nursery.order("collect", self.pid)
             os.close(self._ended)
         return self.returncode
