@@ -1,4 +1,6 @@
-"""Spark over gigabytes of records: each way that topicfs offers, beside plain files of the same bytes, in one run."""
+"""Spark over gigabytes of records, with its default settings: each way that topicfs offers, beside plain files of the
+same bytes, in one run.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ from workplace import folder
 
 from topicfs import Store
 from topicfs.engine.record import now_ms
-from topicfs.engine.spark import read, register
+from topicfs.engine.spark import count, read, register
 
 RECORDS = 10_000_000
 MANY = 40_000_000
+WRITTEN = 2_300_000
 PER_SEGMENT = 1_000_000
 AT_ONCE = 10_000
 FIRST_MS = now_ms() - 3_600_000
-ROUNDS = 5
+ROUNDS = 3
 JSONL = "offset LONG, timestamp LONG, key STRING, value STRING"
 
 
@@ -37,6 +40,8 @@ def run(report: Report) -> None:
         report.show("Spark: sum of the values' lengths over 10 M records of 100 bytes", scans(place))
     with folder() as place:
         report.show("Spark: one record in a hundred, of 40 M", few_of_many(place))
+    with folder() as place:
+        report.show(f"Spark: {WRITTEN:,} rows of 100 bytes are written", sinks(place))
 
 
 def session() -> SparkSession:
@@ -47,12 +52,6 @@ def session() -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        # As README advises.
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.driver.extraJavaOptions": (
-            "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-        ),
     }
     made = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
@@ -99,6 +98,9 @@ def scans(place: Path) -> list[Row]:
         first, behind = one_in_a_hundred(RECORDS)
         ways: dict[str, Callable[[], object]] = {
             "plain text": lambda: spark.read.text(str(plain_text)).agg(length).collect(),
+            "plain text, count": lambda: spark.read.text(str(plain_text)).count(),
+            "topicfs.spark.count": lambda: count(spark, root, "bench"),
+            "data source, count by one column": lambda: whole_log(spark, root, "offset long").count(),
             "plain parquet": lambda: spark.read.parquet(str(plain_parquet)).agg(length).collect(),
             "sealed/txt": lambda: spark.read.text(str(root / "bench-0/sealed/txt")).agg(length).collect(),
             "sealed/jsonl": lambda: (
@@ -129,12 +131,32 @@ def scans(place: Path) -> list[Row]:
         row("data source", median, "plain parquet", 0.8),
         row("data source, value only", median, "plain parquet", 0.8),
         row("data source, all of each row", median, "plain parquet, all of each row", 0.8),
+        row("topicfs.spark.count", median, "plain text, count", None),
+        row("data source, count by one column", median, "plain text, count", None),
         part("1 % by offset", median, "data source"),
         part("1 % by time", median, "data source"),
         part("1 % of the table", median, "table"),
         # What any query costs, be there nothing to read.
         row("a single row", median, "data source", None),
     ]
+
+
+def sinks(place: Path) -> list[Row]:
+    """Rows of 100 bytes, written by the data source's sink and as text."""
+    numbers = iter(range(100))
+    with mount(place / "backing", place / "mnt") as root:
+        (root / "topics/sink").mkdir()
+        spark = session()
+        rows = spark.range(WRITTEN).select(f.lpad(f.col("id").cast("string"), 99, "0").alias("value")).cache()
+        rows.count()
+        into = {"path": str(root), "topic": "sink"}
+        ways: dict[str, Callable[[], object]] = {
+            "text files": lambda: rows.write.text(str(place / f"text-{next(numbers)}")),
+            "the sink": lambda: rows.write.format("topicfs").options(**into).mode("append").save(),
+        }
+        median = medians(ways)
+        spark.stop()
+    return [row("the sink", median, "text files", None)]
 
 
 def few_of_many(place: Path) -> list[Row]:
