@@ -108,11 +108,14 @@ def segments(part: OffsetRange) -> Iterator[tuple[BatchFile, int, int, int]]:
         opened = _opened(part.directory, bases[place], at, upper)
         if opened is None:
             continue  # removed after it was listed
-        if _made_again(part):  # what was opened before this look is of the planned topic
-            _lose(part, at, part.end)
-            return
-        segment, start, stop = opened
-        yield segment.log, start, stop, upper
+        segment, (start, stop) = opened
+        try:
+            if _made_again(part):  # what was opened before this look is of the planned topic
+                _lose(part, at, part.end)
+                return
+            yield segment.log, start, stop, upper
+        finally:
+            segment.abandon()
         at = upper
 
 
@@ -143,40 +146,50 @@ def visible(table: Longs, part: OffsetRange, end: int) -> Longs:
     )
 
 
-def _opened(directory: Path, base: int, start: int, end: int) -> tuple[Segment, int, int] | None:
-    """Return a segment that stays readable, and the positions in it of the offsets [start, end), or None if it was
-    removed."""
+def _opened(directory: Path, base: int, start: int, end: int) -> tuple[Segment, tuple[int, int]] | None:
+    """Return a segment that stays readable until it is abandoned, and the positions in it of the offsets [start, end),
+    or None if it was removed."""
 
-    def look(segment: Segment) -> tuple[Segment, int, int]:
+    def look(segment: Segment) -> tuple[int, int]:
         found = segment.position_of(start)
         if found is None:
-            return segment, segment.size, segment.size
+            return segment.size, segment.size
         last = segment.position_of(end - 1, found[0])
-        return segment, found[0], segment.size if last is None else last[0] + last[1]
+        return found[0], segment.size if last is None else last[0] + last[1]
 
     return _looked_at(directory, base, look)
 
 
-def _looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> T | None:
-    """Return the result of `look` on one generation of a segment's files, or None if the segment was removed."""
+def _looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> tuple[Segment, T] | None:
+    """Return a segment, and the result of `look` on one generation of its files; None if it was removed. The caller
+    abandons the segment: a segment refers to itself, so that its files would stay open until garbage is collected."""
     for attempt in range(_TRIES):
         segment = Segment(directory, base, SegmentSettings(), now_ms, Descriptors())
+        is_kept = False
         try:
             descriptor = segment.log.file.descriptor()
             found = look(segment)
-            if os.path.samestat(os.fstat(descriptor.fd), os.stat(segment.log.path)):
-                return found
+            is_kept = os.path.samestat(os.fstat(descriptor.fd), os.stat(segment.log.path))
+            if is_kept:
+                return segment, found
         except (FileNotFoundError, ClosedError):
             return None
         except CorruptError:
             # An index of one generation met the records of another, or an append is running, or there is real damage.
             if attempt == _TRIES - 1:
                 raise
+        finally:
+            if not is_kept:
+                segment.abandon()
         time.sleep(_PAUSE_S)
     raise CorruptSegmentError(f"{directory}: segment {base} was replaced {_TRIES} times while it was opened")
 
 
 def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
     """Return the first offset of a segment, from `start` on, with a record that is not earlier, or None."""
-    found = _looked_at(directory, base, lambda segment: segment.finder.offset_by_timestamp(timestamp, start))
+    looked = _looked_at(directory, base, lambda segment: segment.finder.offset_by_timestamp(timestamp, start))
+    if looked is None:
+        return None
+    segment, found = looked
+    segment.abandon()
     return None if found is None else found[1]

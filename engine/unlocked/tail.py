@@ -80,13 +80,16 @@ def _followed(files: Files, tail: Tail | None) -> Tail:
 def _follow(files: Files, tail: Tail, size: int) -> None:
     if tail.position >= size:
         return
-    log = Segment(files.directory, tail.base, SegmentSettings(), now_ms, Descriptors()).log
-    for table in log.headers(tail.position, size, growing=True):
-        new = table[:, LAST_OFFSET] >= tail.end  # batches below the snapshot's offset are skipped
-        for row in table[new & (table[:, ATTRIBUTES] & (CONTROL | TRANSACTIONAL) != 0)]:
-            _take(tail, log, row)
-        tail.end = max(tail.end, int(table[-1, LAST_OFFSET]) + 1)
-        tail.position = int(table[-1, POSITION] + table[-1, SIZE])
+    segment = Segment(files.directory, tail.base, SegmentSettings(), now_ms, Descriptors())
+    try:
+        for table in segment.log.headers(tail.position, size, growing=True):
+            new = table[:, LAST_OFFSET] >= tail.end  # batches below the snapshot's offset are skipped
+            for row in table[new & (table[:, ATTRIBUTES] & (CONTROL | TRANSACTIONAL) != 0)]:
+                _take(tail, segment.log, row)
+            tail.end = max(tail.end, int(table[-1, LAST_OFFSET]) + 1)
+            tail.position = int(table[-1, POSITION] + table[-1, SIZE])
+    finally:
+        segment.abandon()
 
 
 def _take(tail: Tail, log: BatchFile, row: Longs) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import subprocess
 import sys
 import threading
@@ -87,7 +90,36 @@ def compact(partition: Partition) -> None:
     log.chain.remove_due(log.clock() + 1)
 
 
+def files_of_logs() -> list[str]:
+    """The `.log` files that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(path for path in found if path.endswith(".log"))
+
+
 # -- what it gives ------------------------------------------------------------------------------------
+
+
+def test_no_file_stays_open_behind_a_read(tmp_path: Path) -> None:
+    """Without a run of the garbage collector: a process that reads all day would have too many open files."""
+    with Store.open(tmp_path / "data", clock=Clock(), create=True) as store:
+        partition = store.create("t", 0)
+        for first in range(0, 60, 10):
+            numbered(partition, range(first, first + 10))
+            partition.roll()
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(rows(store)) == 60
+        assert len(rows(store, start=EPOCH + timedelta(milliseconds=NOW + 35))) == 25
+        reader = topicfs.arrow(store.backing, "t")
+        reader.read_next_batch()
+        del reader
+        assert files_of_logs() == []
+    finally:
+        gc.enable()
 
 
 def test_each_record_of_each_partition_has_all_that_it_has(store: Store) -> None:

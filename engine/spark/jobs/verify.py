@@ -84,28 +84,31 @@ def rows_of(piece: VerifyPiece) -> Iterator[dict[str, Any]]:
     check = _PieceCheck(piece)
     segment = Segment(piece.directory, piece.base, SegmentSettings(), now_ms, Descriptors())
     try:
-        opened = segment.log.file.descriptor()
         try:
-            check.run(segment)
-        except EngineError as error:
-            check.say(str(error))
-        if not os.path.samestat(os.fstat(opened.fd), os.stat(segment.log.path)):
-            # The replacement is checked when it is listed: its indexes are not those that were read.
+            opened = segment.log.file.descriptor()
+            try:
+                check.run(segment)
+            except EngineError as error:
+                check.say(str(error))
+            if not os.path.samestat(os.fstat(opened.fd), os.stat(segment.log.path)):
+                # The replacement is checked when it is listed: its indexes are not those that were read.
+                return
+        except FileNotFoundError:
+            if not piece.directory.parent.is_dir():
+                raise  # nothing was removed: this machine cannot see the log
             return
-    except FileNotFoundError:
-        if not piece.directory.parent.is_dir():
-            raise  # nothing was removed: this machine cannot see the log
-        return
-    yield {
-        "topic": piece.topic,
-        "partition": piece.number,
-        "segment": piece.base,
-        "next_offset": check.next_offset,
-        "bytes": segment.size,
-        "batches": check.batches,
-        "records": check.records,
-        "problems": check.told(),
-    }
+        yield {
+            "topic": piece.topic,
+            "partition": piece.number,
+            "segment": piece.base,
+            "next_offset": check.next_offset,
+            "bytes": segment.size,
+            "batches": check.batches,
+            "records": check.records,
+            "problems": check.told(),
+        }
+    finally:
+        segment.abandon()
 
 
 class _PieceCheck:
