@@ -36,6 +36,7 @@ from pyspark.taskcontext import TaskContext
 
 from topicfs.engine.errors import (
     ClosedError,
+    InvalidNameError,
     InvalidRecordError,
     InvalidSettingError,
     StoreLockedError,
@@ -401,7 +402,9 @@ def _commit(target: WriteTarget, messages: Sequence[WriterCommitMessage | None])
 
 
 def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
-    with contextlib.suppress(ClosedError):  # without its daemon an inbox keeps the files until it sweeps
+    # Without its daemon an inbox keeps the files until it sweeps. The mount is dead then, or nothing is mounted for a
+    # moment. An error here would take the place of the one that ended the query.
+    with contextlib.suppress(ClosedError, InvalidNameError):
         for each in messages:
             if isinstance(each, Staged):
                 for topic, file in each.files.items():

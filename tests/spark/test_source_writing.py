@@ -253,6 +253,15 @@ def test_a_task_that_fails_leaves_nothing(door: Door) -> None:
     assert door.staged() == []
 
 
+def test_a_batch_that_is_given_up_while_nothing_is_mounted_keeps_the_error_that_ended_it(
+    tmp_path: Path,
+) -> None:
+    target = writer.WriteTarget(str(tmp_path), "t")
+    given_up = writer.Staged("batch", 0, {"t": ".part-00000.arrow"})
+    writer.TopicWriter(target, "batch").abort([given_up, None])
+    writer.TopicStreamWriter(target).abort([given_up, None], 1)
+
+
 def test_what_the_topic_refuses_is_refused_as_a_whole(door: Door) -> None:
     rows = door.frame([("a", 0), ("b", 7)], "value string, partition int")
     with pytest.raises(PySparkException, match="partition 7 is not one of 0 to 1"):
