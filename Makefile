@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup run test soak matrix cluster bench lint clean
+.PHONY: setup run test soak soak-spark matrix cluster bench lint clean
 
 setup: $(VENV)/.ready
 
@@ -62,10 +62,15 @@ test: setup $(KAFKA)/.ready $(CONNECTOR)/.ready
 endif
 
 # As in `make test`, but for ten minutes. What tests may take in all (pyproject.toml) is counted behind them.
-soak: SOAK_SECONDS ?= 600
+soak soak-spark: SOAK_SECONDS ?= 600
 soak: setup
 	.ci/packages tools
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o faulthandler_timeout=$$(($(SOAK_SECONDS) + 400)) tests/soak
+
+# Spark's pipelines over a mount, killed again and again. The first line tells the seed: SOAK_SEED repeats it.
+soak-spark: setup
+	.ci/packages java
+	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest --capture=no -o faulthandler_timeout=$$(($(SOAK_SECONDS) + 1800)) tests/spark/pipelines.py
 
 # The versions of Spark, Python, pandas and pyarrow that are supported, each in an environment of its own.
 matrix: setup
