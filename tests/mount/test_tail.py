@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.busy
 
 FAST = ["-s", "0.05"]
 """tail looks once a second otherwise."""
+
+READ = {"x86_64": "0", "aarch64": "63"}[platform.machine()]
+"""The number of read(2)."""
 
 
 def shows(out: Path, expected: bytes) -> None:
@@ -41,6 +45,11 @@ def reading(process: subprocess.Popen[bytes]) -> bool:
         return opened and "request_wait_answer" in (place / "wchan").read_text()
     except OSError:
         return False
+
+
+def call_of(process: subprocess.Popen[bytes]) -> str:
+    """The number of the system call that it waits in."""
+    return Path(f"/proc/{process.pid}/syscall").read_text().split()[0]
 
 
 def follow(command: list[str | Path], out: Path) -> subprocess.Popen[bytes]:
@@ -234,6 +243,8 @@ def test_a_signal_that_a_program_handles_interrupts_its_read(mount: DaemonMount,
     partition, out = mount.new(), tmp_path / "out"
     script = "import sys\ntry:\n  open(sys.argv[1]).read()\nexcept KeyboardInterrupt:\n  print('bye')\n"
     reader = follow([sys.executable, "-c", script, partition / "follow.txt"], out)
+    # Before the read Python asks for the size, which waits for the daemon too. A signal then would not be looked at.
+    eventually(lambda: call_of(reader) == READ, "it is in read(2)")
     reader.send_signal(signal.SIGINT)
     assert reader.wait(PATIENCE_S) == 0
     assert out.read_bytes() == b"bye\n"
