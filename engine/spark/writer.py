@@ -44,7 +44,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.format.paths import INBOX, STAGING, validate_topic
 from topicfs.engine.spark.options import refuse_of_kafka
-from topicfs.engine.unlocked.place import ENDED, Place, place_of
+from topicfs.engine.unlocked.place import ENDED, Place, place_of, shown_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -272,13 +272,19 @@ class SinkInboxes(Protocol):
         """Remove a file of a batch that was given up."""
 
 
+def _ended(mount: Path, error: OSError) -> bool:
+    """Return whether an error comes from a daemon that has ended: the mount is dead, or nothing is mounted any more, so
+    that no topic is found."""
+    return error.errno in ENDED or shown_at(mount) is None
+
+
 @contextlib.contextmanager
 def _served(mount: Path, then: str = "") -> Iterator[None]:
     """Run code that needs the daemon. ClosedError if the daemon has ended."""
     try:
         yield
     except OSError as error:
-        if error.errno not in ENDED:
+        if not _ended(mount, error):
             raise
         raise ClosedError(
             f"{mount}: the daemon of this mount has ended ({error.strerror}): mount it, and write again{then}"
@@ -324,7 +330,7 @@ class MountedInboxes:
         try:
             (directory / "_SUCCESS").touch()
         except OSError as error:
-            if error.errno in ENDED:
+            if _ended(self.mount, error):
                 raise
             raise InvalidRecordError(
                 f"{directory}: nothing is appended: {self._reason(topic, error)}"

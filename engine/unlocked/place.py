@@ -45,7 +45,7 @@ def place_of(path: str, or_logs: bool = False) -> Place:
     """Return the place that a backing directory or a mount point names, or with `or_logs` a log directory.
     InvalidNameError if the path is none of them, ClosedError if it is a mount whose daemon has ended."""
     real = Path(os.path.realpath(path.removeprefix("file://")))
-    backing = _shown_at(real)
+    backing = shown_at(real)
     if backing is not None:
         return Place(backing, real)
     kind = kind_of(real)
@@ -56,8 +56,9 @@ def place_of(path: str, or_logs: bool = False) -> Place:
     return Place(real, None)
 
 
-def _shown_at(path: Path) -> Path | None:
-    """Return the backing directory of a mount, or None if the path is no mount of topicfs."""
+def shown_at(path: Path) -> Path | None:
+    """Return the backing directory of a mount, or None if the path is no mount of topicfs. ClosedError if it is a mount
+    whose daemon has ended."""
     if sys.platform != "linux":
         return None
     try:

@@ -17,7 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from topicfs.engine.errors import ClosedError
 from topicfs.engine.spark import register
+from topicfs.engine.spark.writer import MountedInboxes
 
 LIMIT_S = 180.0
 COUNT = 30
@@ -129,6 +131,17 @@ def test_a_stream_whose_tasks_write_while_the_daemon_is_killed_says_so_and_goes_
     write(spark, mount, tmp_path / "checkpoint", gate).awaitTermination(LIMIT_S)
     assert sorted(held(mount, "a") + held(mount, "b")) == wanted(COUNT)
     assert not list((mount.backing / "staging").rglob("*part-*"))
+
+
+def test_a_task_does_not_take_its_topic_for_missing_when_its_mount_has_gone(mount: DaemonMount) -> None:
+    inboxes = MountedInboxes(mount.path)
+    directory = inboxes.directory("a", "batch")
+    mount.stop()
+    with pytest.raises(ClosedError, match="the daemon of this mount has ended"):
+        inboxes.directory("a", "batch")
+    with pytest.raises(ClosedError, match="the daemon of this mount has ended"), inboxes.served():
+        (directory / "part-00000.arrow").touch()
+    mount.start()
 
 
 @pytest.mark.parametrize("step", STEPS if THOROUGH else [None])
