@@ -234,6 +234,7 @@ class Pipelines:
 
     def compare(self, counts: list[int]) -> None:
         """What each topic has, as its files show it, with what it has to have."""
+        wrong = {}
         for topic, wanted in expected(counts).items():
             rows = [
                 json.loads(line)
@@ -243,8 +244,9 @@ class Pipelines:
             found = Counter(tuple(row.values()) for row in rows)
             lost, more = wanted - found, found - wanted
             self.say(f"{topic}: {len(rows)} rows; {lost.total()} lost, {more.total()} twice or wrong")
-            assert not lost, sorted(lost)[:10]
-            assert not more, sorted(more)[:10]
+            if lost or more:
+                wrong[topic] = {"lost": sorted(lost)[:10], "more": sorted(more)[:10]}
+        assert not wrong
 
 
 def expected(counts: list[int]) -> dict[str, Counter[tuple[Any, ...]]]:
