@@ -90,13 +90,13 @@ def compact(partition: Partition) -> None:
     log.chain.remove_due(log.clock() + 1)
 
 
-def files_of_logs() -> list[str]:
-    """The `.log` files that this process has open."""
+def open_files(below: Path) -> list[str]:
+    """The files below a directory that this process has open."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-    return sorted(path for path in found if path.endswith(".log"))
+    return sorted(path for path in found if path.startswith(str(below)))
 
 
 # -- what it gives ------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_no_file_stays_open_behind_a_read(tmp_path: Path) -> None:
         reader = topicfs.arrow(store.backing, "t")
         reader.read_next_batch()
         del reader
-        assert files_of_logs() == []
+        assert open_files(store.backing) == []
     finally:
         gc.enable()
 
