@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from partition_opening import NEVER, Clock, open_partition, without_fsync
 
@@ -111,10 +111,17 @@ def both(directory: Path, known: Known) -> None:
         except EngineError:
             assert seen is None, "opening it fails, looking does not"
             return
+        # No checksum covers a base offset: what a recovery lets pass is met by readers, of both.
+        met: EngineError | None = None
         try:
             expected = told(opened)
+        except EngineError as error:
+            met = error
         finally:
             opened.log.abandon()
+        if met is not None:
+            assert str(failure) == str(met)
+            return
     assert seen is not None, failure
     assert seen == expected
 
@@ -135,6 +142,8 @@ DAMAGES = st.lists(
 )
 
 
+@example([("flip", 889, 0.8618), ("swap", 447, 0.85), ("flip", 396, 0.8618)], 46, True, 35)
+@example([("cleaned", 400, 0.9889), ("swap index", 497, 0.5548), ("cut", 365, 0.1429)], 38, True, 35)
 @given(DAMAGES, st.integers(0, 130), st.booleans(), st.sampled_from([0, 0, 35, 200]))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files_are_shown_as_a_recovery_would_leave_them(
