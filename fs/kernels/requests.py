@@ -39,6 +39,7 @@ from numba import types
 from topicfs.engine.kernels.compile import callback, inline
 from topicfs.fs.kernels import windows
 from topicfs.fs.kernels.memory import longs_at, sizes_at, words_at
+from topicfs.fs.kernels.windows import HAS_OWNER, READ, writev
 
 FLEETING: Final = 1 << 31
 """In `st_rdev`: the kernel is not to remember where the name leads, but to ask each time."""
@@ -53,15 +54,11 @@ _LOOKUP: Final = 1
 _GETATTR: Final = 3
 _LINK: Final = 13
 _OPEN: Final = 14
-_READ: Final = 15
 _SETXATTR: Final = 21
 _BATCH_FORGET: Final = 42
 
 _HEADER: Final = 40
 _ENTRY: Final = 128
-_HAS_OWNER: Final = 2
-"""FUSE_READ_LOCKOWNER: the read is a program's, and not one for pages."""
-
 _LOWER: Final = 0xFFFFFFFF
 _LOOKED_UP: Final = 1 << 63
 _KIND: Final = 0o170000
@@ -74,7 +71,6 @@ _EIO: Final = errno.EIO
 llvmlite.binding.load_library_permanently(fuse._libfuse._name)
 
 _read = types.ExternalFunction("read", types.intp(types.intc, types.uintp, types.uintp))
-_writev = types.ExternalFunction("writev", types.intp(types.intc, types.uintp, types.intc))
 _errno = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 _descriptor = types.ExternalFunction("fuse_chan_fd", types.intc(types.uintp))
 _table = types.ExternalFunction("fuse_chan_data", types.uintp(types.uintp))
@@ -95,8 +91,8 @@ def _take_apart(request, length):
         words[7] = types.uint32(node & types.uint64(_LOWER)) if asked else types.uint32(0)
     if operation == _LOOKUP:
         longs[1] |= types.uint64(_LOOKED_UP)
-    elif operation == _READ and length >= 64:
-        if not words[15] & types.uint32(_HAS_OWNER):
+    elif operation == READ and length >= 64:
+        if not words[15] & types.uint32(HAS_OWNER):
             longs[6] |= types.uint64(FOR_PAGES)
     elif operation == _LINK and length >= 48:
         longs[5] &= types.uint64(_LOWER)
@@ -162,6 +158,6 @@ def send(channel, parts, count):
     if parts == 0:
         return types.intc(0)
     _put_together(parts, count)
-    if _writev(_descriptor(channel), parts, types.intc(count)) < 0:
+    if writev(_descriptor(channel), parts, types.intc(count)) < 0:
         return types.intc(-_errno()[0])
     return types.intc(0)

@@ -16,6 +16,11 @@ its window, `handle % WINDOWS`, which it may have to leave to another one:
 
     rows of settled handles: handle, at the place `handle % SETTLED` of all their numbers; else 0
 
+Of the requests these fields are read, behind the header that `topicfs.fs.kernels.requests` draws:
+
+    READ   40  uint64  handle   48  uint64  position   56  uint32  bytes   60  uint32  flags
+    FLUSH  40  uint64  handle
+
 A thread counts itself in before it looks at the handle, and out when the answer is written. Whoever closes a window
 takes the handle away and waits until no thread is counted in: from then on nobody looks at its memory.
 """
@@ -54,7 +59,7 @@ _ADDRESS: Final = 4
 _FOR_PAGES: Final = 5
 
 _LONG: Final = 8
-_READ: Final = 15
+READ: Final = 15
 _FLUSH: Final = 25
 _READ_LENGTH: Final = 64
 """Bytes of a read request up to its flags."""
@@ -65,12 +70,12 @@ _FLUSH_LENGTH: Final = 48
 _ANSWER: Final = 128
 """Where in the request's memory its answer is made: behind the request, which is shorter, and may be read again."""
 
-_HAS_OWNER: Final = 2
+HAS_OWNER: Final = 2
 """FUSE_READ_LOCKOWNER: the read is a program's, and not one for pages."""
 
 _DISABLED: Final = 1
 
-_writev = types.ExternalFunction("writev", types.intp(types.intc, types.uintp, types.intc))
+writev = types.ExternalFunction("writev", types.intp(types.intc, types.uintp, types.intc))
 _yield = types.ExternalFunction("sched_yield", types.intc())
 _set_cancellation = types.ExternalFunction("pthread_setcancelstate", types.intc(types.intc, types.uintp))
 
@@ -86,7 +91,7 @@ def _write(descriptor, request, address, size):
     parts[2], parts[3] = answer, types.uintp(16)
     parts[4], parts[5] = address, types.uintp(size)
     count = types.intc(2) if size > 0 else types.intc(1)
-    return _writev(descriptor, answer + types.uintp(16), count) >= 0
+    return writev(descriptor, answer + types.uintp(16), count) >= 0
 
 
 @inline
@@ -94,7 +99,7 @@ def _answer_read(table, descriptor, request):
     """Answer a read request, if all its bytes lie in the window of its handle."""
     asked = longs_at(request)
     handle, position = types.int64(asked[5]), types.int64(asked[6])
-    size, is_owned = types.int64(words_at(request)[14]), words_at(request)[15] & types.uint32(_HAS_OWNER) != 0
+    size, is_owned = types.int64(words_at(request)[14]), words_at(request)[15] & types.uint32(HAS_OWNER) != 0
     row = table + types.uintp((1 + (handle & (WINDOWS - 1))) * ROW * _LONG)
     is_answered = False
     # libfuse cancels its threads at unmount, at any call that can be cancelled. One that is counted in has to come out.
@@ -121,7 +126,7 @@ def answer(table, descriptor, request, length):
     operation = words_at(request)[1]
     if table == 0:
         return False
-    if operation == _READ and length >= _READ_LENGTH:
+    if operation == READ and length >= _READ_LENGTH:
         return _answer_read(table, descriptor, request)
     if operation == _FLUSH and length >= _FLUSH_LENGTH:
         handle = longs_at(request)[5]
