@@ -1,4 +1,4 @@
-"""`make bench`: every measurement beside its baseline, in one run of some minutes, with 12 GB of disk.
+"""`make bench`: every measurement beside its baseline, in one run of many minutes, with 15 GB of disk.
 
 `make bench ROWS="tools follow"` measures only those groups, and prints them; a whole run is also kept in `results/`.
 """
