@@ -341,7 +341,9 @@ class ProducerStates:
             return
         newest = self._snapshots[-1] if self._snapshots else NO_OFFSET
         if self._read_only and max(start_offset, newest) < self.map_end_offset < end_offset:
-            return  # a writer has taken a snapshot of this state, and would load that
+            # A writer has taken a snapshot of this state, and would load that, without what is expired.
+            self.remove_expired(now)
+            return
         self._clear()
         offset, entries = self._load(start_offset)
         for entry in entries:
