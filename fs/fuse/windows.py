@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +18,11 @@ from topicfs.fs.kernels.windows import (
     close_window,
     open_window,
 )
+
+
+LARGEST: Final = 4 << 20
+"""Bytes of a window, at most: so all of them keep 128 MiB at the most. A block has some 1 MiB, but one batch that is
+larger is a block too."""
 
 
 class Windows:
@@ -52,7 +58,10 @@ class Windows:
 
     def open(self, handle: int, start: int, data: Bytes, for_pages: bool) -> None:
         """Show bytes that begin at a position of an open file, in place of what was shown of it before. With
-        `for_pages`, the kernel gets them for its pages too."""
+        `for_pages`, the kernel gets them for its pages too. More than LARGEST are not shown."""
+        if data.size > LARGEST:
+            self.close(handle)
+            return
         with self._guard:
             open_window(self._table, handle, start, start + data.size, data.ctypes.data, for_pages)
             self._kept[handle % WINDOWS] = handle, data

@@ -42,7 +42,7 @@ from topicfs.fs.kernels.memory import (
 )
 
 WINDOWS: Final = 32
-"""How many windows a table has. Each keeps a block of 1 MiB in memory."""
+"""How many windows a table has. Each keeps a block in memory."""
 
 SETTLED: Final = 1024
 """How many handles can be known to be settled. One that has to leave its place is asked for its flush."""

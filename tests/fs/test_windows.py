@@ -15,7 +15,7 @@ import fuse
 import numpy as np
 import pytest
 
-from topicfs.fs.fuse.windows import Windows
+from topicfs.fs.fuse.windows import LARGEST, Windows
 from topicfs.fs.kernels import requests
 from topicfs.fs.kernels.windows import SETTLED, WINDOWS
 
@@ -190,6 +190,14 @@ def test_a_settled_handle_leaves_its_place_to_another(device: Device, windows: W
     device.kernel.send(flush_request(9, 5 + SETTLED))
     device.kernel.send(other_request(8))
     assert device.passed() == 8
+
+
+def test_a_window_is_never_so_large_that_idle_files_fill_the_memory(device: Device, windows: Windows) -> None:
+    windows.open(5, 0, some_bytes(1000), for_pages=False)
+    windows.open(5, 0, np.zeros(LARGEST, np.uint8), for_pages=False)
+    assert asked(device, 5, 0, 10) == bytes(10)
+    windows.open(5, 0, np.zeros(LARGEST + 1, np.uint8), for_pages=False)
+    assert asked(device, 5, 0, 10) is None
 
 
 def test_nothing_is_answered_on_a_mount_without_windows() -> None:
