@@ -19,7 +19,6 @@ from topicfs.fs.kernels.windows import (
     open_window,
 )
 
-
 LARGEST: Final = 4 << 20
 """Bytes of a window, at most: so all of them keep 128 MiB at the most. A block has some 1 MiB, but one batch that is
 larger is a block too."""
