@@ -132,9 +132,8 @@ def chunks(
             except _RefusedError as refused:
                 raise _told(file, passed + refused.record, refused.reason) from None
             if content is not None:
-                content.add(
-                    rows
-                )  # behind the check: records that are too large may point to one value of a dictionary
+                # Behind the check: records that are too large may all point to one value of a dictionary.
+                content.add(rows)
             yield from routed
             passed += len(rows)
             if error is not None:
