@@ -224,5 +224,6 @@ def _headers(values: pa.Array | None, count: int) -> Spans:
     start = (np.cumsum(lengths) - lengths).astype(np.int32)
     buffer = np.concatenate([name_data, value_data])
     value_start = value_start + np.int32(name_data.size)
-    sections.write(buffer, ends, name_start, name_length, value_start, value_length, out)
+    if sections.write(buffer, ends, name_start, name_length, value_start, value_length, out) != total:
+        raise InvalidRecordError(f"a header goes beyond the {buffer.size} bytes of all names and values")
     return start, lengths.astype(np.int32), out

@@ -120,6 +120,15 @@ def test_headers_may_be_a_map_or_a_long_list_or_of_a_dictionary(wide: bool) -> N
         assert [record.headers for record in found] == [tuple(each or ()) for each in pairs[1:]]
 
 
+def test_headers_that_could_not_be_written_are_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where names and values together have more bytes than a position can count."""
+    values = pa.record_batch({"value": [b"v"], "headers": pa.array([[{"key": "k", "value": b"h"}]], HEADERS)})
+    assert len(rows_of(values)) == 1
+    monkeypatch.setattr("topicfs.engine.column_files.rows.sections.write", lambda *_: -1)
+    with pytest.raises(InvalidRecordError, match="a header goes beyond the 2 bytes"):
+        rows_of(values)
+
+
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
 def test_a_header_without_a_key_is_refused_in_words(header: dict[str, Any] | None) -> None:
     with pytest.raises(InvalidRecordError, match="expected a key in each header, found null") as refused:
