@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from daemon_mount import DaemonMount
 from shell import output
 
 TOPICS = (f"in{number}" for number in range(1000))
+
+
+def parquet(dictionary: bool = True, **columns: object) -> bytes:
+    """A Parquet file."""
+    made, table = io.BytesIO(), pa.table(columns)
+    pq.write_table(table, made, compression="zstd", use_dictionary=dictionary, write_statistics=dictionary)
+    return made.getvalue()
+
+
+def arrow(**columns: object) -> bytes:
+    """A file of Arrow."""
+    made = io.BytesIO()
+    table = pa.table(columns)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(made, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return made.getvalue()
 
 
 class Topic:
