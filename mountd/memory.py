@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,13 +36,25 @@ def keep_freed_blocks() -> None:
 def put_compiler_away() -> None:
     """Have the kernel take back the memory of the compiler's library, which has loaded the kernels and is done.
 
-    Of 190 MB, it holds 95. It is a mapped file: what is needed again is read again. Its code is dropped. Its data can
-    have been changed while it was loaded, so the kernel is only asked to put it away, which older ones refuse.
+    Of 190 MB, it holds 95. It is a mapped file: what is needed again is read again. So pages that are still as they are
+    in the file are dropped. The others were changed while it was loaded: the kernel is only asked to put them away,
+    which older ones refuse, as does one without swap.
     """
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        place, permissions, *_, path = line.split()
-        if Path(path).name.startswith(_COMPILER):
-            start, end = (int(each, 16) for each in place.split("-"))
-            advise(start, end - start, _MADV_DONTNEED if permissions == "r-xp" else _MADV_PAGEOUT)
+    for start, end, is_changed in _mappings(_COMPILER):
+        advise(start, end - start, _MADV_PAGEOUT if is_changed else _MADV_DONTNEED)
+
+
+def _mappings(library: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield where the parts of a library are mapped, and whether a page of the part was changed, or can be."""
+    place: tuple[int, int] | None = None
+    is_writable = False
+    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            start, end = (int(each, 16) for each in name.split("-"))
+            place = (start, end) if Path(words[-1]).name.startswith(library) else None
+            is_writable = "w" in words[0]
+        elif place is not None and name == "Anonymous:":
+            yield *place, is_writable or int(words[0]) > 0

@@ -31,10 +31,15 @@ def said(script: str) -> str:
     return done.stdout
 
 
-def test_the_compiler_is_put_away_once_the_kernels_are_loaded() -> None:
-    before, after = map(int, said("a = library_kib(); put_compiler_away(); print(a, library_kib())").split())
+def test_the_compiler_is_put_away_once_the_kernels_are_loaded_also_beside_a_process_that_maps_it() -> None:
+    script = "a = library_kib(); put_compiler_away(); print(a, library_kib())"
+    # The second process is started by the first, which has the compiler's library in memory meanwhile.
+    inner = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {KERNELS + script!r}], check=True)"
+    )
+    before, after = map(int, said(inner).split())
     assert before > 40_000
-    assert after < before / 2
+    assert after < before / 10
 
 
 def test_kernels_run_and_can_be_compiled_when_the_compiler_was_put_away() -> None:
