@@ -31,6 +31,7 @@ KEYS = 1_000_000
 KEY_SIZE, VALUE_SIZE = 16, 100
 _PER_BATCH = 5_000
 _DEDUPE_BUFFER, _IO_BUFFER = 128 << 20, 512 << 10
+_ROUNDS = 3
 
 
 def run(report: Report) -> None:
@@ -114,25 +115,29 @@ def latency(place: Path) -> list[Row]:
         fill(store.partition("keys-0"), GIB, KEYS)
         store.partition("keys-0").roll()
         store.create("bench", 0)
-    (backing / "server.properties").write_text("log.cleaner.enable=false\n")
-    with mount(backing, place / "latency-mount") as root:
-        alone = _p99(root / "bench-0/log.txt", lambda: False)
-    (backing / "server.properties").write_text("log.cleaner.backoff.ms=10\n")
-    with mount(backing, place / "latency-mount") as root:
-        before = _bytes(backing / "logs/keys-0")
+    rounds = []
+    for number in range(_ROUNDS):
+        again = place / f"latency-{number}"
+        shutil.copytree(backing, again)
+        (again / "server.properties").write_text("log.cleaner.enable=false\n")
+        with mount(again, place / "latency-mount") as root:
+            alone = _p99(root / "bench-0/log.txt", lambda: False)
+        (again / "server.properties").write_text("log.cleaner.backoff.ms=10\n")
+        with mount(again, place / "latency-mount") as root:
+            before = _bytes(again / "logs/keys-0")
 
-        def is_over() -> bool:
-            return _bytes(backing / "logs/keys-0") < before / 4
+            def is_over(logs: Path = again / "logs/keys-0", before: int = before) -> bool:
+                return _bytes(logs) < before / 4
 
-        beside = _p99(root / "bench-0/log.txt", is_over)
-    ratio = beside / alone
+            rounds.append((_p99(root / "bench-0/log.txt", is_over) * 1e6, alone * 1e6))
+        shutil.rmtree(again)
+    found = compared(rounds)
     return [
         Row(
             "append through the mount, p99, beside a compaction",
-            f"{beside * 1e6:.0f} us",
-            f"alone {alone * 1e6:.0f} us",
-            f"{ratio:.2f} x, <= 1.5 x",
-            ratio <= 1.5,
+            f"{found.ours:.0f} us",
+            f"alone {found.theirs:.0f} us",
+            *found.goal(most=1.5),
         )
     ]
 
