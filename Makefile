@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup run test soak soak-spark matrix cluster bench lint clean
+.PHONY: setup run test soak soak-spark matrix cluster bench bench-kafka lint clean
 
 setup: $(VENV)/.ready
 
@@ -84,6 +84,11 @@ cluster: setup
 
 bench: setup
 	$(BIN)/python tests/bench $(ROWS)
+
+# Beside Kafka's own tools and kcat. SCALE=0.1 has a tenth of the records.
+bench-kafka: setup $(KAFKA)/.ready $(CONNECTOR)/.ready
+	.ci/packages tools kcat
+	PYTHONPATH=tests/bench:tests/mount:tests/interop $(BIN)/python tests/bench/beside_kafka $(ROWS)
 
 lint: setup
 	$(BIN)/ruff check .

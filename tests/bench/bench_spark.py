@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,8 @@ def run(report: Report) -> None:
         report.show(f"Spark: {WRITTEN:,} rows of 100 bytes are written", sinks(place))
 
 
-def session() -> SparkSession:
+def session(jars: Sequence[str] = ()) -> SparkSession:
+    """Spark with its default settings, but for what a machine without a screen or a network needs."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.ui.enabled": "false",
@@ -52,6 +53,7 @@ def session() -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.showConsoleProgress": "false",
+        **({"spark.jars": ",".join(jars)} if jars else {}),
     }
     made = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     made.sparkContext.setLogLevel("ERROR")

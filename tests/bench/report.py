@@ -71,7 +71,7 @@ class Report:
         lines = [
             "# `make bench`, whole",
             "",
-            f"{_machine()}. It took {took_s / 60:.0f} minutes. Rates in GB/s are in units of 10^9 bytes.",
+            f"{machine()}. It took {took_s / 60:.0f} minutes. Rates in GB/s are in units of 10^9 bytes.",
         ]
         for title, rows in self._tables:
             lines += ["", f"## {title}", "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
@@ -84,7 +84,8 @@ def _line(cells: list[str] | tuple[str, ...]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Name the machine and the versions of what runs on it."""
     words = Path("/proc/cpuinfo").read_text().split("model name\t: ")
     cores = len(words) - 1
     memory = int(Path("/proc/meminfo").read_text().split()[1]) / (1 << 20)

@@ -79,14 +79,14 @@ def missing() -> str | None:
     return None
 
 
-def java(main: str, *arguments: str, jvm: Iterable[str] = ()) -> list[str]:
-    """The command line that runs a class of Kafka."""
+def java(main: str, *arguments: str, jvm: Iterable[str] = (), base: Iterable[str] = SMALL) -> list[str]:
+    """The command line that runs a class of Kafka. `base` has the options of Java's memory and compiler."""
     brokers = sorted(jar.name for jar in JARS.glob("kafka_2.13-*.jar"))
     if len(brokers) != 1:
         raise KafkaError(
             f"expected one version of Kafka in {JARS}, found {brokers}: empty it and run `{INSTALL}`"
         )
-    return ["java", *SMALL, *LOGGING, *jvm, "-cp", f"{JARS}/*", main, *arguments]
+    return ["java", *base, *LOGGING, *jvm, "-cp", f"{JARS}/*", main, *arguments]
 
 
 def run_tool(main: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -177,6 +177,7 @@ class Broker:
         metadata_dir: Path | None = None,
         topics: Iterable[Topic] = (),
         settings: Mapping[str, str] | None = None,
+        jvm: Iterable[str] = SMALL,
     ) -> Self:
         """Start on a directory, which is formatted first if Kafka does not know it; return when it serves.
 
@@ -206,7 +207,7 @@ class Broker:
             introduce(topics, metadata_dir, _identity(log_dir))
         with (home / "broker.log").open("wb") as log:
             process = subprocess.Popen(
-                java("kafka.Kafka", str(properties)),
+                java("kafka.Kafka", str(properties), base=jvm),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
