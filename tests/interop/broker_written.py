@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kafka import Broker, KafkaError, run_tool
+from kafka_broker import Broker, KafkaError, run_tool
 from kafka_clients import consume, create_topics, produce, transact
 
 from topicfs.engine.record import Record

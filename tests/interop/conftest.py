@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import kafka
+import kafka_broker
 import pytest
 from broker_written import Written, broker_writes
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _kafka_is_installed() -> None:
-    reason = kafka.missing()
+    reason = kafka_broker.missing()
     if reason is not None:
         pytest.skip(reason)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from broker_written import BROKER_TOPICS, OPEN_TRANSACTION, Written
-from kafka import Broker, dump, files_of, libfuse_stderr
+from kafka_broker import Broker, dump, files_of, libfuse_stderr
 from kafka_clients import consume, fence, produce
 
 from topicfs import Record, Store

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from kafka import Broker, dump, files_of, libfuse_stderr
+from kafka_broker import Broker, dump, files_of, libfuse_stderr
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import kafka
+import kafka_broker
 import pytest
-from kafka import Broker, KafkaError, run_tool
+from kafka_broker import Broker, KafkaError, run_tool
 from kafka_clients import consume, create_topics, produce
 
 from topicfs import Record, Store
@@ -118,7 +118,7 @@ def test_the_newest_snapshot_stands_for_what_is_before_it(directory: Directory, 
     shutil.copytree(directory.clean / "logs", logs)
     before = read_cluster(logs, 1)
     often = {"metadata.log.max.record.bytes.between.snapshots": "1"}
-    with mock.patch.dict(kafka.SETTINGS, often), Broker.start(logs, tmp_path / "home") as broker:
+    with mock.patch.dict(kafka_broker.SETTINGS, often), Broker.start(logs, tmp_path / "home") as broker:
         metadata = logs / "__cluster_metadata-0"
         create_topics(broker.bootstrap, {"late": {"retention.ms": "77"}})
         end = time.monotonic() + 30

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from broker_written import Written
 from engine_written import WORKLOAD, expected, write_and_close, write_and_die
-from kafka import dump, files_of, libfuse_stderr
+from kafka_broker import dump, files_of, libfuse_stderr
 
 INDEX_ENTRY = {".index": 8, ".timeindex": 12}
 

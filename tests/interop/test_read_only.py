@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from broker_written import BROKER_TOPICS, Written
-from kafka import Broker
+from kafka_broker import Broker
 from kafka_clients import consume, create_topics, produce
 
 from topicfs import Record, Store

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_written import Written
 from engine_written import WORKLOAD, comparable, expected, write_and_close, write_and_die
-from kafka import Broker, dump, files_of, libfuse_stderr
+from kafka_broker import Broker, dump, files_of, libfuse_stderr
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1] / "mount"))  # daemon_mount.py: a real daemon
-sys.path.append(str(Path(__file__).parents[1] / "interop"))  # kafka.py: a real broker
+sys.path.append(str(Path(__file__).parents[1] / "interop"))  # kafka_broker.py: a real broker
 
 CONNECTOR = Path(__file__).parents[2] / ".tools" / "spark-kafka"
 
@@ -73,11 +73,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def kafka_beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBeside]:
     """A broker, and Kafka's source and ours on its log."""
-    import kafka  # noqa: PLC0415 - see above
+    import kafka_broker  # noqa: PLC0415 - see above
     from kafka_beside import KafkaBeside  # noqa: PLC0415
 
-    if kafka.missing() or not any(CONNECTOR.glob("*.jar")):
-        pytest.skip(kafka.missing() or "no Spark's Kafka source: run `make test`")
+    if kafka_broker.missing() or not any(CONNECTOR.glob("*.jar")):
+        pytest.skip(kafka_broker.missing() or "no Spark's Kafka source: run `make test`")
     beside = KafkaBeside.start(spark, tmp_path_factory.mktemp("broker"))
     yield beside
     beside.broker.stop(clean=False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kafka import Broker
+from kafka_broker import Broker
 from kafka_clients import consume, create_topics, delete_records, produce, transact
 from patience import PATIENCE_S
 from pyspark.sql import DataFrame, SparkSession
