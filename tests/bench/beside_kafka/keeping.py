@@ -12,7 +12,7 @@ from pathlib import Path
 from bench_upkeep import KEYS
 from bench_upkeep import fill as fill_keys
 from contest import ROUNDS, Contest, Contests, Result, Taken, memory_of
-from kafka import Broker
+from kafka_broker import Broker
 from sides import broker, fill, mounted
 
 from topicfs import Store

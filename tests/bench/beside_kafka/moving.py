@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from aiokafka.admin import AIOKafkaAdminClient
 from contest import Contests, Taken, Way, cold, may_be_cold, run
-from kafka import Broker
+from kafka_broker import Broker
 from kafka_clients import create_topics
 from sides import Mounted, broker, fill, mounted, random_lines, tool
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from bench_mount import TOPICFS
-from kafka import Broker, java
+from kafka_broker import Broker, java
 from kafka_topics import topics_of
 
 from topicfs import Store
