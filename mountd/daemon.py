@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.format.paths import LOGS, META_PROPERTIES
 from topicfs.engine.jobs import Job, Jobs
+from topicfs.engine.kernels.compile import load_all
 from topicfs.engine.store.store import Store
 from topicfs.mountd import mounts
 from topicfs.mountd.cleaners import Cleaners
@@ -138,6 +139,7 @@ class Daemon:
         """Serve the mount, in the main thread. `ready` is called when it answers. Return the exit code: 0 after a clean
         stop. If there can be no mount: StartError, or an error of the engine or the system."""
         keep_freed_blocks()
+        load_all()
         put_compiler_away()
         sys.setswitchinterval(_SWITCH_S)
         store = self._open()

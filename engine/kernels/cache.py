@@ -127,6 +127,15 @@ class KernelCache(caching._Cache):
         self._begun(self._directories.target() is not None)
         return None
 
+    def holds(self, signature: Any, target: Any) -> bool:
+        """Tell whether the compiled code is on disk, without loading it."""
+        for place in self._directories.found:
+            cache = _cache_in(place, self._function)
+            with contextlib.suppress(Exception):  # what `load_overload` will tell of
+                if cache._index_key(signature, target.codegen()) in cache._cache_file._load_index():
+                    return True
+        return False
+
     def save_overload(self, signature: Any, compiled: Any) -> None:
         place = self._directories.target()
         if place is None:

@@ -14,6 +14,7 @@ Lengths are checked by the kernels themselves: indexing outside an array is not 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 # The kernels that can be called.
 _READY: list[str] = []
 
+# What loads those of them that are on disk, and were not called yet.
+_PENDING: dict[str, Callable[[], Any]] = {}
+
+# Held while a kernel is loaded: several threads may be the first to call it.
+_LOADING = threading.RLock()
+
 
 def _begun(function: Function, is_kept: bool) -> None:
     """A kernel was not found, and is compiled: told with how many are ready, and whether it is for this run alone."""
@@ -63,17 +70,53 @@ def _begun(function: Function, is_kept: bool) -> None:
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
-    """Compile a function for exactly these types, without the GIL, cached on disk."""
+    """Compile a function for exactly these types, without the GIL, cached on disk. What is on disk already is loaded by
+    the first call: each takes some 5 ms, and most commands need few."""
+    signature = result(*arguments)
 
     def compile_it(function: Function) -> Function:
         compiled: Any = numba.njit(**_OPTIONS)(function)
         compiled._cache = KernelCache(function, lambda is_kept: _begun(function, is_kept))
-        compiled.compile(result(*arguments))
-        compiled.disable_compile()
+
+        def load() -> Any:
+            with _LOADING:
+                if not compiled.overloads:
+                    compiled.compile(signature)
+                    compiled.disable_compile()
+            (variant,) = compiled.overloads.values()
+            return variant.entry_point
+
+        if compiled._cache.holds(signature, compiled.targetctx):
+            _load_later(compiled, load)
+        else:
+            # It may call others, whose types are not to be guessed.
+            load_all()
+            load()
         _READY.append(function.__name__)
         return compiled  # type: ignore[no-any-return]
 
     return compile_it
+
+
+def _load_later(compiled: Any, load: Callable[[], Any]) -> None:
+    """Have a kernel loaded by its first call. `load` returns the machine code."""
+    name = f"{compiled.__module__}.{compiled.__name__}"
+
+    def load_first(*arguments: Any, **named: Any) -> Any:
+        machine_code = load()
+        _PENDING.pop(name, None)
+        return machine_code
+
+    # numba calls this where it has no machine code for the arguments yet, and then calls what it gives.
+    compiled._compile_for_args = load_first
+    _PENDING[name] = load
+
+
+def load_all() -> None:
+    """Load the kernels that were not called yet, so that no later call waits for it."""
+    for load in tuple(_PENDING.values()):
+        load()
+    _PENDING.clear()
 
 
 def inline(function: Function) -> Function:

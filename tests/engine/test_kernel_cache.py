@@ -89,6 +89,34 @@ def test_what_is_compiled_once_is_kept_beside_the_sources(folder: Path) -> None:
     assert list((folder / "__pycache__").glob("*.nbc"))
 
 
+# Says how many kernels of the engine were loaded by the import alone, and after many threads have called one.
+LAZY = """
+import threading
+import numpy as np
+import topicfs.engine.batch
+from topicfs.engine.kernels import compile
+from topicfs.engine.kernels.lines import last_newline
+kept = len(compile._PENDING)
+given, text = [], np.frombuffer(b"a\\nb", np.uint8)
+threads = [threading.Thread(target=lambda: given.append(last_newline(text, 0, 3))) for _ in range(20)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(kept == len(compile._READY), given == [1] * 20, kept - len(compile._PENDING))
+compile.load_all()
+print(len(compile._PENDING), last_newline(text, 0, 3))
+"""
+
+
+def test_a_kept_kernel_is_loaded_by_its_first_call_also_if_many_threads_make_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY], capture_output=True, text=True, check=False, timeout=5 * PATIENCE_S
+    )
+    assert done.stdout.splitlines() == ["True True 1", "0 1"], done.stderr
+    assert not done.stderr
+
+
 @needs_root
 def test_what_one_user_compiled_serves_another_who_has_no_home(folder: Path) -> None:
     run(folder)

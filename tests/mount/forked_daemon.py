@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from topicfs.engine.kernels.compile import load_all
+
 ROOT = Path(__file__).parents[2]
 STEERED = str(Path(__file__).with_name("steered_daemon.py"))
 
@@ -112,6 +114,7 @@ def nursery() -> Nursery:
 
 def serve(run: Callable[[list[str]], Any]) -> None:
     """Fork and collect daemons, until there are no more orders. In a daemon `run` gets the arguments."""
+    load_all()
     gc.freeze()
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in orders:
