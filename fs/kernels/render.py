@@ -89,7 +89,10 @@ def _put_member(out, position, source, start, length):
     if length < 0:
         return _put(out, position, NULL)
     end = start + length
-    done, at = put_json_ascii(out, _put(out, position, TEXT), source, start, end)
+    done, at = _put(out, position, TEXT), start
+    # Escaped, bytes that turn out to be no UTF-8 may take more than as base64, for which there is room.
+    if _MOST_OF_A_BYTE * length <= out.size - done or utf8_end(source, start, end) == end:
+        done, at = put_json_ascii(out, done, source, start, end)
     if at < end:
         if utf8_end(source, at, end) == end:
             done = put_json(out, done, source, at, end)

@@ -232,6 +232,10 @@ LARGE = {
     "escapes": Record(b"\0" * 300, b"\x1f" * 300, -(2**62)),
     "backslashes": Record(b"\\" * 300, b"\t" * 300, 2**62),
     "base64": Record(b"\xff", b"\xff", 2**62),
+    "base64 behind escapes": Record(b"\0" * 300 + b"\xff", b"\0" * 300 + b"\xff", 2**62),
+    "base64 behind escapes in headers": Record(
+        b"", None, 2**62, (("\0" * 300 + "\udcff", b"\0" * 300 + b"\xff"),)
+    ),
     "empty headers": Record(None, None, 2**62, (("", None),) * 300),
     "short headers": Record(b"", b"", 2**62, (("\udcff", b"\xff"),) * 300),
     "escaped headers": Record(b"\xff", None, 2**62, (("\0", b"\0"),) * 300),
