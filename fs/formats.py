@@ -17,6 +17,7 @@ from topicfs.engine.batch.table import Bytes, Ints, Longs
 from topicfs.engine.errors import CorruptBatchError, RecordTooLargeError
 from topicfs.engine.format.batch_header import CODEC_MASK, CONTROL, HEADER_SIZE
 from topicfs.engine.kernels import decode as decoding
+from topicfs.engine.kernels.messages import topic_of
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET, POSITION, SIZE
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 from topicfs.fs.errors import BadInputError
@@ -69,7 +70,7 @@ class Parsed:
 
 
 class Format(IntEnum):
-    """A way to show records as lines. The kernels use the same numbers."""
+    """A way to show records as lines. The kernels use the same numbers, and others for messages of Kafka's own."""
 
     TXT = sizing.TXT
     TSV = sizing.TSV
@@ -83,14 +84,16 @@ class Format(IntEnum):
     # -- records → lines ------------------------------------------------------------------------------
 
     def sizes(
-        self, buffer: Bytes, table: Longs, origin: int, prefix: Bytes, first: int = 0, end: int = MAX_INT64
+        self, buffer: Bytes, table: Longs, origin: int, labels: Labels, first: int = 0, end: int = MAX_INT64
     ) -> Longs:
         """Return how many bytes each batch of `table` takes: its records of the offsets [first, end), 0 for a control
-        batch. `origin` is the table's position of buffer[0], and `prefix` as `prefix_of` gives it."""
+        batch. `origin` is the table's position of buffer[0]."""
         found = np.zeros(len(table), np.int64)
         for row, data, rows, start in _plain_parts(buffer, table, origin, first, end):
             sizes = found[row : row + len(rows)]
-            problem = sizing.sizes(int(self), data, start, rows, first, end, prefix.size, sizes)
+            problem = sizing.sizes(
+                self._form(labels), data, start, rows, first, end, labels.prefix.size, sizes
+            )
             _raise_if_bad(rows, *problem)
         return found
 
@@ -103,18 +106,24 @@ class Format(IntEnum):
         end: int,
         out: Bytes,
         at: int,
-        prefix: Bytes,
+        labels: Labels,
     ) -> int:
         """Write the records of the offsets [first, end) of the batches of `table` at out[at:]. Return the position
         behind them. Bytes of `out` behind it are undefined. ValueError if `out` is too small."""
         for _, data, rows, start in _plain_parts(buffer, table, origin, first, end):
-            *problem, at = rendering.render(int(self), data, start, rows, first, end, prefix, out, at)
+            *problem, at = rendering.render(
+                self._form(labels), data, start, rows, first, end, labels.prefix, out, at
+            )
             if problem[0] == rendering.NO_ROOM:
                 raise ValueError(
                     f"{self.suffix}: a line from byte {at} on does not fit into {out.size} bytes"
                 )
             _raise_if_bad(rows, *problem)
         return at
+
+    def _form(self, labels: Labels) -> int:
+        """Return the number by which the kernels know the format of these lines."""
+        return int(self) + (labels.messages if self == Format.JSONL else 0)
 
     # -- lines → records ------------------------------------------------------------------------------
 
@@ -147,11 +156,24 @@ class Format(IntEnum):
 _SUFFIXES: Final = {fmt: fmt.name.lower() for fmt in Format}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """What all jsonl lines of a partition have in common.
+
+    prefix    the beginning of a line, up to its offset
+    messages  whose messages keys and values are: the number of a topic of Kafka's own, or NONE
+    """
+
+    prefix: Bytes
+    messages: int
+
+
 @lru_cache(maxsize=1024)
-def prefix_of(topic: str, partition: int) -> Bytes:
-    """Return the beginning of a jsonl line of this partition, up to its offset."""
+def labels_of(topic: str, partition: int) -> Labels:
+    """Return the labels of this partition."""
     name = json.dumps(topic, ensure_ascii=False)
-    return np.frombuffer(f'{{"topic":{name},"partition":{partition},"offset":'.encode(), np.uint8)
+    prefix = f'{{"topic":{name},"partition":{partition},"offset":'
+    return Labels(np.frombuffer(prefix.encode(), np.uint8), topic_of(topic))
 
 
 # -- batches ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from numba import types
 from numba.core import sigutils
 from numba.core.ccallback import CFunc
 
-from topicfs.engine.format import batch_header, index, layout
+from topicfs.engine.format import batch_header, index, layout, messages
 from topicfs.engine.kernels.cache import KernelCache, prepare
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Function = Callable[..., Any]
 
 
-FORMATS = tuple(map(Path, (batch_header.__file__, index.__file__, layout.__file__)))
+FORMATS = tuple(map(Path, (batch_header.__file__, index.__file__, layout.__file__, messages.__file__)))
 """Whose constants kernels take."""
 
 prepare(Path(__file__).parent, *FORMATS)

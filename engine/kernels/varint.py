@@ -4,6 +4,8 @@ varint    zigzag: 0, -1, 1, -2 … become 0, 1, 2, 3 …; then groups of 7 bits,
           each but the last with its high bit set; at most 5 bytes
 varlong   the same for 64 bits; at most 10 bytes
 
+unsigned  the same groups of a number from 0 on, which is not folded; at most 5 bytes
+
 A number of more than 32 or 64 bits is malformed, not cut down to fit.
 
 Places are cast to unsigned: a signed index may count from the end, and asking for that doubled the time of a walk over
@@ -102,6 +104,23 @@ def read_varint(buffer, position, end):
     if value > 2147483647 or value < -2147483648:
         return types.int64(0), types.int64(MALFORMED)
     return value, position
+
+
+@inline
+def read_unsigned(buffer, position, end):
+    """A number of up to 31 bits that is not folded, and the position behind it, or (0, MALFORMED)."""
+    value = types.int64(0)
+    shift = 0
+    while position < end and shift < 35:
+        byte = types.int64(buffer[types.uintp(position)])
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > 2147483647:
+                break
+            return value, position
+        shift += 7
+    return types.int64(0), types.int64(MALFORMED)
 
 
 @kernel(INT, WRITE, INT, INT)

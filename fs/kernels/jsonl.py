@@ -10,9 +10,9 @@ import numpy as np
 from numba import types
 
 from topicfs.engine.kernels.compile import inline
+from topicfs.engine.kernels.escapes import HEX_VALUES, JSON_BYTES, find_json
+from topicfs.engine.kernels.numbers import decode_base64, decoded_size
 from topicfs.engine.kernels.varint import copy, varint_size, write_varint
-from topicfs.fs.kernels.escapes import HEX_VALUES, JSON_BYTES, find_json
-from topicfs.fs.kernels.numbers import decode_base64, decoded_size
 from topicfs.fs.kernels.reasons import (
     CONTROL,
     DUPLICATE,

@@ -20,8 +20,8 @@ import numpy as np
 from numba import types
 
 from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.escapes import HEX_VALUES, TSV_BYTES, find_tsv, utf8_end
 from topicfs.engine.kernels.varint import copy, find_byte
-from topicfs.fs.kernels.escapes import HEX_VALUES, TSV_BYTES, find_tsv, utf8_end
 from topicfs.fs.kernels.jsonl import (
     HEADERS,
     KEY,
@@ -41,6 +41,7 @@ from topicfs.fs.kernels.jsonl import (
 from topicfs.fs.kernels.reasons import (
     BAD_PARTITION,
     BAD_TIMESTAMP,
+    DECODED,
     DUPLICATE,
     EMPTY,
     GOOD,
@@ -205,6 +206,8 @@ def _line(source, at, end, out, position, row, timestamps, partitions, spans):
             return DUPLICATE, quote, position
         seen |= 1 << member
         if member <= VALUE:
+            if is_at(source, at, end, 123):
+                return DECODED, at, position
             status, behind, length = check_text(source, at, end)
             if status != GOOD:
                 return status, behind, position

@@ -31,6 +31,7 @@ NO_HEADER = 25
 NO_HEADER_NAME = 26
 NO_HEADER_VALUE = 27
 NO_VALUE = 28
+DECODED = 29
 
 REASONS = {
     NO_TAB: "expected a TAB between key and value",
@@ -60,5 +61,6 @@ REASONS = {
     NO_HEADER_NAME: "a header has no key: expected a string",
     NO_HEADER_VALUE: "a header has no value: expected a string or null",
     NO_VALUE: "the value is missing: a tombstone is written null",
+    DECODED: "expected a string or null, found an object: what Kafka's own topics show so is appended as tsv or base64",
 }
 """What a status other than GOOD and NO_ROOM means, for messages."""

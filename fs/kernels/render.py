@@ -1,7 +1,7 @@
 """Records → lines of a format. The formats are drawn in `sizes`, which tells how long the lines become.
 
 A line is written only where the whole of it has room. Its exact size is computed only near the end of `out`,
-where the most that it could take would not fit.
+where the most that it could take would not fit, and for messages of Kafka's own, of which that is not known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import numpy as np
 from topicfs.engine.format.batch_header import HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
 from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
+from topicfs.engine.kernels.escapes import BACKSLASH, QUOTE, put_json, put_json_ascii, put_tsv, utf8_end
+from topicfs.engine.kernels.messages import measure, write_key, write_value
+from topicfs.engine.kernels.numbers import put_base64, put_decimal
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -22,8 +25,6 @@ from topicfs.engine.kernels.scan import (
     SIZE,
 )
 from topicfs.engine.kernels.varint import copy, read_varint
-from topicfs.fs.kernels.escapes import BACKSLASH, QUOTE, put_json, put_json_ascii, put_tsv, utf8_end
-from topicfs.fs.kernels.numbers import put_base64, put_decimal
 from topicfs.fs.kernels.sizes import (
     BASE64,
     HEADER,
@@ -32,6 +33,7 @@ from topicfs.fs.kernels.sizes import (
     KEY,
     LINE_END,
     NULL,
+    OBJECT,
     TEXT,
     TIMESTAMP,
     TSV,
@@ -125,12 +127,26 @@ def _put_headers(out, position, buffer, at, body):
 
 @inline
 def _put_json_line(
-    out, position, buffer, offset, timestamp, key, key_length, value, value_length, headers, body, prefix
-):
+    form, out, position, buffer, offset, timestamp,
+    key, key_length, value, value_length, headers, body, prefix,
+):  # fmt: skip
+    key_size = value_size = np.int64(-1)
+    if form > JSONL:
+        key_size, value_size = measure(form - JSONL, buffer, key, key_length, value, value_length)
     position = put_decimal(out, _put(out, position, prefix), offset)
     position = put_decimal(out, _put(out, position, TIMESTAMP), timestamp)
-    position = _put_member(out, _put(out, position, KEY), buffer, key, key_length)
-    position = _put_member(out, _put(out, position, VALUE), buffer, value, value_length)
+    position = _put(out, position, KEY)
+    if key_size >= 0:
+        position = write_key(form - JSONL, buffer, key, key_length, out, _put(out, position, OBJECT))
+    else:
+        position = _put_member(out, position, buffer, key, key_length)
+    position = _put(out, position, VALUE)
+    if value_size >= 0:
+        position = write_value(
+            form - JSONL, buffer, key, value, value_length, out, _put(out, position, OBJECT)
+        )
+    else:
+        position = _put_member(out, position, buffer, value, value_length)
     position = _put(out, position, HEADERS)
     if body - headers > 1:
         position = _put_headers(out, position, buffer, headers, body)
@@ -183,8 +199,8 @@ def render(form, buffer, origin, table, first_offset, end_offset, prefix, out, p
                 table[batch, MAX_TIMESTAMP] if has_append_time else table[batch, BASE_TIMESTAMP] + delta
             )
             room = out.size - position
-            if room < _most(
-                form, key_length, value_length, body - headers, prefix.size
+            if (
+                form > JSONL or room < _most(form, key_length, value_length, body - headers, prefix.size)
             ) and room < record_size(
                 form,
                 buffer,
@@ -199,9 +215,9 @@ def render(form, buffer, origin, table, first_offset, end_offset, prefix, out, p
                 prefix.size,
             ):
                 return NO_ROOM, batch, index, at, position
-            if form == JSONL:
+            if form >= JSONL:
                 position = _put_json_line(
-                    out, position, buffer, offset, timestamp,
+                    form, out, position, buffer, offset, timestamp,
                     key, key_length, value, value_length, headers, body, prefix,
                 )  # fmt: skip
                 continue

@@ -4,7 +4,8 @@ txt    value newline
 tsv    key TAB value newline; null is \\N
 jsonl  {"topic":"orders","partition":0,"offset":5,"timestamp":1700000000000,"key":"k1","value":"v1",
        "headers":[{"key":"h","value":"x"}]} newline, without blanks; null is null. Where bytes are not UTF-8, the
-       member's name ends in _base64
+       member's name ends in _base64. In a topic of Kafka's own, a key or value that is a message of Kafka's is shown as
+       `topicfs.engine.kernels.messages` draws it. Such a format is JSONL and the number of the topic
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import numpy as np
 from topicfs.engine.format.batch_header import CONTROL, HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
 from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
+from topicfs.engine.kernels.escapes import count_tsv, json_size
+from topicfs.engine.kernels.messages import measure
+from topicfs.engine.kernels.numbers import base64_size, decimal_size
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -25,8 +29,6 @@ from topicfs.engine.kernels.scan import (
     SIZE,
 )
 from topicfs.engine.kernels.varint import read_varint
-from topicfs.fs.kernels.escapes import JSON_EXTRA, count_tsv, find_json, find_json_or_high, utf8_end
-from topicfs.fs.kernels.numbers import base64_size, decimal_size
 
 TXT = 0
 TSV = 1
@@ -47,6 +49,7 @@ LINE_END = piece(b"]}\n")
 
 NULL = piece(b'":null')
 TEXT = piece(b'":"')
+OBJECT = piece(b'":')
 BASE64 = piece(b'_base64":"')
 
 _FRAME = TIMESTAMP.size + KEY.size + VALUE.size + HEADERS.size + LINE_END.size
@@ -54,30 +57,11 @@ _HEADER_FRAME = HEADER.size + VALUE.size + 1  # and the closing brace
 
 
 @inline
-def _text_size(source, at, end):
-    """Bytes that source[at:end] takes in a JSON string, without its quotes; -1 where it is not UTF-8."""
-    size = end - at
-    at = find_json_or_high(source, at, end)
-    while at < end and source[at] < 0x80:
-        size += JSON_EXTRA[source[at]]
-        at = find_json_or_high(source, at + 1, end)
-    if at == end:
-        return size
-    if utf8_end(source, at, end) != end:
-        return np.int64(-1)
-    at = find_json(source, at, end)
-    while at < end:
-        size += JSON_EXTRA[source[at]]
-        at = find_json(source, at + 1, end)
-    return size
-
-
-@inline
 def _member_size(source, start, length):
     """Bytes of what follows `,"key` and its like: the end of the name, and the value."""
     if length < 0:
         return NULL.size
-    size = _text_size(source, start, start + length)
+    size = json_size(source, start, start + length)
     if size < 0:
         return BASE64.size + base64_size(length) + 1
     return TEXT.size + size + 1
@@ -108,7 +92,11 @@ def record_size(form, buffer, offset, timestamp, key, key_length, value, value_l
         size += value_length + count_tsv(buffer, value, value + value_length) if value_length >= 0 else 2
         return size + 2
     size = prefix + decimal_size(offset) + decimal_size(timestamp) + _FRAME
-    size += _member_size(buffer, key, key_length) + _member_size(buffer, value, value_length)
+    key_size = value_size = np.int64(-1)
+    if form > JSONL:
+        key_size, value_size = measure(form - JSONL, buffer, key, key_length, value, value_length)
+    size += OBJECT.size + key_size if key_size >= 0 else _member_size(buffer, key, key_length)
+    size += OBJECT.size + value_size if value_size >= 0 else _member_size(buffer, value, value_length)
     if body - headers > 1:
         size += _headers_size(buffer, headers, body)
     return size

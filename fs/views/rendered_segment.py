@@ -22,7 +22,7 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.reader import read_batches
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.segment.segment import Segment
-from topicfs.fs.formats import Format, prefix_of
+from topicfs.fs.formats import Format, Labels, labels_of
 from topicfs.fs.views.size_map import SizeMap
 
 BLOCK: Final = 1 << 20
@@ -119,7 +119,7 @@ class RenderedSegment:
                 try:
                     for buffer, table, origin in self._batches(snapshot, start, limit):
                         new = table[table[:, LAST_OFFSET] >= start]
-                        self.map.add(new, self.format.sizes(buffer, new, origin, self._prefix))
+                        self.map.add(new, self.format.sizes(buffer, new, origin, self._labels))
                 except CorruptError:
                     self._map_next(snapshot, limit)
                 else:
@@ -153,8 +153,8 @@ class RenderedSegment:
                 self.map.add_one(appended.position, appended.first_offset, appended.last_offset, size)
 
     @property
-    def _prefix(self) -> Bytes:
-        return prefix_of(self.partition.topic, self.partition.number)
+    def _labels(self) -> Labels:
+        return labels_of(self.partition.topic, self.partition.number)
 
     def position_of(self, offset: int, snapshot: Snapshot, is_end: bool = False) -> int:
         """Return the position of the first record at or above `offset`, or the size if there is none. With `is_end`,
@@ -197,7 +197,7 @@ class RenderedSegment:
         """Return the bytes of the records in [start, end). The records are read for this."""
         size = 0
         for buffer, table, origin in self._batches(snapshot, start, end):
-            size += int(self.format.sizes(buffer, table, origin, self._prefix, start, end).sum())
+            size += int(self.format.sizes(buffer, table, origin, self._labels, start, end).sum())
         return size
 
     def _mark_at(self, number: int) -> tuple[int, int]:
@@ -312,7 +312,7 @@ class RenderedSegment:
         end, damage = low
         with contextlib.suppress(CorruptError):
             for buffer, table, origin in self._batches(snapshot, low[1], high[1]):
-                end += int(self.format.sizes(buffer, table, origin, self._prefix, low[1], high[1]).sum())
+                end += int(self.format.sizes(buffer, table, origin, self._labels, low[1], high[1]).sum())
                 damage = min(high[1], int(table[-1, LAST_OFFSET]) + 1)
         if position < end:
             return self._block_between(low, (end, damage), snapshot)
@@ -342,5 +342,5 @@ class RenderedSegment:
         out = np.empty(size, np.uint8)
         at = 0
         for buffer, table, origin in self._batches(snapshot, start, end):
-            at = self.format.render(buffer, table, origin, start, end, out, at, self._prefix)
+            at = self.format.render(buffer, table, origin, start, end, out, at, self._labels)
         return out[:at]

@@ -5,7 +5,7 @@ To find a rendered position takes a bisection over the marks, then a look at the
 
 A map is stored once the segment is sealed and all of it is visible:
 
-    0   8 bytes  "topicfs1"
+    0   8 bytes  "topicfs2"
     8   int64    size of the `.log`
     16  int64    its modification time, in nanoseconds
     24  int64    its inode
@@ -27,7 +27,7 @@ from topicfs.engine.batch.table import Longs
 from topicfs.engine.kernels.crc import crc32c
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
 
-MAGIC: Final = b"topicfs1"
+MAGIC: Final = b"topicfs2"
 _HEADER: Final = struct.Struct("<8sqqqqqq")
 _CRC: Final = struct.Struct("<Q")
 

@@ -17,13 +17,13 @@ from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Longs
 from topicfs.engine.kernels.encode import stamp
 from topicfs.engine.record import MAX_INT64, Codec, Header, Record
-from topicfs.fs.formats import Format, prefix_of
+from topicfs.fs.formats import Format, labels_of
 
 Bytes = npt.NDArray[np.uint8]
 
 NOW = 1_700_000_000_000
 TOPIC, PARTITION = "orders", 3
-PREFIX = prefix_of(TOPIC, PARTITION)
+LABELS = labels_of(TOPIC, PARTITION)
 
 
 def array(data: bytes | bytearray) -> Bytes:
@@ -52,9 +52,9 @@ def rendered(
     fmt: Format, data: Bytes, table: Longs, origin: int, first: int, end: int, topic: str, partition: int
 ) -> Bytes:
     """The records in [first, end) of these batches, in an array of their size."""
-    sizes = fmt.sizes(data, table, origin, prefix_of(topic, partition), first, end)
+    sizes = fmt.sizes(data, table, origin, labels_of(topic, partition), first, end)
     out = np.empty(int(sizes.sum()), np.uint8)
-    assert fmt.render(data, table, origin, first, end, out, 0, prefix_of(topic, partition)) == out.size
+    assert fmt.render(data, table, origin, first, end, out, 0, labels_of(topic, partition)) == out.size
     return out
 
 
@@ -65,14 +65,14 @@ def text_of(
     table = batches.scan(data)
     text = rendered(fmt, data, table, 0, first_offset, end_offset, TOPIC, PARTITION)
     if check:
-        sizes = fmt.sizes(data, table, 0, PREFIX, first_offset, end_offset)
+        sizes = fmt.sizes(data, table, 0, LABELS, first_offset, end_offset)
         assert sizes.sum() == text.size
         guarded = np.full(text.size + 64, 0xA5, np.uint8)
         position = 32
         for row, size in zip(table, sizes, strict=True):
             behind = fmt.render(
                 data, row.reshape(1, -1), 0, first_offset, end_offset,
-                guarded[: 32 + text.size], position, PREFIX,
+                guarded[: 32 + text.size], position, LABELS,
             )  # fmt: skip
             assert behind == position + size
             position = behind

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_formats import (
     CODECS,
+    LABELS,
     NOW,
     PARTITION,
-    PREFIX,
     RECORDS,
     TOPIC,
     Bytes,
@@ -33,7 +33,7 @@ from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import encode_columns, stamp
 from topicfs.engine.kernels.scan import ATTRIBUTES, POSITION
 from topicfs.engine.record import Codec, Record, TimestampType
-from topicfs.fs.formats import Format, prefix_of
+from topicfs.fs.formats import Format, labels_of
 
 EACH_FORMAT = pytest.mark.parametrize("fmt", list(Format), ids=lambda fmt: fmt.suffix)
 EACH_CODEC = pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
@@ -99,7 +99,7 @@ def test_batches_that_the_table_leaves_out_are_not_shown(fmt: Format) -> None:
     table = batches.scan(data)[[0, 3]]
     text = rendered(fmt, data, table, 0, 0, 10, TOPIC, PARTITION)
     assert text.tobytes() == lines_of(fmt, [*placed([Record(b"a")]), *placed([Record(b"b")], 3)])
-    assert fmt.sizes(data, table, 0, PREFIX).sum() == text.size
+    assert fmt.sizes(data, table, 0, LABELS).sum() == text.size
 
 
 @EACH_FORMAT
@@ -153,7 +153,7 @@ def test_a_table_may_name_places_from_an_origin(fmt: Format, codec: Codec) -> No
     table[:, POSITION] += 1_000_000
     text = rendered(fmt, data, table, 1_000_000, 0, 2, TOPIC, PARTITION)
     assert text.tobytes() == lines_of(fmt, placed([Record(b"a"), Record(b"b")]))
-    assert fmt.sizes(data, table, 1_000_000, PREFIX).sum() == text.size
+    assert fmt.sizes(data, table, 1_000_000, LABELS).sum() == text.size
 
 
 @EACH_FORMAT
@@ -172,7 +172,7 @@ def test_a_compressed_batch_that_is_not_asked_for_is_not_decompressed() -> None:
     data = np.concatenate([damaged, batch_of([Record(b"w")], 1)])
     table = batches.scan(data, check=False)
     assert rendered(Format.TXT, data, table, 0, 1, 2, TOPIC, PARTITION).tobytes() == b"w\n"
-    assert Format.TXT.sizes(data, table, 0, PREFIX, 1, 2).tolist() == [0, 2]
+    assert Format.TXT.sizes(data, table, 0, LABELS, 1, 2).tolist() == [0, 2]
     with pytest.raises(CorruptBatchError, match="zstd"):
         rendered(Format.TXT, data, table, 0, 0, 2, TOPIC, PARTITION)
 
@@ -183,7 +183,7 @@ def test_a_codec_that_does_not_exist_is_corrupt(fmt: Format) -> None:
     table = batches.scan(data)
     table[0, ATTRIBUTES] = 5
     with pytest.raises(CorruptBatchError, match="codec 5"):
-        fmt.sizes(data, table, 0, PREFIX)
+        fmt.sizes(data, table, 0, LABELS)
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("a", 0), ("a" * 249, 2**31 - 1), ("Orders.v-1_x", 10)])
@@ -193,7 +193,7 @@ def test_jsonl_names_its_topic_and_partition(topic: str, partition: int) -> None
     text = rendered(Format.JSONL, data, table, 0, 0, 1, topic, partition).tobytes()
     found = json.loads(text)
     assert (found["topic"], found["partition"]) == (topic, partition)
-    assert Format.JSONL.sizes(data, table, 0, prefix_of(topic, partition)).tolist() == [len(text)]
+    assert Format.JSONL.sizes(data, table, 0, labels_of(topic, partition)).tolist() == [len(text)]
 
 
 # -- back ---------------------------------------------------------------------------------------------

@@ -235,6 +235,8 @@ def test_each_short_escape_is_read(letter: str) -> None:
 
 
 REFUSED = [
+    (b'{"key":{"type":1,"data":{}},"value":null}', 8, "expected a string or null, found an object"),
+    (b'{"key":null,"value":{"version":3}}', 21, "is appended as tsv or base64"),
     (b"", 1, "empty line"),
     (b"  ", 3, "empty line"),
     (b"[]", 1, "expected an object, found '[]'"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_formats import (
     COPY_ESCAPES,
+    LABELS,
     NOW,
     PARTITION,
     RECORDS,
@@ -143,7 +144,7 @@ def test_a_negative_timestamp_in_a_batch_is_shown_as_it_is(number: int) -> None:
     table[0, BASE_TIMESTAMP] = number
     text = rendered(Format.JSONL, data, table, 0, 0, 1, TOPIC, PARTITION)
     assert strict(text.tobytes())["timestamp"] == number
-    assert Format.JSONL.sizes(data, table, 0, PREFIX)[0] == text.size
+    assert Format.JSONL.sizes(data, table, 0, LABELS)[0] == text.size
 
 
 @EACH_FORMAT
@@ -249,7 +250,7 @@ def test_a_line_that_grows_much_is_never_written_behind_the_end(fmt: Format, cas
     data = batches.from_records([Record(b"", None, 0), replace(LARGE[case], timestamp=0)], NOW).data
     table = batches.scan(data)
     table[0, BASE_TIMESTAMP] = LARGE[case].timestamp or 0
-    size = int(fmt.sizes(data, table, 0, PREFIX).sum())
+    size = int(fmt.sizes(data, table, 0, LABELS).sum())
     for room in (*range(max(0, size - 40), size), size):
         guarded = np.full(room + 4096, 0xA5, np.uint8)
         status, *_, position = rendering.render(int(fmt), data, 0, table, 0, 2, PREFIX, guarded[:room], 0)
@@ -264,7 +265,7 @@ def test_a_position_outside_the_output_has_no_room(fmt: Format, position: int) -
     data = batch_of([Record(b"v")])
     out = np.zeros(10, np.uint8)
     with pytest.raises(ValueError, match="does not fit into 10 bytes"):
-        fmt.render(data, batches.scan(data), 0, 0, 1, out, position, PREFIX)
+        fmt.render(data, batches.scan(data), 0, 0, 1, out, position, LABELS)
     assert not out.any()
 
 
@@ -282,9 +283,9 @@ def test_a_table_that_does_not_fit_its_bytes_is_corrupt(fmt: Format, column: int
     table = batches.scan(data)
     table[0, column] = value
     with pytest.raises(CorruptBatchError):
-        fmt.sizes(data, table, 0, PREFIX)
+        fmt.sizes(data, table, 0, LABELS)
     with pytest.raises(CorruptBatchError):
-        fmt.render(data, table, 0, 0, 10, np.empty(1000, np.uint8), 0, PREFIX)
+        fmt.render(data, table, 0, 0, 10, np.empty(1000, np.uint8), 0, LABELS)
 
 
 @given(st.binary(max_size=120), st.integers(-1, 8))
@@ -310,7 +311,7 @@ def test_a_batch_with_a_changed_byte_gives_lines_or_an_error(records: list[Recor
     table = batches.scan(data, check=False)
     for fmt in Format:
         try:
-            size = int(fmt.sizes(data, table, 0, PREFIX).sum())
+            size = int(fmt.sizes(data, table, 0, LABELS).sum())
         except CorruptBatchError:
             with pytest.raises(CorruptBatchError):
                 rendered(fmt, data, table, 0, 0, 2**62, TOPIC, PARTITION)
@@ -323,7 +324,7 @@ def test_an_error_says_which_record_of_which_batch() -> None:
     table = batches.scan(data)
     table[0, COUNT] = 4
     with pytest.raises(CorruptBatchError, match=r"batch at offset 70, record 3 of 4, byte [0-9]+: fewer"):
-        Format.TXT.sizes(data, table, 0, PREFIX)
+        Format.TXT.sizes(data, table, 0, LABELS)
 
 
 @EACH_FORMAT

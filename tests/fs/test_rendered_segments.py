@@ -82,7 +82,7 @@ def test_kept_maps_are_used_after_a_remount_and_nothing_is_read_for_them(place: 
     assert place.read("/t-0/log.txt") == b"a0\nb0\na1\nb1\na2\nb2\n"
 
 
-@pytest.mark.parametrize("damage", [b"", b"topicfs1", bytes(100)])
+@pytest.mark.parametrize("damage", [b"", b"topicfs2", bytes(100)])
 def test_a_damaged_map_is_made_anew(place: TreeBench, damage: bytes) -> None:
     views = sealed(place)
     look(views, TXT)

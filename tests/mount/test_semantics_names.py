@@ -7,6 +7,7 @@ import errno
 import glob
 import json
 import os
+import struct
 import sys
 import time
 from datetime import UTC, datetime
@@ -381,6 +382,41 @@ def test_far_times(mount: DaemonMount) -> None:
     mount.status(partition)
     plan = output(f"{sys.executable} -m topicfs.mountd.cli plan {mount.path}", ROOT)
     assert b"far-0" in plan
+
+
+def test_topics_of_kafkas_own(tmp_path: Path) -> None:
+    """N17. In `__consumer_offsets`, `__transaction_state` and `__share_group_state` a key or value that is a
+    message of Kafka's is an object in jsonl, as Kafka's own formatters print it: `{"type":1,"data":{…}}` and
+    `{"version":3,"data":{…}}`. What it is not, or of a version that is not known, is shown as by N6. Lines with
+    such an object are EINVAL when they are appended; tsv has the bytes, and N7 is true of it.
+    """
+    key = struct.pack(">hh7sh6si", 1, 7, b"readers", 6, b"orders", 2)
+    value = struct.pack(">hqihq", 3, 42, 7, 0, T0)
+    records = [
+        {"key_base64": base64.b64encode(key).decode(), "value_base64": base64.b64encode(each).decode()}
+        for each in (value, value + b"\xff", b"text")
+    ]
+    with own_mount(tmp_path) as mount:
+        partition, other = mount / "__consumer_offsets-0", mount / "__consumer_offsets-1"
+        partition.mkdir()
+        other.mkdir()
+        append(partition / JSONL, lines(*records, {"key_base64": records[0]["key_base64"], "value": None}))
+        found = [json.loads(line) for line in (partition / JSONL).read_text().splitlines()]
+        for line in found:
+            assert line["key"] == {"type": 1, "data": {"group": "readers", "topic": "orders", "partition": 2}}
+        commit = {"offset": 42, "leaderEpoch": 7, "metadata": "", "commitTimestamp": T0}
+        assert found[0]["value"] == {"version": 3, "data": commit}
+        assert found[1]["value_base64"] == records[1]["value_base64"]
+        assert [line["value"] for line in found[2:]] == ["text", None]
+        for name in ("offset/0.jsonl", f"time/{datetime.now(UTC):%Y}.jsonl", f"segments/{0:020}.jsonl"):
+            assert json.loads((partition / name).read_text().splitlines()[0]) == found[0]
+        with refused(errno.EINVAL):
+            append(other / JSONL, (partition / JSONL).read_bytes())
+        reason = json.loads((other / "status.json").read_text())["last_refusal"]["reason"]
+        assert "appended as tsv or base64" in reason
+        append(other / TSV, (partition / TSV).read_bytes())
+        assert (other / JSONL).read_text().count('"commitTimestamp":') == 1
+        assert (other / TSV).read_bytes() == (partition / TSV).read_bytes()
 
 
 def test_what_offset_and_time_list(mount: DaemonMount) -> None:

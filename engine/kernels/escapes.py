@@ -293,6 +293,25 @@ def utf8_end(source, at, end):
     return end
 
 
+@inline
+def json_size(source, at, end):
+    """Bytes that source[at:end] takes in a JSON string, without its quotes; -1 where it is not UTF-8."""
+    size = end - at
+    at = find_json_or_high(source, at, end)
+    while at < end and source[at] < 0x80:
+        size += JSON_EXTRA[source[at]]
+        at = find_json_or_high(source, at + 1, end)
+    if at == end:
+        return size
+    if utf8_end(source, at, end) != end:
+        return np.int64(-1)
+    at = find_json(source, at, end)
+    while at < end:
+        size += JSON_EXTRA[source[at]]
+        at = find_json(source, at + 1, end)
+    return size
+
+
 # -- writing escaped ----------------------------------------------------------------------------------
 # The caller has made room for the escaped bytes. A clean chunk advances by a constant, not by a number computed
 # from it: the processor then need not wait for the one to begin with the next, which doubles the speed.
