@@ -33,6 +33,10 @@ class CorruptBatchError(CorruptError):
     """A record batch has a wrong size, magic, checksum, count or record."""
 
 
+class OldFormatError(CorruptBatchError):
+    """A segment has messages of the formats 0 or 1, which Kafka before 0.11 wrote."""
+
+
 class CorruptIndexError(CorruptError):
     """An offset, time or transaction index breaks its rules."""
 

@@ -16,6 +16,7 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     a batch that is damaged or cut off   cut there; later segments are removed
     zeros behind the last batch          cut off
     .log with offsets too far up         split
+    messages of the formats 0 and 1      the partition is refused, and stays offline
     damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits; after a clean stop when
                                          a look-up finds an entry that does not fit the log
     damaged .txnindex                    rebuilt with its segment
@@ -34,7 +35,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from topicfs.engine.errors import CorruptCheckpointError, CorruptError, lacks_room
+from topicfs.engine.errors import CorruptCheckpointError, CorruptError, OldFormatError, lacks_room
 from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.paths import (
@@ -94,9 +95,13 @@ def load(
     """Open a partition's directory. The top of this module lists what may be found there."""
     chain = Chain(directory, segment_settings(settings), clock, descriptors, steady)
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
+    had_segments = _open_segments(chain, names)
+    if had_segments:
+        # The oldest records have the oldest format. It is looked for before anything is changed, since what would be
+        # rebuilt, cut off or compacted is all of them.
+        chain.segments.first.log.check_format()
     epochs, epochs_are_known = _open_epochs(directory / LEADER_EPOCHS)
     recovery = Recovery(chain, epochs, known.start, producer_expiration_ms, settings.file_delete_delay_ms)
-    had_segments = _open_segments(chain, names)
     _recover_without_index(chain, names, recovery, known)
     if not known.clean:
         recovery.from_offset(known.recovery_point)
@@ -215,6 +220,8 @@ def _end(chain: Chain, known: Known) -> int:
     active = chain.active
     try:
         end = active.next_offset()
+    except OldFormatError:
+        raise
     except CorruptError as error:
         if not known.clean or known.recovery_point <= active.base_offset:
             raise

@@ -9,6 +9,8 @@ is rebuilt in memory:
     missing or damaged indexes           rebuilt in memory
     no segment at all                    an empty one, in memory
     .log with offsets too far up         the partition is refused, and stays offline: a split has to write files
+    messages of the formats 0 and 1      the same, if the end or what would be recovered has some; in older segments
+                                         they are damaged records
 
 Another process may have the directory open, and may change it: the partition is shown as it was when it was loaded.
 A segment that is removed or replaced later is detected as another file, and can no longer be read.

@@ -7,15 +7,23 @@ first by a truncation.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import CorruptBatchError, CorruptSegmentError, OffsetOutOfRangeError
+from topicfs.engine.errors import (
+    CorruptBatchError,
+    CorruptSegmentError,
+    OffsetOutOfRangeError,
+    OldFormatError,
+)
 from topicfs.engine.format.batch_header import HEADER_SIZE, SIZE_OVERHEAD, BatchHeader
+from topicfs.engine.format.old_message import CHECKED_FROM, OLD_FORMATS, OLD_MESSAGE, SMALLEST
 from topicfs.engine.kernels.scan import (
+    BAD_MAGIC,
     BAD_OFFSETS,
     BASE_OFFSET,
     COLUMNS,
@@ -306,7 +314,31 @@ class BatchFile:
             self.first = BatchHeader.read(header).max_timestamp
         return self.first
 
+    def check_format(self, position: int = 0) -> None:
+        """Raise OldFormatError if a message of an old format is at a position. Its checksum tells it from damage, so
+        that nobody takes it for damage, and cuts it off."""
+        head = self.read(position, OLD_MESSAGE.size)
+        if len(head) < OLD_MESSAGE.size:
+            return
+        _, size, checksum, magic = OLD_MESSAGE.struct.unpack(head)
+        at, end = position + CHECKED_FROM, position + SIZE_OVERHEAD + size
+        if magic not in OLD_FORMATS or size < SMALLEST or end > self.size:
+            return
+        found = 0
+        while at < end:
+            data = self.read(at, min(CHUNK, end - at))
+            found = zlib.crc32(data, found)
+            at += len(data)
+        if found == checksum:
+            raise OldFormatError(
+                f"{self.path}: expected record batches, found a message of format {magic}, which Kafka before 0.11 "
+                f"wrote, at position {position}: Kafka's brokers, up to 4.3, serve such a topic, so have one copy it "
+                "into a new topic"
+            )
+
     def _bad_batch(self, position: int, status: int) -> CorruptBatchError:
+        if status == BAD_MAGIC:
+            self.check_format(position)
         found = self.read(position, SIZE_OVERHEAD + 5).hex(" ")
         return CorruptBatchError(
             f"{self.path}: batch at position {position} of {self.size}: {PROBLEMS[status]}, found {found}"

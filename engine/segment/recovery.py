@@ -8,7 +8,7 @@ from typing import Final
 
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import OffsetOverflowError, lacks_room
-from topicfs.engine.kernels.scan import BASE_OFFSET, FULL, LAST_OFFSET, PROBLEMS, SIZE
+from topicfs.engine.kernels.scan import BAD_MAGIC, BASE_OFFSET, FULL, LAST_OFFSET, PROBLEMS, SIZE
 from topicfs.engine.kernels.search import rising_rows
 from topicfs.engine.record import MAX_INT32, NO_TIMESTAMP
 from topicfs.engine.segment.allocation import is_allocated_behind, release_behind
@@ -98,6 +98,8 @@ def _rebuild(finder: Finder, visit: Visit) -> tuple[int, str]:
     before = batches.base_offset - 1
     for buffer, table, status in walk(batches.fill, 0, batches.size, True, RECOVERY_CHUNK, reuse=True):
         if status != FULL:
+            if status == BAD_MAGIC:
+                batches.check_format(valid)
             return valid, PROBLEMS.get(status, "")
         good = rising_rows(table, batches.base_offset, before)
         if good:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from topicfs.engine.errors import ClosedError
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, FleetingFile, ViewLink
 from topicfs.fs.formats import Format
@@ -44,7 +45,11 @@ class PartitionDirectory(Directory):
         return found
 
     def mtime_ns(self) -> int:
-        return partition_mtime(self._views())
+        try:
+            return partition_mtime(self._views())
+        except ClosedError:
+            # It cannot be loaded. It is listed all the same, so that its status can tell why.
+            return 0
 
     def xattr(self, name: str) -> bytes | None:
         return offset_xattrs(self._views()).get(name)
@@ -53,7 +58,12 @@ class PartitionDirectory(Directory):
         return _LISTED
 
     def lookup(self, name: str) -> Entry:
-        views = self._views()
+        try:
+            views = self._views()
+        except ClosedError as error:
+            if name != _STATUS:
+                raise
+            return OfflineStatusFile(self.child(name), self.context, self.topic, self.number, str(error))
         if name in _LINKED and not self.context.lists_all:
             return PartitionViewLink(self.child(name), views)
         return self.made(name, _ENTRIES, views)
@@ -117,6 +127,22 @@ class StatusFile(FleetingFile, PartitionEntry):
         return json.dumps(status, indent=2).encode() + b"\n"
 
 
+@dataclass(eq=False)
+class OfflineStatusFile(FleetingFile):
+    """The status of a partition that cannot be loaded: why."""
+
+    context: Context
+    topic: str
+    number: int
+    reason: str
+
+    def make(self) -> bytes:
+        status = {"topic": self.topic, "partition": self.number, "offline": self.reason}
+        return json.dumps(status, indent=2).encode() + b"\n"
+
+
+_STATUS: Final = "status.json"
+
 _ENTRIES: Final[Mapping[str, Callable[[str, PartitionViews], Entry]]] = {
     **{f"log.{fmt.suffix}": partial(LogFile, format=fmt) for fmt in Format},
     **{f"current.{fmt.suffix}": partial(CurrentLink, format=fmt) for fmt in Format},
@@ -125,7 +151,7 @@ _ENTRIES: Final[Mapping[str, Callable[[str, PartitionViews], Entry]]] = {
     "segments": SegmentsDirectory,
     "sealed": SealedDirectory,
     "start": StartFile,
-    "status.json": StatusFile,
+    _STATUS: StatusFile,
     # `follow` is not listed: `grep -r`, `cp -a` and `wc *` open all listed names, and would wait there for ever.
     **{f"follow.{fmt.suffix}": partial(FollowFile, format=fmt) for fmt in Format},
     ViewLink.directory: ViewsDirectory,

@@ -58,11 +58,13 @@ class _Hole:
 
     start          its position in the rendered segment
     first, behind  its offsets: [first, behind)
+    problem        what is wrong with it
     """
 
     start: int
     first: int
     behind: int
+    problem: str
 
 
 class RenderedSegment:
@@ -131,17 +133,20 @@ class RenderedSegment:
         mapped as one unreadable byte: up to the end of the batch, or to the next batch that is recognised."""
         first = self.map.next_offset
         behind = None
-        with contextlib.suppress(CorruptError):
+        problem = ""
+        try:
             found = self.segment.position_of(first)
             if found is not None:
                 behind = max(first, found[3]) + 1
                 size = self._size_between(first, min(behind, limit), snapshot)
                 self.map.add_one(found[0], first, min(behind, limit) - 1, size)
                 return
+        except CorruptError as error:
+            problem = str(error)
         position, sound = self.segment.finder.damage_at(first)
         behind = min(limit, behind or sound or limit)
         self.damaged = True
-        self._holes = (*self._holes, _Hole(self.map.rendered, first, behind))
+        self._holes = (*self._holes, _Hole(self.map.rendered, first, behind, problem))
         self.map.add_one(position, first, behind - 1, DAMAGE)
 
     def note(self, appended: Appended, size: int, stable: int) -> None:
@@ -276,7 +281,7 @@ class RenderedSegment:
         for hole in self._holes:
             if hole.start <= position < hole.start + DAMAGE:
                 raise CorruptBatchError(
-                    f"{self.segment.path}: offsets {hole.first} to {hole.behind - 1} cannot be read, they are damaged"
+                    f"{self.segment.path}: offsets {hole.first} to {hole.behind - 1} cannot be read: {hole.problem}"
                 )
             if low[0] <= hole.start < position:
                 low = hole.start + DAMAGE, hole.behind

@@ -27,6 +27,7 @@ from daemon_mount import (
     refused,
 )
 from entries import commands, letters, read, writable
+from old_messages import backing, batch_at, old_messages
 
 pytest_plugins = ["shared_mount"]
 
@@ -684,3 +685,51 @@ def test_a_full_disk_hides_nothing_after_a_crash(tmp_path: Path) -> None:
         assert served.stop() == 0
         served.start()
         assert read(partition) == b"".join(lines)
+
+
+def test_a_partition_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """E20. A partition that cannot be loaded is listed; its `status.json` says why under `offline`, and everything
+    else in it is EIO. So it is where records have the message formats 0 or 1, which Kafka before 0.11 wrote: nothing
+    of them is changed. A mount made with `--read-only` refuses only the segments that have such records, where newer
+    ones follow.
+    """
+    old = old_messages(1, 0, 10) + old_messages(0, 10, 10, "gzip")
+    for number, (options, clean) in enumerate(
+        (each, clean) for each in (("--read-only",), ()) for clean in (True, False)
+    ):
+        place = tmp_path / str(number)
+        partition = backing(place, (0, old), clean=clean)
+        before = {path.name: path.read_bytes() for path in partition.iterdir()}
+        mount = DaemonMount(place)
+        mount.expect("old-0")
+        mount.start(*options)
+        with mount.watched():
+            assert (mount / "new-0/log.txt").read_bytes() == b"x\n"
+            assert "old-0" in os.listdir(mount.path)
+            assert (mount / "old-0").is_dir()
+            status = json.loads((mount / "old-0/status.json").read_text())
+            assert (status["topic"], status["partition"]) == ("old", 0)
+            for words in (
+                f"{partition}/{0:020}.log",
+                "a message of format 1",
+                "at position 0",
+                "copy it into a new topic",
+            ):
+                assert words in status["offline"]
+                assert words in mount.said()
+            for name in ("log.txt", "log.jsonl", "offset/0", "segments", "time", "sealed", "follow.txt"):
+                with refused(errno.EIO):
+                    (mount / "old-0" / name).stat()
+        # An offline partition is none that was stopped cleanly.
+        assert mount.stop() == (0 if options else 1)
+        assert mount.alarms() == []
+        assert {path.name: path.read_bytes() for path in partition.iterdir()} == before
+    backing(tmp_path, (0, old), (20, batch_at(20, b"v0", b"v1", b"v2")), clean=True)
+    with own_mount(tmp_path, "--read-only") as mount:
+        mount.expect("old-0")
+        assert (mount / "old-0/offset/20-.txt").read_text() == "v0\nv1\nv2\n"
+        assert (mount / f"old-0/segments/{20:020}.txt").read_text() == "v0\nv1\nv2\n"
+        for name in ("log.txt", f"segments/{0:020}.txt", "offset/3-5.jsonl"):
+            with refused(errno.EIO):
+                (mount / "old-0" / name).read_bytes()
+        assert "expected record batches, found a message of format 1" in mount.said()
