@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer
-from kafka import JARS, Broker, dump, run_tool
+from kafka_broker import JARS, Broker, dump, run_tool
 from kafka_clients import create_topics, produce, transact
 from plain_messages import CASES, METADATA, record_of
 
