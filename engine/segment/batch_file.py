@@ -198,6 +198,8 @@ class BatchFile:
             found = table[:rows]
             if not rows:
                 if growing:
+                    if status == BAD_MAGIC:
+                        self.check_format(position)
                     return
                 raise self._bad_batch(position, status)
             falling = (found[1:, BASE_OFFSET] <= found[:-1, LAST_OFFSET]).any()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from old_messages import CODECS, backing, batch_at, old_messages
 
+import topicfs
 from topicfs import Store
-from topicfs.engine.errors import ClosedError
+from topicfs.engine.errors import ClosedError, OldFormatError
 from topicfs.engine.format.paths import log_file
 
 OLD = [(magic, codec) for magic in (0, 1) for codec in CODECS if (magic, codec) != (0, "lz4")]
@@ -46,3 +47,14 @@ def test_an_old_message_that_is_cut_short_or_damaged_behind_a_batch_is_damage_as
         with Store.open(place / "backing") as store:
             assert [record.value for record in store.partition("old", 0).records()] == [b"kept"]
         assert log.read_bytes() == batch_at(0, b"kept")
+
+
+@pytest.mark.parametrize("newer", [(), ((20, batch_at(20, b"v")),)], ids=["alone", "before a newer segment"])
+def test_readers_without_a_mount_refuse_old_messages_too(
+    tmp_path: Path, newer: tuple[tuple[int, bytes], ...]
+) -> None:
+    backing(tmp_path, (0, old_messages(1, 0, 20)), *newer, clean=True)
+    with pytest.raises(OldFormatError, match="a message of format 1"):
+        topicfs.arrow(str(tmp_path / "backing"), "old").read_all()
+    if newer:
+        assert len(topicfs.arrow(str(tmp_path / "backing"), "old", start=20).read_all()) == 1
