@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from topicfs.engine.kernels.compile import inline
 
@@ -13,9 +17,12 @@ _DIGITS = np.full(256, _NO_DIGIT, np.uint8)
 _DIGITS[_ALPHABET] = np.arange(64, dtype=np.uint8)
 _PAD = 61
 
-_MOST_DIGITS = 20
+_POWERS = np.array([10**exponent for exponent in range(20)], np.uint64)
 _MINUS = 45
 _ZERO = 48
+
+
+_FOURS = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), np.uint8)
 
 
 @inline
@@ -24,15 +31,30 @@ def _magnitude(value):
     return types.uint64(0) - types.uint64(value) if value < 0 else types.uint64(value)
 
 
+@intrinsic
+def _bits(_context, value):
+    """How many bits a number has, 64 at most; at least 1."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        long = ir.IntType(64)
+        odd = builder.or_(arguments[0], ir.Constant(long, 1))
+        return builder.sub(ir.Constant(long, 64), builder.ctlz(odd, ir.Constant(ir.IntType(1), 1)))
+
+    return types.uintp(types.uint64), generate
+
+
+@inline
+def _digits(value):
+    """How many digits a number has that is not negative."""
+    # 1233/4096 is a little more than log10(2): this is the number of digits, or one less.
+    fewest = _bits(value) * types.uintp(1233) >> types.uintp(12)
+    return types.int64(fewest) + types.int64(value >= _POWERS[fewest])
+
+
 @inline
 def decimal_size(value):
     """Bytes that a number takes in decimal."""
-    rest = _magnitude(value)
-    size = 1
-    bound = types.uint64(10)
-    while size < _MOST_DIGITS and rest >= bound:
-        bound *= types.uint64(10)
-        size += 1
+    size = max(_digits(_magnitude(value)), 1)
     return size + 1 if value < 0 else size
 
 
@@ -42,12 +64,20 @@ def put_decimal(out, position, value):
     end = position + decimal_size(value)
     rest = _magnitude(value)
     at = end
+    # Four digits at a time: a division takes longer than all that a digit takes besides.
+    while rest >= types.uint64(10_000):
+        at -= 4
+        more = rest // types.uint64(10_000)
+        four = types.uintp(rest - more * types.uint64(10_000)) * types.uintp(4)
+        for i in range(4):
+            out[types.uintp(at + i)] = _FOURS[four + types.uintp(i)]
+        rest = more
     while rest >= types.uint64(10):
         at -= 1
         tens = rest // types.uint64(10)
-        out[at] = types.uint8(types.uint64(_ZERO) + rest - tens * types.uint64(10))
+        out[types.uintp(at)] = types.uint8(types.uint64(_ZERO) + rest - tens * types.uint64(10))
         rest = tens
-    out[at - 1] = types.uint8(types.uint64(_ZERO) + rest)
+    out[types.uintp(at - 1)] = types.uint8(types.uint64(_ZERO) + rest)
     if value < 0:
         out[position] = _MINUS
     return end

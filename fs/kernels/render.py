@@ -11,9 +11,10 @@ import numpy as np
 from topicfs.engine.format.batch_header import HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels.compile import INT, READ, TABLE, WRITE, inline, kernel, results
 from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
-from topicfs.engine.kernels.escapes import BACKSLASH, QUOTE, put_json, put_json_ascii, put_tsv, utf8_end
+from topicfs.engine.kernels.escapes import BACKSLASH, put_tsv
+from topicfs.engine.kernels.members import MOST_OF_A_BYTE, put, put_member
 from topicfs.engine.kernels.messages import measure, write_key, write_value
-from topicfs.engine.kernels.numbers import put_base64, put_decimal
+from topicfs.engine.kernels.numbers import put_decimal
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -26,15 +27,12 @@ from topicfs.engine.kernels.scan import (
 )
 from topicfs.engine.kernels.varint import copy, read_varint
 from topicfs.fs.kernels.sizes import (
-    BASE64,
     HEADER,
     HEADERS,
     JSONL,
     KEY,
     LINE_END,
-    NULL,
     OBJECT,
-    TEXT,
     TIMESTAMP,
     TSV,
     TXT,
@@ -53,7 +51,6 @@ _CLOSING_BRACE = 125
 _CAPITAL_N = 78
 
 _MOST_BESIDE_TEXT = 102  # two numbers, and the frame of a line with base64 in key and value
-_MOST_OF_A_BYTE = 6  # \u0000
 _MOST_OF_A_HEADERS_BYTE = 18  # no name, null: {"key":"","value":null} and a comma, 24 bytes of 2
 
 
@@ -65,13 +62,7 @@ def _most(form, key_length, value_length, headers_length, prefix):
         return text + 1
     if form == TSV:
         return 2 * text + 6
-    return prefix + _MOST_BESIDE_TEXT + _MOST_OF_A_BYTE * text + _MOST_OF_A_HEADERS_BYTE * headers_length
-
-
-@inline
-def _put(out, position, text):
-    copy(out, position, text, 0, text.size)
-    return position + text.size
+    return prefix + _MOST_BESIDE_TEXT + MOST_OF_A_BYTE * text + _MOST_OF_A_HEADERS_BYTE * headers_length
 
 
 @inline
@@ -85,26 +76,6 @@ def _put_field(out, position, source, start, length):
 
 
 @inline
-def _put_member(out, position, source, start, length):
-    """What follows `,"key` and its like: the end of the name, and the value. Bytes are taken for ASCII until
-    one is not; the others are looked at before they are written, and make it begin again when not UTF-8."""
-    if length < 0:
-        return _put(out, position, NULL)
-    end = start + length
-    done, at = _put(out, position, TEXT), start
-    # Escaped, bytes that turn out to be no UTF-8 may take more than as base64, for which there is room.
-    if _MOST_OF_A_BYTE * length <= out.size - done or utf8_end(source, start, end) == end:
-        done, at = put_json_ascii(out, done, source, start, end)
-    if at < end:
-        if utf8_end(source, at, end) == end:
-            done = put_json(out, done, source, at, end)
-        else:
-            done = put_base64(out, _put(out, position, BASE64), source, start, end)
-    out[done] = QUOTE
-    return done + 1
-
-
-@inline
 def _put_headers(out, position, buffer, at, body):
     """The headers, whose section at buffer[at:body] has been walked, with commas between them."""
     count, at = read_varint(buffer, at, body)
@@ -112,13 +83,13 @@ def _put_headers(out, position, buffer, at, body):
         if index > 0:
             out[position] = _COMMA
             position += 1
-        position = _put(out, position, HEADER)
+        position = put(out, position, HEADER)
         length, at = read_varint(buffer, at, body)
-        position = _put_member(out, position, buffer, at, length)
+        position = put_member(out, position, buffer, at, length)
         at += length
-        position = _put(out, position, VALUE)
+        position = put(out, position, VALUE)
         length, at = read_varint(buffer, at, body)
-        position = _put_member(out, position, buffer, at, length)
+        position = put_member(out, position, buffer, at, length)
         at += max(length, 0)
         out[position] = _CLOSING_BRACE
         position += 1
@@ -133,24 +104,24 @@ def _put_json_line(
     key_size = value_size = np.int64(-1)
     if form > JSONL:
         key_size, value_size = measure(form - JSONL, buffer, key, key_length, value, value_length)
-    position = put_decimal(out, _put(out, position, prefix), offset)
-    position = put_decimal(out, _put(out, position, TIMESTAMP), timestamp)
-    position = _put(out, position, KEY)
+    position = put_decimal(out, put(out, position, prefix), offset)
+    position = put_decimal(out, put(out, position, TIMESTAMP), timestamp)
+    position = put(out, position, KEY)
     if key_size >= 0:
-        position = write_key(form - JSONL, buffer, key, key_length, out, _put(out, position, OBJECT))
+        position = write_key(form - JSONL, buffer, key, key_length, out, put(out, position, OBJECT))
     else:
-        position = _put_member(out, position, buffer, key, key_length)
-    position = _put(out, position, VALUE)
+        position = put_member(out, position, buffer, key, key_length)
+    position = put(out, position, VALUE)
     if value_size >= 0:
         position = write_value(
-            form - JSONL, buffer, key, value, value_length, out, _put(out, position, OBJECT)
+            form - JSONL, buffer, key, value, value_length, out, put(out, position, OBJECT)
         )
     else:
-        position = _put_member(out, position, buffer, value, value_length)
-    position = _put(out, position, HEADERS)
+        position = put_member(out, position, buffer, value, value_length)
+    position = put(out, position, HEADERS)
     if body - headers > 1:
         position = _put_headers(out, position, buffer, headers, body)
-    return _put(out, position, LINE_END)
+    return put(out, position, LINE_END)
 
 
 @kernel(

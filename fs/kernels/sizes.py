@@ -16,6 +16,7 @@ from topicfs.engine.format.batch_header import CONTROL, HEADER_SIZE, LOG_APPEND_
 from topicfs.engine.kernels.compile import INT, LONGS, READ, TABLE, inline, kernel, results
 from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
 from topicfs.engine.kernels.escapes import count_tsv, json_size
+from topicfs.engine.kernels.members import BASE64, NULL, TEXT, piece
 from topicfs.engine.kernels.messages import measure
 from topicfs.engine.kernels.numbers import base64_size, decimal_size
 from topicfs.engine.kernels.scan import (
@@ -35,11 +36,6 @@ TSV = 1
 JSONL = 2
 
 
-def piece(text: bytes) -> np.ndarray:
-    """Bytes that every line has."""
-    return np.frombuffer(text, np.uint8)
-
-
 TIMESTAMP = piece(b',"timestamp":')
 KEY = piece(b',"key')
 VALUE = piece(b',"value')
@@ -47,10 +43,7 @@ HEADERS = piece(b',"headers":[')
 HEADER = piece(b'{"key')
 LINE_END = piece(b"]}\n")
 
-NULL = piece(b'":null')
-TEXT = piece(b'":"')
 OBJECT = piece(b'":')
-BASE64 = piece(b'_base64":"')
 
 _FRAME = TIMESTAMP.size + KEY.size + VALUE.size + HEADERS.size + LINE_END.size
 _HEADER_FRAME = HEADER.size + VALUE.size + 1  # and the closing brace
