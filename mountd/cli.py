@@ -22,6 +22,7 @@ from topicfs.engine.files import place
 from topicfs.mountd import background, kernels, mounts
 from topicfs.mountd.background import Teller
 from topicfs.mountd.delete_command import delete_command, undelete_command
+from topicfs.mountd.dump_command import dump_command
 from topicfs.mountd.events import STOP_SIGNALS, Events
 from topicfs.mountd.progress import Progress, say
 from topicfs.mountd.spark_commands import spark_group
@@ -53,6 +54,7 @@ main.add_command(spark_group)
 main.add_command(delete_command)
 main.add_command(undelete_command)
 main.add_command(sql_command)
+main.add_command(dump_command)
 
 
 @main.command("mount")

@@ -11,7 +11,6 @@ as a broker writes them, and a snapshot must end with its footer.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,13 @@ from topicfs.engine.cluster.image import Cluster, Image
 from topicfs.engine.cluster.records import MetadataRecord, read
 from topicfs.engine.errors import CorruptError, EngineError
 from topicfs.engine.format.batch_header import CONTROL
-from topicfs.engine.format.paths import LOG_SUFFIX, METADATA_LOG, log_file, offset_of_file
+from topicfs.engine.format.paths import (
+    LOG_SUFFIX,
+    METADATA_LOG,
+    controller_snapshot,
+    log_file,
+    offset_of_file,
+)
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.record import now_ms
 from topicfs.engine.segment.batch_file import BatchFile
@@ -33,7 +38,6 @@ from topicfs.engine.segment.settings import SegmentSettings
 
 log = logging.getLogger(__name__)
 
-_SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 _FOOTER: Final = b"\0\0\0\4"
 """The key of the record that ends a snapshot: int16 version, int16 kind."""
 
@@ -73,11 +77,7 @@ def read_cluster(logs: Path, node_id: int | None) -> Cluster:
 
 def _read(directory: Path) -> Image:
     names = sorted(path.name for path in directory.iterdir())
-    snapshots = sorted(
-        (offset_of_file(f"{found[1]}.checkpoint"), int(found[2]), name)
-        for name in names
-        if (found := _SNAPSHOT.fullmatch(name)) is not None
-    )
+    snapshots = sorted((*found, name) for name in names if (found := controller_snapshot(name)) is not None)
     while True:
         image, start = Image(), 0
         if not snapshots:

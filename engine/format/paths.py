@@ -78,6 +78,10 @@ INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TRANSACTION_INDEX_SUFFIX: Final = ".txnindex"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
+CONTROLLER_SNAPSHOT_SUFFIX: Final = ".checkpoint"
+"""The suffix of a snapshot of the cluster's metadata, which has the batches of a log."""
+
+BOOTSTRAP_SNAPSHOT: Final = "bootstrap.checkpoint"
 
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
@@ -111,6 +115,7 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _RENAMED: Final = re.compile(r"(.*)\.[0-9a-f]{32}(-delete|-stray|-future)", re.DOTALL)
 _OFFSET: Final = re.compile(r"[0-9]{20}")
+_CONTROLLER_SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})" + re.escape(CONTROLLER_SNAPSHOT_SUFFIX))
 
 
 class PartitionName(NamedTuple):
@@ -234,6 +239,15 @@ def offset_before(suffix: str, name: str) -> int | None:
         return offset_of_file(name) if name.endswith(suffix) else None
     except InvalidNameError:
         return None
+
+
+def controller_snapshot(name: str) -> tuple[int, int] | None:
+    """Return the end offset and the epoch in the name of a snapshot of the cluster's metadata; None for other names.
+    InvalidNameError for an offset that cannot be."""
+    found = _CONTROLLER_SNAPSHOT.fullmatch(name)
+    return (
+        None if found is None else (offset_of_file(f"{found[1]}{CONTROLLER_SNAPSHOT_SUFFIX}"), int(found[2]))
+    )
 
 
 def made_of(base_offset: int, log: os.stat_result, suffix: str) -> str:

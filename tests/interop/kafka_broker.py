@@ -123,6 +123,17 @@ def dump(files: Iterable[Path], *options: str) -> str:
     return done.stdout + done.stderr + failure
 
 
+UTF8: Final = ("-Dfile.encoding=UTF-8", "-Dsun.stdout.encoding=UTF-8", "-Dstdout.encoding=UTF-8")
+"""Options of Java by which tools print UTF-8, whatever the locale."""
+
+
+def dump_bytes(files: Iterable[Path], *options: str) -> bytes:
+    """What the dump tool prints on its standard output, as it is."""
+    names = ",".join(map(str, files))
+    command = java("org.apache.kafka.tools.DumpLogSegments", *options, "--files", names, jvm=UTF8)
+    return subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS, check=True).stdout
+
+
 def libfuse_stderr(output: str) -> list[str]:
     """The lines of a dump that find fault.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from kafka_broker import Broker, dump, files_of, libfuse_stderr
+from dumping import dumped
+from kafka_broker import Broker, dump, dump_bytes, files_of, libfuse_stderr
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 
@@ -147,6 +148,12 @@ def test_what_was_compacted_has_something_of_everything(cleaned: CleanedStore) -
     assert any(path.suffix == ".txnindex" and path.stat().st_size for path in cleaned.files())
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         assert any(re.search(f"compresscodec: {codec}", line, re.IGNORECASE) for line in headers), codec
+
+
+def test_our_dump_of_what_was_compacted_is_the_text_of_kafkas_tool(cleaned: CleanedStore) -> None:
+    lines, _ = dumped(cleaned.files(), content=True)
+    assert b" deleteHorizonMs: OptionalLong[" in lines
+    assert lines.split(b"\n") == dump_bytes(cleaned.files(), "--print-data-log").split(b"\n")
 
 
 def test_every_file_is_dumped_without_complaint(cleaned: CleanedStore) -> None:

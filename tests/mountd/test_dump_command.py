@@ -1,0 +1,104 @@
+"""`topicfs dump`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+from topicfs import Record, Store
+
+PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "dump"]
+README = Path(__file__).parents[2] / "README.md"
+NOW = 1_780_000_000_000  # 2026-05-28T20:26:40Z
+
+
+@pytest.fixture(scope="module")
+def backing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("dump") / "data"
+    with Store.open(place, create=True) as store:
+        for number in (0, 1):
+            orders = store.create("orders", number)
+            for at in range(3):
+                orders.append(Record(b"%d pears" % at, b"k", NOW + 1000 * at))
+    return place
+
+
+def run(*words: object, where: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+        cwd=where,
+    )
+
+
+def test_the_commands_of_the_readme_work(backing: Path) -> None:
+    section = README.read_text().partition("## Dumping files\n")[2].partition("\n## ")[0]
+    commands = [line for line in section.splitlines() if line.startswith("    topicfs dump ")]
+    assert len(commands) >= 4
+    for command in commands:
+        words = command.partition("#")[0].split()[2:]
+        done = run(*words, where=backing.parent)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert bool(done.stdout) == ("--verify" not in words), command
+
+
+def test_partitions_of_a_store_are_named_behind_it(backing: Path) -> None:
+    done = run("--print-data-log", backing, "orders-1", "orders-0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("payload: 2 pears\n") == 2
+    assert done.stdout.index("orders-1") < done.stdout.index("orders-0")
+
+
+def test_the_files_of_a_store_itself_are_shown_where_no_partition_is_named(backing: Path) -> None:
+    done = run(backing)
+    assert done.returncode == 0
+    assert "topic: orders partition: 1 offset: 3\n" in done.stdout
+    assert "cluster.id: " in done.stdout
+
+
+def test_limits_are_offsets_or_times(backing: Path) -> None:
+    for limits in (
+        ("--from", "1", "--to", "2"),
+        ("--from", "2026-05-28T20:26:41", "--to", "2026-05-28T20:26:42Z"),
+    ):
+        done = run("--json", "--deep-iteration", *limits, backing, "orders-0")
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [each["offset"] for each in found if each["type"] == "record"] == [1]
+
+
+def test_what_is_wrong_is_told_on_standard_error_and_the_status_is_1(backing: Path, tmp_path: Path) -> None:
+    shutil.copytree(backing, tmp_path / "copy")
+    (log,) = (tmp_path / "copy/logs/orders-0").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[70] ^= 1
+    log.write_bytes(data)
+    done = run("--verify", tmp_path / "copy", "orders-0", "orders-1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"topicfs: {log}: batch at position 0: the checksum does not fit the bytes\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--from", "yesterday", "x.log"], [], ["--max-bytes", "-1", "x.log"], ["."]]
+)
+def test_a_command_that_makes_no_sense_has_the_status_2(tmp_path: Path, words: list[str]) -> None:
+    done = run(*words, where=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(backing: Path) -> None:
+    (log,) = (backing / "logs/orders-0").glob("*.log")
+    command = f"{' '.join(PROGRAM)} --print-data-log {' '.join([str(log)] * 300)} | head -1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.stdout, done.stderr) == (f"Dumping {log}\n", "")
