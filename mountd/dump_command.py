@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from topicfs.engine.errors import EngineError
+from topicfs.engine.record import MAX_INT64
 from topicfs.engine.unlocked.limits import ms_of
 from topicfs.mountd import kernels
 from topicfs.mountd.progress import say
@@ -18,7 +19,7 @@ from topicfs.mountd.progress import say
 _INTERRUPTED: Final = 128 + 2
 _WRONG: Final = 1
 _USAGE: Final = 2
-_OFFSET: Final = re.compile(r"[0-9]{1,19}")
+_OFFSET: Final = re.compile(r"[0-9]+", re.ASCII)
 
 
 class _Limit(click.ParamType[tuple[str, int]]):
@@ -29,7 +30,7 @@ class _Limit(click.ParamType[tuple[str, int]]):
     def convert(
         self, value: str, param: click.Parameter | None, context: click.Context | None
     ) -> tuple[str, int]:
-        if _OFFSET.fullmatch(value):
+        if _OFFSET.fullmatch(value) and int(value) <= MAX_INT64:
             return "offset", int(value)
         try:
             return "time", ms_of(value)
@@ -81,12 +82,11 @@ def dump_command(
         from topicfs.engine.dump.report import Report  # noqa: PLC0415
         from topicfs.engine.dump.wanted import Wanted  # noqa: PLC0415
 
-    limits = {
-        f"{which}_{kind}": value
-        for which, limit in (("first", start), ("end", end))
-        if limit is not None
-        for kind, value in (limit,)
-    }
+    limits: dict[str, int] = {}
+    for which, limit in (("first", start), ("end", end)):
+        if limit is not None:
+            kind, value = limit
+            limits[f"{which}_{kind}"] = value
     wanted = Wanted(
         records=deep_iteration,
         content=print_data_log,

@@ -300,8 +300,8 @@ def _check_rising(
     wrong = np.flatnonzero(column < floors if may_repeat else column <= floors)
     if wrong.size:
         at = wrong[0]
-        above = "from" if may_repeat else "above"
-        what = f"expected a {name} {above} {floors[at]}, found {column[at]}"
+        least = "at least" if may_repeat else "more than"
+        what = f"{name}: expected {least} {floors[at]}, found {column[at]}"
         report.problem(path, f"entry {number + at}", what)
 
 

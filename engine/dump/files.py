@@ -38,7 +38,7 @@ from topicfs.engine.format.paths import (
     offset_before,
     parse_partition_directory,
 )
-from topicfs.engine.unlocked.place import place_of
+from topicfs.engine.unlocked.place import Place, place_of, shown_at
 
 _ENTRIES: Final[dict[str, Callable[[int, Path, Wanted, Report], None]]] = {
     INDEX_SUFFIX: show_offset_index,
@@ -58,8 +58,9 @@ _TEXTS: Final[dict[str, Callable[[Path, Report], None]]] = {
 
 
 def files_of(paths: Iterable[str]) -> Iterator[Path]:
-    """Yield the files that are meant: a file; the files of a partition's directory; those of the partitions whose names
-    follow a store, a mount or a log directory, or its own where none follow. InvalidNameError where there are none."""
+    """Yield the files that are meant: a file; the files of a partition's directory, which may be in a mount; those of
+    the partitions whose names follow a store, a mount or a log directory, or its own where none follow.
+    InvalidNameError where there are none."""
     logs: Path | None = None
     named = 0
     for text in paths:
@@ -73,8 +74,9 @@ def files_of(paths: Iterable[str]) -> Iterator[Path]:
         logs, named = None, 0
         if not path.is_dir():
             yield path
-        elif _is_partition(path.resolve().name) and any(_is_known(name) for name in os.listdir(path)):
-            yield from _in(path)
+        elif _is_partition(path.resolve().name):
+            backing = shown_at(path.resolve().parent)
+            yield from _in(path if backing is None else Place(backing, None).logs / path.resolve().name)
         else:
             logs = place_of(text, or_logs=True).logs
     if logs is not None and not named:

@@ -48,11 +48,11 @@ from topicfs.engine.kernels.scan import (
 )
 from topicfs.engine.kernels.varint import copy, read_varint
 
-DEEP: int = 1
-CONTENT: int = 2
-NO_METADATA: int = 4
-JSON: int = 8
-SILENT: int = 16
+DEEP = 1
+CONTENT = 2
+NO_METADATA = 4
+JSON = 8
+SILENT = 16
 """What is written: records too, their keys and values, nothing but these, JSON, or nothing at all."""
 
 AT = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from daemon_mount import DaemonMount, append
+from patience import PATIENCE_S
 from shell import output, run
 
 pytest_plugins = ["shared_mount"]
@@ -349,3 +350,20 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(
             run("cat log.txt log.txt log.txt | head -n 1", partition).stdout == TEXT[: TEXT.index(b"\n") + 1]
         )
     assert json.loads((partition / "status.json").read_bytes())["open_logs"] <= 1
+
+
+@pytest.mark.parametrize("words", ["{mount} {name}", "{mount}/{name}"])
+def test_a_dump_of_a_mounted_partition_shows_its_files_beside_the_running_daemon(
+    places: tuple[Path, Path], words: str
+) -> None:
+    partition, _ = places
+    chosen = words.format(mount=partition.parent, name=partition.name).split()
+    done = subprocess.run(
+        [sys.executable, "-m", "topicfs.mountd.cli", "dump", "--print-data-log", *chosen],
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    records = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(b"| offset: ")]
+    assert b"".join(line.partition(b" payload: ")[2] for line in records) == TEXT

@@ -87,7 +87,14 @@ def test_what_is_wrong_is_told_on_standard_error_and_the_status_is_1(backing: Pa
 
 
 @pytest.mark.parametrize(
-    "words", [["--from", "yesterday", "x.log"], [], ["--max-bytes", "-1", "x.log"], ["."]]
+    "words",
+    [
+        ["--from", "yesterday", "x.log"],
+        ["--to", str(2**63), "x.log"],
+        [],
+        ["--max-bytes", "-1", "x.log"],
+        ["."],
+    ],
 )
 def test_a_command_that_makes_no_sense_has_the_status_2(tmp_path: Path, words: list[str]) -> None:
     done = run(*words, where=tmp_path)
