@@ -155,6 +155,10 @@ class Entry:
         is now. Its own version then tells which it is. Entries that change at each look-up override this."""
         return self
 
+    def catch_up(self) -> None:
+        """Take up what another process has changed in the files that this shows, on a read-only mount. It is called
+        before anything else is asked."""
+
     @property
     def is_current(self) -> bool:
         """Tell whether the name still stands for this entry, so that no look-up is needed. If in doubt, it is False."""

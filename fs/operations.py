@@ -120,8 +120,10 @@ class FileSystem:
 
     def _entry(self, path: str) -> Entry:
         known = self._known.get(path)
-        if known is not None and known.is_current:
-            return known
+        if known is not None:
+            known.catch_up()
+            if known.is_current:
+                return known
         parent, name = self._parent(path)
         entry = parent.lookup(name)
         if entry.is_current:
@@ -137,11 +139,13 @@ class FileSystem:
     def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
         if handle is not None and not path:
             opened = self._handles[handle]
+            opened.entry.catch_up()
             _refuse_deleted(opened.entry)
             return opened.attributes(self.owner)
         version = node >> VERSION_SHIFT
         for held in tuple(self._held.get(node, ())) if version else ():
             # libfuse 2 asks by name for an open file too, and the kernel asks before it reads through its page cache.
+            held.entry.catch_up()
             if not held.entry.is_deleted:
                 return held.attributes(self.owner)
         found = self._entry(path).at(version)
@@ -244,6 +248,7 @@ class FileSystem:
 
     def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:
         opened = self._handles[handle]
+        opened.entry.catch_up()
         _refuse_deleted(opened.entry)
         is_final = opened.handle.keep_cache and not opened.late
         if is_final or not for_pages:
@@ -311,13 +316,22 @@ class FileSystem:
         context = self.context
         ahead = Job("read-ahead", LASTS, context.read_ahead.run, 0, "ahead")
         if context.store.read_only:
-            return [ahead]
+            return [ahead, Job("following", TICK_MS, self.follow, TICK_MS, "following")]
         return [
             ahead,
             Job("linger", LASTS, context.linger.run, 0, "linger"),
             # A large log takes minutes, and no other job should wait for it.
             Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "views"),
         ]
+
+    def follow(self) -> None:
+        """Take up what another process has changed in the files of open views, so that nothing is removed of which they
+        hold nothing. Show nothing more of partitions that it has removed."""
+        for views in self.context.looked_at():
+            if views.rendered.open_views:
+                views.partition.catch_up()
+        if any(opened.entry.is_deleted for opened in list(self._handles.values())):
+            self._drop_deleted()
 
     def keep_maps(self) -> None:
         """Save the size maps of sealed segments in the view cache, and remove those of segments that are gone."""

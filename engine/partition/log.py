@@ -65,6 +65,11 @@ _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 T = TypeVar("T")
 
+
+def _stay() -> None:
+    """Take up nothing: no other process changes the files of a log that may be appended to."""
+
+
 _RESTART_S: Final = 0.1
 """A reader that waits for a log to begin anew looks again after this time in any case."""
 
@@ -89,6 +94,7 @@ class Log:
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
     lock            held during every change
+    catch_up        takes up what another process has changed in the files; it does nothing unless `read_only`
     _waiters        threads that wait for offsets
     _is_restarting  see `restarting`
     _readers        see `register_reader`
@@ -127,6 +133,7 @@ class Log:
         self.lock = threading.RLock()
         self.is_closed = False
         self.flusher = Flusher(chain, self.lock, recovery_point)
+        self.catch_up: Callable[[], None] = _stay
         self._waiters = Waiters()
         self._is_restarting = False
         self._readers: tuple[Callable[[Sequence[Segment]], None], ...] = ()

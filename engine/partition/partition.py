@@ -132,6 +132,10 @@ class Partition:
         """Return whether it can be read and appended to: it is not deleted, closed or offline."""
         return self.log.is_open
 
+    def catch_up(self) -> None:
+        """Take up what another process has changed in the files, where the partition is opened read-only."""
+        self.log.catch_up()
+
     @property
     def size(self) -> int:
         """Return the bytes in its `.log` files."""

@@ -110,13 +110,8 @@ class Recovery:
 
         def visit(buffer: Bytes, table: Longs) -> None:
             assign_recovered(self.epochs, table)
-            for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
-                if completed.is_aborted:
-                    aborted.append(
-                        AbortedTransaction(
-                            completed.producer_id, completed.first_offset, completed.last_offset, stable
-                        )
-                    )
+            for entry in replay(producers, buffer, table, int(table[0, POSITION])):
+                aborted.append(entry)
 
         segment.recover(visit, lambda _: before_cut(segment))
         aborted.flush()

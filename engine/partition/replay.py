@@ -10,22 +10,19 @@ from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import lacks_room
 from topicfs.engine.format.batch_header import CONTROL
+from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.producer.entry import BatchInfo, Origin
-from topicfs.engine.producer.manager import CompletedTransaction, ProducerStates
+from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.segment.segment import Segment
 
 log = logging.getLogger(__name__)
 
 
-def replay(
-    producers: ProducerStates, buffer: Bytes, table: Longs, origin: int
-) -> list[tuple[CompletedTransaction, int]]:
+def replay(producers: ProducerStates, buffer: Bytes, table: Longs, origin: int) -> list[AbortedTransaction]:
     """Apply the batches of a chunk to the producer state, as a replica does. `origin` is the table's position of
-    buffer[0].
-
-    Return the transactions that the batches completed, each with the stable offset for its index entry."""
+    buffer[0]. Return the entries for the transactions that the batches aborted."""
     update = producers.prepare(Origin.REPLICATION)
     for at in np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist():
         row = table[at]
@@ -33,11 +30,17 @@ def replay(
         update.add(BatchInfo.of_row(row.tolist(), marker))
     producers.commit(update)
     producers.advance(int(table[-1, LAST_OFFSET]) + 1)
-    done = []
+    aborted = []
     for completed in update.completed:
-        done.append((completed, producers.last_stable_offset_for(completed)))
+        if completed.is_aborted:
+            stable = producers.last_stable_offset_for(completed)
+            aborted.append(
+                AbortedTransaction(
+                    completed.producer_id, completed.first_offset, completed.last_offset, stable
+                )
+            )
         producers.complete_transaction(completed)
-    return done
+    return aborted
 
 
 def rebuild(

@@ -12,8 +12,8 @@ is rebuilt in memory:
     messages of the formats 0 and 1      the same, if the end or what would be recovered has some; in older segments
                                          they are damaged records
 
-Another process may have the directory open, and may change it: the partition is shown as it was when it was loaded.
-A segment that is removed or replaced later is detected as another file, and can no longer be read.
+Another process may have the directory open, and may change it: the partition is shown as it was when it was loaded,
+until `following` brings it up to date. A segment that is removed or replaced is detected as another file.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def view(
     chain = Chain(directory, segment_settings(settings, read_only=True), clock, descriptors, steady)
     names = set(os.listdir(directory))
     replaced = _open_segments(chain, names)
+    if known.clean and len(chain.segments):
+        chain.active.detach()
     epochs, epochs_are_known = _look_at_epochs(directory / LEADER_EPOCHS)
     _check_what_is_doubtful(chain, names, replaced, epochs, known, producer_expiration_ms)
     producers = None
@@ -114,22 +116,26 @@ def view(
 def _open_segments(chain: Chain, names: set[str]) -> set[int]:
     """Add the segments that count to the chain. Return the bases of those whose indexes may belong to the segment that
     they replace."""
-    swaps = begun_swaps(names)
-    new = {offset_of_file(name) for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
+    chain.add(frozen(chain, base, suffix) for base, suffix in suffixes(chain, names).items())
+    return {offset_of_file(name) for name in begun_swaps(names)}
+
+
+def suffixes(chain: Chain, names: set[str]) -> dict[int, str]:
+    """Return the base offsets of the segments that count among the files of a directory, each with the suffix of its
+    files."""
+    new = {offset_of_file(name) for name in begun_swaps(names) if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
     old = {offset_of_file(name) for name in names if name.endswith(LOG_SUFFIX)}
     if new:
         low, high = min(new), max(max(next_offset_of_swap(chain, base), base + 1) for base in new)
         old = {base for base in old if not low <= base < high}
-    segments = []
-    for base in sorted(new | old):
-        suffix = SWAP_SUFFIX if base in new else ""
-        segment = Segment(
-            chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=suffix
-        )
-        segment.log.freeze()
-        segments.append(segment)
-    chain.add(segments)
-    return {offset_of_file(name) for name in swaps}
+    return {base: SWAP_SUFFIX if base in new else "" for base in sorted(new | old)}
+
+
+def frozen(chain: Chain, base: int, suffix: str) -> Segment:
+    """Return a segment of another process's files, as they are now."""
+    segment = Segment(chain.directory, base, chain.settings, chain.clock, chain.descriptors, suffix=suffix)
+    segment.freeze()
+    return segment
 
 
 def _look_at_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
@@ -201,13 +207,7 @@ class _Check:
 
         def visit(buffer: Bytes, table: Longs) -> None:
             assign_recovered(self.epochs, table)
-            for completed, stable in replay(producers, buffer, table, int(table[0, POSITION])):
-                if completed.is_aborted:
-                    aborted.append(
-                        AbortedTransaction(
-                            completed.producer_id, completed.first_offset, completed.last_offset, stable
-                        )
-                    )
+            aborted.extend(replay(producers, buffer, table, int(table[0, POSITION])))
 
         try:
             hidden = recover_in_memory(segment.finder, visit)

@@ -38,7 +38,7 @@ from topicfs.engine.kernels.scan import (
 )
 from topicfs.engine.kernels.search import BY_OFFSET, FOUND, find_batch
 from topicfs.engine.record import MAX_INT32, NO_OFFSET
-from topicfs.engine.segment.descriptors import PinnedFile, read_exactly, read_exactly_into
+from topicfs.engine.segment.descriptors import PinnedFile, identity_of, read_exactly, read_exactly_into
 from topicfs.engine.segment.walk import NOTHING, Room, room, walk
 
 Found = tuple[int, int, int, int]
@@ -91,11 +91,11 @@ class BatchFile:
         self._size = size
 
     def freeze(self) -> None:
-        """Fix the file as it is now. Later appends of another process are not seen. A file that takes its name
-        later is refused, because the known sizes and indexes do not belong to that file."""
+        """Fix the file as it is now. Later appends of another process are seen when somebody raises `size`. A file that
+        takes its name later is refused, because the known sizes and indexes do not belong to that file."""
         status = os.stat(self.path)
         self.size = status.st_size
-        self.file.identity = status.st_dev, status.st_ino
+        self.file.identity = identity_of(status)
 
     # -- bytes ----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ pread is used, never mmap: a file that another process cut short then gives an e
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -28,6 +29,7 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClosedError, CorruptSegmentError, TooFewDescriptorsError
 from topicfs.engine.files.atomic import sync_file
 from topicfs.engine.files.regular import open_regular
+from topicfs.engine.format.paths import DELETED_SUFFIX, SWAP_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +290,7 @@ class PinnedFile:
 
     def __init__(self, path: str, descriptors: Descriptors) -> None:
         self.path = path
-        self.identity: tuple[int, int] | None = None
+        self.identity: Identity | None = None
         self.cached: Descriptor | None = None
         self.used = False
         self.gone = False
@@ -327,20 +329,15 @@ class PinnedFile:
                 raise ClosedError(f"{self.path} was deleted or closed")
             path = self.path
             try:
-                opened = Descriptor.open(path, self.flags, self.failures)
+                if self.identity is None:
+                    opened = Descriptor.open(path, self.flags, self.failures)
+                else:
+                    opened = Descriptor(open_identical(path, self.identity))
             except FileNotFoundError:
                 # A rename may have come in between: then there is a kept descriptor or another path.
                 if self._kept is None and self.path == path and not self.gone:
-                    if self.identity is not None:
-                        raise CorruptSegmentError(
-                            f"{path} was removed since it was opened read-only"
-                        ) from None
                     raise
                 continue
-            if self.identity is not None:
-                status = os.fstat(opened.fd)
-                if (status.st_dev, status.st_ino) != self.identity:
-                    raise CorruptSegmentError(f"{path} was replaced since it was opened read-only")
             found = self._descriptors.admit(self, opened, 1)
             if self.gone:
                 # It was condemned in the meantime: the opened file may be a later one of the same name.
@@ -433,6 +430,22 @@ class PinnedFile:
         if not self._pins:
             self.release()
 
+    def adopt(self, path: str) -> None:
+        """Become a file that exists by now, instead of an empty one in memory."""
+        self.identity = identity_of(os.stat(path))
+        self.path = path
+        self.release()
+
+    def depart(self) -> None:
+        """Allow no new reader from here on: another process has removed the file. Readers that pinned it keep it, if it
+        can still be opened."""
+        if self._pins:
+            with contextlib.suppress(CorruptSegmentError):
+                self._kept = self.descriptor()
+        self.gone = True
+        if not self._pins:
+            self.release()
+
     def close(self) -> None:
         """Allow no reader from here on, pinned or not. Reads that are running can finish."""
         self.gone = True
@@ -445,6 +458,31 @@ class PinnedFile:
                 descriptor.is_dirty = False
         self._kept = None
         self._descriptors.forget(self)
+
+
+Identity = tuple[int, int]
+"""The device and the inode of a file."""
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """Return which file a status is of."""
+    return status.st_dev, status.st_ino
+
+
+def open_identical(path: str, identity: Identity) -> int:
+    """Open a file that another process may rename, for reading. CorruptSegmentError if it has none of the names that a
+    file of a segment gets."""
+    problem = f"{path} was removed since it was opened read-only"
+    for name in (path, path.removesuffix(SWAP_SUFFIX), path + DELETED_SUFFIX):
+        try:
+            found = open_regular(name, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        if identity_of(os.fstat(found)) == identity:
+            return found
+        os.close(found)
+        problem = f"{path} was replaced since it was opened read-only"
+    raise CorruptSegmentError(problem)
 
 
 def read_exactly(fd: int, position: int, length: int, path: str) -> bytes:

@@ -8,6 +8,8 @@ The first change makes it *active*: its entries stay in memory, and every change
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
+from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -192,7 +194,18 @@ class IndexFile:
             largest = max(self.max_bytes, LARGEST_FILE)
             if size > largest:
                 raise CorruptIndexError(f"{self.path}: expected at most {largest} bytes, found {size}")
-            return np.frombuffer(file.read(size), np.uint8)
+            return np.frombuffer(file.read(self._used(file.fileno(), size)), np.uint8)
+
+    def _used(self, fd: int, size: int) -> int:
+        """Return the length without the zeros at the end. A broker gives the index of its active segment the largest
+        size at once, 10 MiB, and writes its entries into it: no entry but the first can be all zeros."""
+        last = size // self.ENTRY_SIZE - 1
+        if size % self.ENTRY_SIZE or last < 0 or not self._is_zero(fd, last):
+            return size
+        return bisect_left(range(last), True, key=partial(self._is_zero, fd)) * self.ENTRY_SIZE
+
+    def _is_zero(self, fd: int, number: int) -> bool:
+        return not any(os.pread(fd, self.ENTRY_SIZE, number * self.ENTRY_SIZE))
 
     def activate(self) -> None:
         """Make the index changeable. Its file is not touched before the first change."""
@@ -216,6 +229,18 @@ class IndexFile:
         changed."""
         self.in_memory = True
         self.begin()
+
+    def detach(self, entries: int) -> None:
+        """Keep the first entries in memory, and add further ones there only: the file belongs to another process, which
+        adds to it."""
+        data, present = self.view()
+        self.in_memory = True
+        self._own(data, min(entries, present))
+
+    def reattach(self) -> None:
+        """Use the entries of the file again: its owner has added the last one."""
+        self.in_memory = False
+        self.abandon()
 
     def hold(self) -> None:
         """Keep the entries in memory until `release`, because the file is about to lose its name."""
@@ -396,6 +421,11 @@ class OffsetIndex(IndexFile):
         data, entries = self.view()
         slot = floor_slot(data, entries, OFFSET_ENTRY.size, _POSITION_AT, start_position + size - 1) + 1
         return self.entry(slot) if slot < entries else None
+
+    def entries_before(self, position: int) -> int:
+        """Return how many entries are of batches before a position of the log."""
+        data, entries = self.view()
+        return int(floor_slot(data, entries, OFFSET_ENTRY.size, _POSITION_AT, position - 1)) + 1
 
     def append(self, offset: int, position: int) -> None:
         """Add an entry behind the last one."""

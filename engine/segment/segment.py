@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import ClosedError, ReadOnlyError
+from topicfs.engine.errors import ClosedError, CorruptSegmentError, ReadOnlyError
 from topicfs.engine.format.paths import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -197,6 +197,28 @@ class Segment:
                     )
                 index = self._transactions
         return index
+
+    def freeze(self) -> None:
+        """Fix the files as they are now: see `BatchFile.freeze`. They belong to another process."""
+        self.log.freeze()
+        self._transactions = self._frozen_transactions()
+
+    def _frozen_transactions(self) -> TransactionIndex:
+        return TransactionIndex.frozen(Path(self.path_of(TRANSACTION_INDEX_SUFFIX)), self.base_offset)
+
+    def detach(self) -> None:
+        """Keep the entries of both indexes in memory, as far as they are about the published bytes: another process
+        appends to the files."""
+        offsets, times = self.finder.indexes
+        if not offsets.in_memory:
+            offsets.detach(offsets.entries_before(self.size))
+            times.detach(times.entries_below(self.next_offset()))
+
+    def reattach(self) -> None:
+        """Use the files of the indexes again: whoever has them has sealed the segment."""
+        for index in self.finder.indexes:
+            index.reattach()
+        self._transactions = self._frozen_transactions()
 
     def hold_transactions(self, aborted: Iterable[AbortedTransaction]) -> None:
         """Use these aborted transactions instead of those in the file. The file is not changed."""
@@ -377,6 +399,14 @@ class Segment:
         for index in self.finder.indexes:
             index.release()
 
+    def follow_name(self, suffix: str) -> None:
+        """Use the names that another process has given to the files."""
+        if suffix != self.suffix:
+            self.suffix = suffix
+            self.log.file.path = self.path_of(LOG_SUFFIX)
+            self.finder.offset_index.path = self.path_of(INDEX_SUFFIX)
+            self.finder.time_index.path = self.path_of(TIME_INDEX_SUFFIX)
+
     def _rename(self, suffix: str) -> None:
         # All index objects exist from here on, so that none is created for a name that is about to disappear.
         finder, transactions = self.finder, self.transactions
@@ -415,6 +445,24 @@ class Segment:
         self._rename(self.suffix + DELETED_SUFFIX)
         if not self.pins:
             self.transactions.close()
+
+    def depart(self) -> None:
+        """Another process has removed or replaced the files. Only readers that pinned the segment can still read it, as
+        far as it is open, or its files are to be found under their names with `.deleted`."""
+        if self.log.file.gone:
+            return
+        try:
+            self.transactions.keep()
+        except CorruptSegmentError:
+            # Without it nobody knows which records were aborted.
+            self.log.file.close()
+        self.log.file.depart()
+        if not self.pins:
+            self._abandon_indexes()
+            return
+        for index in self.finder.indexes:
+            index.path += DELETED_SUFFIX
+            index.hold()
 
     def delete(self) -> bool:
         """Remove the files. Return False, and do nothing, while the segment is pinned."""

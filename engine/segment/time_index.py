@@ -70,10 +70,15 @@ class TimeIndex(IndexFile):
         if timestamp > last_timestamp:
             self.append_bytes(memoryview(TIME_ENTRY.struct.pack(timestamp, self._relative(offset))))
 
+    def entries_below(self, offset: int) -> int:
+        """Return how many entries have an offset below `offset`."""
+        data, entries = self.view()
+        slot = floor_slot(data, entries, TIME_ENTRY.size, _OFFSET_AT, offset - 1 - self.base_offset)
+        return int(slot) + 1
+
     def truncate_to(self, offset: int) -> None:
         """Keep the entries whose offset is below `offset`."""
-        data, entries = self.view()
-        self.keep(floor_slot(data, entries, TIME_ENTRY.size, _OFFSET_AT, offset - 1 - self.base_offset) + 1)
+        self.keep(self.entries_below(offset))
 
     def sanity_check(self) -> None:
         """Raise CorruptIndexError if the file cannot be an index of this segment."""

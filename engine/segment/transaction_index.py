@@ -22,6 +22,7 @@ from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.paths import DELETED_SUFFIX
 from topicfs.engine.format.transaction_index import ENTRY, VERSION, AbortedTransaction, aborted_in
 from topicfs.engine.record import NO_OFFSET
+from topicfs.engine.segment.descriptors import Identity, identity_of, open_identical
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +54,16 @@ class TransactionIndex:
     _last_offset last offset of the last entry, or the offset before the segment's first; None until needed
     _kept        the open file, once the index is marked deleted
     _is_dirty    whether something was written since the last flush
+    _identity    the file that it must be, if another process may replace it; else None
     """
 
-    __slots__ = ("_is_dirty", "_kept", "_last_offset", "_size", "base_offset", "path")
+    __slots__ = ("_identity", "_is_dirty", "_kept", "_last_offset", "_size", "base_offset", "path")
 
-    def __init__(self, path: Path, base_offset: int, size: int) -> None:
+    def __init__(self, path: Path, base_offset: int, size: int, identity: Identity | None = None) -> None:
         self.path = path
         self.base_offset = base_offset
         self._size = size
+        self._identity = identity
         self._last_offset: int | None = None
         self._kept: _Descriptor | None = None
         self._is_dirty = False
@@ -73,6 +76,15 @@ class TransactionIndex:
         except FileNotFoundError:
             size = 0
         return cls(path, base_offset, size)
+
+    @classmethod
+    def frozen(cls, path: Path, base_offset: int) -> TransactionIndex:
+        """Return the index at `path` as it is now, which another process may replace or remove."""
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return cls.in_memory(base_offset, ())
+        return cls(path, base_offset, status.st_size, identity_of(status))
 
     @classmethod
     def in_memory(cls, base_offset: int, aborted: Iterable[AbortedTransaction]) -> TransactionIndex:
@@ -198,6 +210,8 @@ class TransactionIndex:
             if kept is not None:
                 return kept
             path = self.path
+            if self._identity is not None:
+                return _Descriptor(open_identical(os.fspath(path), self._identity))
             try:
                 opened = _Descriptor(open_regular(path, os.O_RDONLY))
             except FileNotFoundError:
@@ -209,6 +223,12 @@ class TransactionIndex:
             if opened is None and self._size:
                 raise FileNotFoundError(f"{path}: expected {self._size} bytes, found no file")
             return opened
+
+    def keep(self) -> None:
+        """Keep the file open until `close`, because another process is about to remove it. CorruptSegmentError if it is
+        gone."""
+        if self._size:
+            self._kept = self._descriptor()
 
     # -- changes, by the appender alone -------------------------------------------------------------
 

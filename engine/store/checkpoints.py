@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,7 @@ from typing import Final
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.checkpoint import OffsetCheckpoint
 from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.files.look import Look
 from topicfs.engine.format.paths import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
@@ -29,6 +32,9 @@ _LOST: Final = {
     LOG_STARTS: "each partition starts at its first segment",
     HIGH_WATERMARKS: "each high watermark begins at the start offset",
 }
+
+_LOOK_S: Final = 0.5
+"""Time between two looks at the files of another process: a broker writes them each 5 s, and each minute."""
 
 Slots = Callable[[], Iterable[Slot]]
 
@@ -44,12 +50,16 @@ class Checkpoints:
     _floors     by partition: the lowest start offset that may be written, while records are being deleted
     _lock       held while offsets are gathered and written: older offsets never replace newer ones
     _read_only  whether the files must not be written
+    _looked_at  when the files were last looked at, by a clock that nobody can set
+    _files      by file name: when the file was read; None where there was none
     """
 
     def __init__(self, directory: Path, slots: Slots, read_only: bool = False) -> None:
         self._directory = directory
         self._slots = slots
         self._read_only = read_only
+        self._looked_at = 0.0
+        self._files: dict[str, Look | None] = {}
         self._known: dict[str, dict[PartitionKey, int]] = {}
         self._written: dict[str, Mapping[PartitionKey, int] | None] = {}
         self._ceilings: dict[PartitionKey, int] = {}
@@ -63,6 +73,8 @@ class Checkpoints:
             self._read(name, present)
 
     def _read(self, name: str, present: Collection[PartitionKey]) -> None:
+        status = _status_of(self._directory / name)
+        self._files[name] = None if status is None else Look.begin(status)
         try:
             found = OffsetCheckpoint(self._directory / name).read()
         except CorruptCheckpointError as error:
@@ -76,6 +88,24 @@ class Checkpoints:
                 f"{self._directory / name}: {len(found) - len(self._known[name])} entries without a partition"
             )
             self._rewrite(name)
+
+    def catch_up(self) -> None:
+        """Read the files that another process has replaced. Shortly after the last time this does nothing. What a file
+        says of partitions that are not there yet is kept: they may come."""
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return
+        with self._lock:
+            self._looked_at = time.monotonic()
+            for name in _LOST:
+                path = self._directory / name
+                status = _status_of(path)
+                read = self._files[name]
+                if status is not None and not (read is not None and read.holds(status)):
+                    self._files[name] = Look.begin(status)
+                    try:
+                        self._known[name] = OffsetCheckpoint(path).read()
+                    except CorruptCheckpointError as error:
+                        log.warning(f"what was read of it before counts: {error}")
 
     def known(self, key: PartitionKey, clean: bool) -> Known:
         """Return what is known of a partition before it is loaded."""
@@ -186,6 +216,13 @@ class Checkpoints:
         ceiling = self._ceilings.get((partition.topic, partition.number))
         point = partition.recovery_point
         return point if ceiling is None else min(point, ceiling)
+
+
+def _status_of(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _raised_start(partition: Partition, floor: int) -> int | None:

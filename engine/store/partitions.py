@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from topicfs.engine.errors import ClosedError, EngineError, UnknownPartitionError
-from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.errors import ClosedError, EngineError, InvalidNameError, UnknownPartitionError
+from topicfs.engine.files.listing import Listing, PartitionKey
+from topicfs.engine.files.look import Look
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.format.paths import parse_partition_directory, partition_directory
+from topicfs.engine.partition.following import Follower
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
@@ -29,6 +33,11 @@ _TRIES: Final = 5
 """How often a read-only load is tried. Another process may remove files meanwhile, and then it is tried again."""
 
 
+_AGAIN_S: Final = 0.5
+"""A log directory that had just changed when it was listed is listed again after this time: a broker changes it each
+5 s, and there may be 10,000 names in it."""
+
+
 class Partitions:
     """The partitions in one log directory. Adding, removing and closing need the store's guard.
 
@@ -38,6 +47,8 @@ class Partitions:
     stopped_clean  whether the last stop was clean
     read_only      whether no file may be changed
     looked_at      called with each partition that was loaded read-only, before others can use it
+    _listed        when the log directory was listed; None if it has to be
+    _following     held while it is listed
     """
 
     def __init__(
@@ -54,6 +65,8 @@ class Partitions:
         self.logs = logs
         self.read_only = read_only
         self.looked_at: Callable[[Partition], None] = lambda _: None
+        self._listed: Look | None = None
+        self._following = threading.Lock()
         self.stopped_clean = stopped_clean
         self.slots: Mapping[PartitionKey, Slot] = {key: self.empty_slot(*key) for key in keys}
         self.checkpoints = Checkpoints(logs, self._each_slot, read_only)
@@ -122,7 +135,40 @@ class Partitions:
 
     def use(self, slot: Slot) -> Partition:
         """Return the slot's partition, and load it if it is not loaded; ClosedError where it cannot be loaded."""
-        return slot.use(self._load)
+        if not self.read_only:
+            return slot.use(self._load)
+        partition = slot.use(self._load)
+        partition.catch_up()
+        return partition
+
+    def catch_up(self) -> None:
+        """Take up the partitions that another process has made and removed, where the store is opened read-only."""
+        if not self.read_only:
+            return
+        status = os.stat(self.logs)
+        if self._is_listed(status):
+            return
+        with self._following:
+            if self._is_listed(status):
+                return
+            self._listed = Look.begin(status)
+            try:
+                keys = Listing.of(self.logs).partitions
+            except InvalidNameError as error:
+                log.warning(f"partitions that come or go are not seen: {error}")
+                keys = list(self.slots)
+            before = self.slots
+            if before.keys() != set(keys):
+                self.slots = {key: before.get(key) or self.empty_slot(*key) for key in keys}
+            departed = [slot for key, slot in before.items() if key not in self.slots]
+        for slot in departed:
+            with slot.lock:
+                slot.gone = True
+            if slot.partition is not None:
+                slot.partition.catch_up()
+
+    def _is_listed(self, status: os.stat_result) -> bool:
+        return self._listed is not None and self._listed.holds(status, _AGAIN_S)
 
     def _load(self, slot: Slot) -> Partition:
         return self._look(slot) if self.read_only else self.load(slot, self.known(slot))
@@ -143,7 +189,25 @@ class Partitions:
                 break
             partition.log.abandon()
         self.looked_at(partition)
+        follower = Follower(
+            partition.log,
+            lambda: self._known_now(slot, clean=False),
+            lambda: self.load(slot, self._known_now(slot, marker.exists())),
+            lambda: self._left(slot),
+        )
+        partition.log.catch_up = follower.catch_up
         return partition
+
+    def _known_now(self, slot: Slot, clean: bool) -> Known:
+        self.checkpoints.catch_up()
+        return self.checkpoints.known(slot.key, clean)
+
+    def _left(self, slot: Slot) -> None:
+        """Have the next look find what has the name of a partition whose directory is gone."""
+        with self._following:
+            if self.slots.get(slot.key) is slot:
+                self.slots = {**self.slots, slot.key: self.empty_slot(*slot.key)}
+            self._listed = None
 
     def known(self, slot: Slot) -> Known:
         """Return what the checkpoints say of a slot that is not loaded. A slot whose load has failed does not count as

@@ -327,6 +327,10 @@ class Store:
         self._check_open()
         return self._partitions.use(self._partitions.find(topic, number))
 
+    def catch_up(self) -> None:
+        """Take up the partitions that another process has made and removed, where the store is opened read-only."""
+        self._partitions.catch_up()
+
     def partitions(self) -> list[PartitionKey]:
         """Return topic and number of every partition, in order."""
         return sorted(self._partitions.slots)

@@ -35,6 +35,9 @@ class Deleting(Directory):
 
     context: Context
 
+    def catch_up(self) -> None:
+        self.context.store.catch_up()
+
     def mtime_ns(self) -> int:
         return self.context.mtime_ns()
 

@@ -34,6 +34,11 @@ class PartitionDirectory(Directory):
     number: int
     _found: PartitionViews | None = None
 
+    def catch_up(self) -> None:
+        self.context.store.catch_up()
+        if self._found is not None:
+            self._found.partition.catch_up()
+
     @property
     def is_current(self) -> bool:
         return (self.topic, self.number) in self.context.store

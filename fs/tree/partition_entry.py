@@ -24,6 +24,9 @@ class PartitionEntry(Entry):
     def context(self) -> Context:
         return self.views.context
 
+    def catch_up(self) -> None:
+        self.views.partition.catch_up()
+
     @property
     def is_current(self) -> bool:
         return self.views.partition.is_open

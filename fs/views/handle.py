@@ -97,6 +97,7 @@ class FollowHandle(ViewHandle):
         # also lets only one thread at a time read from a descriptor.
         log = self._view.rendered.partition.log
         while True:
+            log.catch_up()
             seen = log.snapshot.stable
             done = self._view.read(position, into)
             if done:

@@ -36,7 +36,7 @@ def test_every_committed_record_is_read_and_nothing_changes(
     assert times(backing) == before
 
 
-def test_a_running_broker_is_read_beside_and_not_disturbed(tmp_path: Path) -> None:
+def test_a_running_broker_is_followed_and_not_disturbed(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     with Broker.start(logs, tmp_path / "home") as broker:
         create_topics(broker.bootstrap, {"t": {"segment.bytes": "1048576"}})
@@ -44,9 +44,7 @@ def test_a_running_broker_is_read_beside_and_not_disturbed(tmp_path: Path) -> No
         with Store.open(logs, read_only=True) as store:
             assert list(store.partition("t", 0).records()) == first
             second = produce(broker.bootstrap, "t", MORE)
-            assert list(store.partition("t", 0).records()) == first, "as it was when it was looked at"
-            with Store.open(logs, read_only=True) as later:
-                assert list(later.partition("t", 0).records()) == first + second
+            assert list(store.partition("t", 0).records()) == first + second
         third = produce(broker.bootstrap, "t", MORE)
         assert consume(broker.bootstrap, "t") == first + second + third
         assert broker.libfuse_stderr() == []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from daemon_mount import ROOT, DaemonMount, append, own_mount
+from daemon_mount import ROOT, DaemonMount, append, eventually, own_mount
 
 from topicfs import Record, Store
 
@@ -339,28 +341,54 @@ def test_a_read_only_mount_of_a_read_only_file_system(tmp_path: Path) -> None:
 
 
 def test_a_read_only_mount_beside_a_daemon(tmp_path: Path) -> None:
-    """K7. It works beside a daemon that has the store open, shows what was there when a partition was first looked
-    at, and changes nothing for that daemon: neither its writers nor its stop.
+    """K7. It works beside a daemon or a broker that has the directory open, and follows it: within a second files,
+    sizes, look-ups, `status.json`, `tail -f` and `follow.<fmt>` show what was appended, removed and compacted there,
+    and topics that were made and deleted. Half a batch does not show. It changes nothing for that daemon: neither its
+    writers nor its stop.
     """
     for name in ("writer", "reader"):
         (tmp_path / name).mkdir()
     with own_mount(tmp_path / "writer") as writer:
         partition = writer.new()
+        topic = partition.name.rpartition("-")[0]
         append(partition / "log.txt", b"one\n")
         with read_only(tmp_path / "reader", writer.backing) as reader:
             shown = reader / partition.name
             assert (shown / "log.txt").read_bytes() == b"one\n"
-            append(partition / "log.txt", b"two\n")
-            assert (shown / "log.txt").read_bytes() == b"one\n"
-            assert (partition / "log.txt").read_bytes() == b"one\ntwo\n"
-            code, said = topicfs("umount", reader.path)
-            assert code == 0, said
-            assert reader.process is not None
-            assert reader.process.wait(20) == 0
-            append(partition / "log.txt", b"three\n")
-            reader.start("--read-only")
-            assert (shown / "log.txt").read_bytes() == b"one\ntwo\nthree\n"
-        assert (partition / "log.txt").read_bytes() == b"one\ntwo\nthree\n"
+            with (
+                (shown / "follow.txt").open("rb", buffering=0) as follow,
+                (shown / "log.txt").open("rb", buffering=0) as tail,
+            ):
+                assert tail.read(100) == b"one\n"
+                append(partition / "log.txt", b"two\n")
+                assert (shown / "log.txt").stat().st_size == os.fstat(tail.fileno()).st_size == 8
+                assert tail.read(100) == b"two\n"
+                assert follow.read(100) == b"two\n"
+                later = threading.Timer(0.3, append, (partition / "log.txt", b"three\n"))
+                later.start()
+                assert follow.read(100) == b"three\n"
+                later.join()
+            assert (shown / "offset/2").read_bytes() == b"three"
+            assert (shown / "time/last-1h.txt").read_bytes() == b"one\ntwo\nthree\n"
+            (partition / "start").write_text("2\n")
+            eventually(
+                lambda: json.loads((shown / "status.json").read_bytes())["start_offset"] == 2,
+                "the start offset",
+            )
+            assert (shown / "log.txt").read_bytes() == b"three\n"
+            assert not (shown / "offset/1").exists()
+            os.mkdir(writer / "later-0")
+            eventually((reader / "later-0").exists, "a new topic")
+            append(writer / "later-0/log.txt", b"new\n")
+            assert (reader / "later-0/log.txt").read_bytes() == b"new\n"
+            os.setxattr(writer / "topics", "user.topicfs.delete", b"later")
+            eventually(lambda: "later-0" not in os.listdir(reader.path), "a topic that goes")
+            os.mkdir(writer / "later-0")
+            append(writer / "later-0/log.txt", b"again\n")
+            eventually((reader / "later-0").exists, "the topic that was made again")
+            assert (reader / "later-0/log.txt").read_bytes() == b"again\n"
+            assert sorted(os.listdir(reader / "topics")) == sorted([topic, "later"])
+        assert (partition / "log.txt").read_bytes() == b"three\n"
     assert (writer.backing / "logs" / ".kafka_cleanshutdown").exists()
 
 

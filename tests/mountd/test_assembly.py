@@ -195,14 +195,14 @@ def test_size_maps_go_with_their_partition_and_segment(tmp_path: Path) -> None:
         files.close()
 
 
-def test_a_read_only_mount_does_nothing_beside_the_calls_but_read_ahead(tmp_path: Path) -> None:
+def test_a_read_only_mount_does_no_upkeep_beside_the_calls(tmp_path: Path) -> None:
     names = {}
     for read_only in (False, True):
         with Store.open(tmp_path, create=not read_only, read_only=read_only) as store:
             files = CountedFileSystem(store, Metrics(store, Jobs([]), dict))
             names[read_only] = [job.name for job in (*store.upkeep.jobs(), *files.jobs())]
             files.close()
-    assert names[True] == ["read-ahead"]
+    assert names[True] == ["read-ahead", "following"]
     assert {"retention", "linger", "size maps", "Parquet files"} < set(names[False])
 
 
