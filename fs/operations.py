@@ -312,11 +312,15 @@ class FileSystem:
         opened.handle.release()
 
     def jobs(self) -> list[Job]:
-        """Return the background jobs. For a read-only store these do not include any upkeep."""
+        """Return the background jobs. For a read-only store these do not include any upkeep of it."""
         context = self.context
         ahead = Job("read-ahead", LASTS, context.read_ahead.run, 0, "ahead")
         if context.store.read_only:
-            return [ahead, Job("following", TICK_MS, self.follow, TICK_MS, "following")]
+            return [
+                ahead,
+                Job("following", TICK_MS, self.follow, TICK_MS, "following"),
+                Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "maps"),
+            ]
         return [
             ahead,
             Job("linger", LASTS, context.linger.run, 0, "linger"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
@@ -26,8 +27,9 @@ class CountedFileSystem(FileSystem):
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self.counts = metrics.counts
-        self.view_cache = (ReadOnlyViewCache if store.read_only else DirectoryViewCache)(
-            store.backing / VIEWS
+        backing = store.backing
+        self.view_cache: DirectoryViewCache | ReadOnlyViewCache = (
+            ReadOnlyViewCache.of(backing) if store.read_only else DirectoryViewCache(backing / VIEWS)
         )
         super().__init__(store, self.view_cache, metrics.render)
         self.counts.windows = self.windows
@@ -35,13 +37,14 @@ class CountedFileSystem(FileSystem):
 
     def jobs(self) -> list[Job]:
         store = self.context.store
-        if store.read_only:
-            return super().jobs()
+        sweep = Job("removal of old size maps", 60_000, self.sweep_maps, 60_000, "views")
+        if isinstance(self.view_cache, ReadOnlyViewCache):
+            return [*super().jobs(), replace(sweep, thread="maps")]
         min_timestamps = MinTimestampsJob(store, self.view_cache.directory, lambda: self.closing)
         parquet = ParquetUpkeep(store, self.context.tables, lambda: self.closing)
         return [
             *super().jobs(),
-            Job("removal of old size maps", 60_000, self.sweep_maps, 60_000, "views"),
+            sweep,
             Job("earliest timestamps", TICK_MS, min_timestamps.run, TICK_MS, "sealed"),
             Job("Parquet files", TICK_MS, parquet.run, TICK_MS, "sealed"),
         ]

@@ -7,7 +7,7 @@
 
 The main thread waits for events, and decides what comes next: see `mountd/events.py`. The other threads are: open, fuse
 and libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on. A read-only mount has
-none of those after ahead, as it has no upkeep; it has following.
+none of those after ahead, as it has no upkeep; it has following and maps.
 """
 
 from __future__ import annotations

@@ -1,18 +1,30 @@
-"""The view cache: files that can be rebuilt, in BACKING/views/<partition>/<name>. They may be deleted at any time."""
+"""The view cache: files that can be rebuilt, in BACKING/views/<partition>/<name>. They may be deleted at any time.
+
+A read-only mount has its own in the user's cache directory, $XDG_CACHE_HOME/topicfs or ~/.cache/topicfs, under
+views/<hash of BACKING's path>/<partition>/<name>."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.files.atomic import read_bounded, write_atomically
-from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX
+from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX, VIEWS
+from topicfs.engine.kernels.cache import cache_home
+
+log = logging.getLogger(__name__)
 
 # A map has some bytes for each index interval of a segment. Even that of the largest segment is far below this limit.
 _MOST_BYTES: Final = 64 * 1024 * 1024
+
+MOST_KEPT_BYTES: Final = 256 * 1024 * 1024
+"""Bytes in a user's cache directory, at most, for all backing directories: the maps of some 700 GB of log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +76,78 @@ class DirectoryViewCache:
         return removed
 
 
-class ReadOnlyViewCache(DirectoryViewCache):
-    """The view cache of a read-only mount: it only reads what an earlier mount has saved. What is missing is built in
-    memory, for as long as the mount lives."""
+@dataclass(frozen=True, slots=True)
+class ReadOnlyViewCache:
+    """The view cache of a read-only mount. It reads what a mount that may write has saved, and saves what is missing in
+    the user's cache directory, for the next read-only mount of this user.
+
+    saved  the view cache under the backing directory
+    own    the one in the user's cache directory; None where there is no such directory, or it cannot be written
+    """
+
+    saved: DirectoryViewCache
+    own: DirectoryViewCache | None
+
+    @classmethod
+    def of(cls, backing: Path) -> Self:
+        """Return the view cache of a backing directory."""
+        saved, home = DirectoryViewCache(backing / VIEWS), cache_home()
+        if home is None:
+            return cls(saved, None)
+        name = hashlib.sha256(os.fsencode(os.path.realpath(backing))).hexdigest()[:32]
+        directory = Path(os.path.realpath(home)) / "topicfs" / VIEWS / name
+        if directory.is_relative_to(os.path.realpath(backing)):
+            return cls(saved, None)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            log.info(f"{directory}: cannot be made, what views need is kept in memory only: {error}")
+            return cls(saved, None)
+        if not os.access(directory, os.W_OK):
+            return cls(saved, None)
+        return cls(saved, DirectoryViewCache(directory))
+
+    def load(self, partition: str, name: str) -> bytes | None:
+        """Return what was saved under this name; None if there is nothing."""
+        with contextlib.suppress(OSError):
+            found = None if self.own is None else self.own.load(partition, name)
+            if found is not None:
+                return found
+        return self.saved.load(partition, name)
 
     def save(self, partition: str, name: str, data: bytes) -> None:
-        """Do nothing: nothing is saved."""
+        """Save data under a name in the user's cache directory, if that is possible."""
+        if self.own is not None:
+            try:
+                self.own.save(partition, name, data)
+            except OSError as error:
+                log.info(f"{self.own.directory / partition / name}: not saved: {error}")
 
     def remove(self, partition: str, name: str) -> None:
-        """Do nothing: nothing is removed."""
+        """Remove what was saved under this name in the user's cache directory."""
+        if self.own is not None:
+            with contextlib.suppress(OSError):
+                self.own.remove(partition, name)
 
     def sweep(self, logs: Path) -> int:
-        """Do nothing: nothing is removed."""
-        return 0
+        """Remove the files of partitions and segments that no longer exist. Of those that are left, also of other
+        backing directories, remove the oldest as long as they are too large together. Return how many were removed."""
+        if self.own is None:
+            return 0
+        removed = self.own.sweep(logs)
+        kept = []
+        for path in self.own.directory.parent.glob("*/*/*"):
+            with contextlib.suppress(FileNotFoundError):  # another mount may remove it
+                status = path.stat()
+                kept.append((status.st_mtime_ns, status.st_size, path))
+        size = sum(each[1] for each in kept)
+        for _, length, path in sorted(kept):
+            if size <= MOST_KEPT_BYTES:
+                break
+            path.unlink(missing_ok=True)
+            size -= length
+            removed += 1
+        return removed
 
 
 def _paths_in(directory: Path) -> list[Path]:

@@ -185,12 +185,12 @@ def _candidates(folder: Path) -> Iterator[Path]:
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(given).absolute() / "topicfs" / name
     yield _beside(folder)
-    home = _cache_home()
+    home = cache_home()
     if home is not None:
         yield home / "topicfs" / name
 
 
-def _cache_home() -> Path | None:
+def cache_home() -> Path | None:
     """The user's directory for what can be made again; None where there is none, as for many a service."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if given.is_absolute():

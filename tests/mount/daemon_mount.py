@@ -75,6 +75,7 @@ class DaemonMount:
             "PYTHONPATH": str(ROOT),
             "STEER": str(self._socket),
             "XDG_STATE_HOME": str(self.state),
+            "XDG_CACHE_HOME": str(self.state.with_name("cache")),
         }
         if self.prefix:
             self.process = subprocess.Popen(

@@ -202,7 +202,12 @@ def test_a_read_only_mount_does_no_upkeep_beside_the_calls(tmp_path: Path) -> No
             files = CountedFileSystem(store, Metrics(store, Jobs([]), dict))
             names[read_only] = [job.name for job in (*store.upkeep.jobs(), *files.jobs())]
             files.close()
-    assert names[True] == ["read-ahead", "following"]
+    assert names[True] == [
+        "read-ahead",
+        "following",
+        "size maps",
+        "removal of old size maps",
+    ]
     assert {"retention", "linger", "size maps", "Parquet files"} < set(names[False])
 
 

@@ -18,11 +18,12 @@ from click.testing import CliRunner
 from topicfs.engine.files import place
 from topicfs.engine.kernels import compile as compiled
 from topicfs.mountd import kernels, logs
+from topicfs.mountd import view_cache as view_cache_module
 from topicfs.mountd.background import CRASHED, FAILED, READY, WAITS, Message
 from topicfs.mountd.cli import main
 from topicfs.mountd.events import Events
 from topicfs.mountd.progress import Progress
-from topicfs.mountd.view_cache import DirectoryViewCache
+from topicfs.mountd.view_cache import DirectoryViewCache, ReadOnlyViewCache
 
 SOON_S = 60.0
 pytestmark = pytest.mark.busy
@@ -335,6 +336,63 @@ def test_shelf_forgets(tmp_path: Path) -> None:
     view_cache.remove("t-0", "a.map")
     view_cache.remove("t-0", "a.map")
     assert view_cache.load("t-0", "a.map") is None
+
+
+def test_a_read_only_mount_keeps_in_the_users_cache_directory_what_the_store_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    backing = tmp_path / "backing"
+    DirectoryViewCache(backing / "views").save("t-0", "a.map", b"of the store")
+    first = ReadOnlyViewCache.of(backing)
+    first.save("t-0", "b.map", b"own")
+    assert [path.name for path in (backing / "views").rglob("*.map")] == ["a.map"]
+    again = ReadOnlyViewCache.of(backing)
+    assert (again.load("t-0", "a.map"), again.load("t-0", "b.map")) == (b"of the store", b"own")
+    assert ReadOnlyViewCache.of(tmp_path / "other").load("t-0", "b.map") is None
+    again.remove("t-0", "a.map")
+    again.remove("t-0", "b.map")
+    assert (first.load("t-0", "a.map"), first.load("t-0", "b.map")) == (b"of the store", None)
+
+
+@pytest.mark.parametrize("place", ["nothing", "a file", "under the backing directory"])
+def test_a_read_only_mount_without_a_cache_directory_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    homes = {
+        "nothing": "/proc/none",
+        "a file": str(tmp_path / "file"),
+        "under the backing directory": str(backing),
+    }
+    monkeypatch.setenv("XDG_CACHE_HOME", homes[place])
+    view_cache = ReadOnlyViewCache.of(backing)
+    view_cache.save("t-0", "a.map", b"one")
+    assert view_cache.load("t-0", "a.map") is None
+    assert view_cache.sweep(backing) == 0
+    assert list(backing.iterdir()) == []
+
+
+def test_the_users_cache_directory_is_bounded_over_all_backing_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(view_cache_module, "MOST_KEPT_BYTES", 2500)
+    caches = [ReadOnlyViewCache.of(tmp_path / name) for name in ("one", "two")]
+    logs = tmp_path / "logs"
+    (logs / "t-0").mkdir(parents=True)
+    for number, base in enumerate((0, 5, 9)):
+        (logs / "t-0" / f"{base:020d}.log").touch()
+        view_cache = caches[number % 2]
+        view_cache.save("t-0", f"{base:020d}.txt.map", bytes(1000))
+        assert view_cache.own is not None
+        os.utime(view_cache.own.directory / "t-0" / f"{base:020d}.txt.map", (number, number))
+    caches[0].save("t-0", f"{7:020d}.txt.map", bytes(1))
+    assert caches[0].sweep(logs) == 2, "one of a segment that is gone, and the oldest"
+    left = sorted(path.name for path in (tmp_path / "cache").rglob("*.map"))
+    assert left == [f"{5:020d}.txt.map", f"{9:020d}.txt.map"]
 
 
 def test_file_too_large_for_the_shelf_is_none(tmp_path: Path) -> None:
