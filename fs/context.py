@@ -170,4 +170,4 @@ class Context:
 
     def mtime_ns(self) -> int:
         """Return when partitions last came or went, in nanoseconds."""
-        return os.stat(self.store.logs).st_mtime_ns
+        return max(os.stat(logs).st_mtime_ns for logs in self.store.log_directories)

@@ -61,7 +61,7 @@ class CountedFileSystem(FileSystem):
 
     def sweep_maps(self) -> None:
         """Remove the size maps of partitions and segments that are gone from the view cache."""
-        self.view_cache.sweep(self.context.store.logs)
+        self.view_cache.sweep(*self.context.store.log_directories)
 
 
 ASSEMBLY: Final = Assembly(CountedFileSystem, adapter.serve)

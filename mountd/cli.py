@@ -58,8 +58,7 @@ main.add_command(dump_command)
 
 
 @main.command("mount")
-@click.argument("backing", type=_PATH)
-@click.argument("mount", type=_PATH)
+@click.argument("places", metavar="BACKING MOUNT", type=_PATH, nargs=-1)
 @click.option(
     "--foreground", is_flag=True, help="Stay until Ctrl-C, or until what started it ends; log to stderr too."
 )
@@ -67,7 +66,7 @@ main.add_command(dump_command)
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Change nothing at all, in the mount or under BACKING, which may also be a broker's log directory.",
+    help="Change nothing at all, in the mount or under BACKING, which may be a broker's log directory, or several.",
 )
 @click.option("--allow-other", is_flag=True, help="Let other users in, as far as permissions allow.")
 @click.option(
@@ -80,8 +79,7 @@ main.add_command(dump_command)
 @click.pass_obj
 def mount_command(
     assembly: Callable[[], Assembly] | None,
-    backing: Path,
-    mount: Path,
+    places: tuple[Path, ...],
     foreground: bool,
     create: bool,
     read_only: bool,
@@ -92,15 +90,20 @@ def mount_command(
 
     `topicfs init` makes a store. MOUNT is made where it does not exist. The log is BACKING/topicfs.log; that of a
     read-only mount is ~/.local/state/topicfs/MOUNT.log, percent-encoded, or in $XDG_STATE_HOME/topicfs, and where that
-    cannot be written it is the system's log."""
+    cannot be written it is the system's log. With --read-only all log directories of one broker may be named before
+    MOUNT."""
     background.hold_standard_descriptors()
     given = dict(_setting(text) for text in settings)
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
-    backing, mount = mounts.real(backing), mounts.real(mount)
+    if len(places) < 2 or (len(places) > 2 and not read_only):
+        raise click.UsageError(
+            f"expected BACKING and MOUNT, found {len(places)} names; several log directories need --read-only"
+        )
+    backing, *others, mount = map(mounts.real, places)
     # The quick checks come first: a user should not wait for kernels to be compiled, only to learn what is missing.
     _or_fail(mounts.check_machine)
-    made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create))
+    made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create, others))
 
     def run(teller: Teller) -> int:
         # From here on a signal does not end the process suddenly, not even while the engine is loaded.
@@ -121,7 +124,7 @@ def mount_command(
         except mounts.MountError as error:
             teller.failed(str(error))
             return 1
-        options = MountOptions(read_only, allow_other, given)
+        options = MountOptions(read_only, allow_other, given, tuple(others))
         return _run(backing, mount, options, parts, teller, foreground, events)
 
     if foreground:

@@ -75,11 +75,13 @@ class MountOptions:
     read_only    whether the kernel refuses every change, and the daemon changes nothing under the backing directory
     allow_other  whether users other than the daemon's have access
     settings     daemon settings for this run, which override server.properties
+    others       with `read_only`, the broker's further log directories
     """
 
     read_only: bool = False
     allow_other: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[Path, ...] = ()
 
     def fuse_options(self, backing: Path) -> dict[str, str | bool]:
         """Return the options for libfuse."""
@@ -202,7 +204,9 @@ class Daemon:
         opening.add_done_callback(self._events.tell)
         try:
             options = self._options
-            opening.set_result(Store.open(self.backing, options.settings, read_only=options.read_only))
+            opening.set_result(
+                Store.open(self.backing, options.settings, read_only=options.read_only, others=options.others)
+            )
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             opening.set_exception(error)
 

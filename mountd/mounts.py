@@ -222,16 +222,19 @@ def prepare(
     settings: Mapping[str, str] | None = None,
     read_only: bool = False,
     create: bool = False,
+    others: Sequence[Path] = (),
 ) -> Made:
     """Make sure that `backing` can be mounted at `point`, both real paths, with these settings. A dead mount of topicfs
     at `point` is removed. Then, if all else is right, a missing mount point is made, and with `create` a missing store.
-    Return what was made. MountError, EngineError or OSError says what is in the way, and then nothing was made."""
-    if backing == point:
-        raise MountError(f"{point}: the backing directory and the mount point are one directory")
-    if backing in point.parents:
-        raise MountError(f"{point}: the mount point lies inside the backing directory {backing}")
-    if point in backing.parents:
-        raise MountError(f"{backing}: the backing directory lies inside the mount point {point}")
+    Return what was made. MountError, EngineError or OSError says what is in the way, and then nothing was made.
+
+    others  further log directories, for reading"""
+    for each in (backing, *others):
+        _refuse_nested(each, point)
+    if len({backing, *others}) <= len(others):
+        raise MountError(f"{backing}: expected different log directories, found one twice")
+    for each in others:
+        place.logs_in(each)
     makes = create and place.kind_of(backing) is not place.DirectoryKind.STORE
     if read_only:
         place.logs_in(backing)
@@ -259,6 +262,15 @@ def prepare(
             made.take_back()
             raise
     return made
+
+
+def _refuse_nested(backing: Path, point: Path) -> None:
+    if backing == point:
+        raise MountError(f"{point}: the backing directory and the mount point are one directory")
+    if backing in point.parents:
+        raise MountError(f"{point}: the mount point lies inside the backing directory {backing}")
+    if point in backing.parents:
+        raise MountError(f"{backing}: the backing directory lies inside the mount point {point}")
 
 
 def _refuse_unless_empty(point: Path) -> None:

@@ -54,7 +54,7 @@ class DirectoryViewCache:
         with contextlib.suppress(FileNotFoundError):
             (self.directory / partition / name).unlink()
 
-    def sweep(self, logs: Path) -> int:
+    def sweep(self, *log_directories: Path) -> int:
         """Remove the files of partitions and segments that no longer exist. Return how many files were removed.
 
         The name of a file begins with its segment's base offset. Segments are looked for on disk, so that unused
@@ -62,14 +62,15 @@ class DirectoryViewCache:
         the job that made them removes them."""
         removed = 0
         for partition in _paths_in(self.directory):
-            is_there = (logs / partition.name).exists()
+            present = [logs / partition.name for logs in log_directories if (logs / partition.name).exists()]
             for path in _paths_in(partition):
-                if is_there and (PARQUET_SUFFIX in path.name or path.name.startswith(PARQUET_LIST)):
+                if present and (PARQUET_SUFFIX in path.name or path.name.startswith(PARQUET_LIST)):
                     continue
-                if not (logs / partition.name / (path.name.partition(".")[0] + LOG_SUFFIX)).exists():
+                log_name = path.name.partition(".")[0] + LOG_SUFFIX
+                if not any((directory / log_name).exists() for directory in present):
                     path.unlink(missing_ok=True)
                     removed += 1
-            if not is_there:
+            if not present:
                 # It is not empty if something was saved just now. The next sweep removes it.
                 with contextlib.suppress(OSError):
                     partition.rmdir()
@@ -129,12 +130,12 @@ class ReadOnlyViewCache:
             with contextlib.suppress(OSError):
                 self.own.remove(partition, name)
 
-    def sweep(self, logs: Path) -> int:
+    def sweep(self, *log_directories: Path) -> int:
         """Remove the files of partitions and segments that no longer exist. Of those that are left, also of other
         backing directories, remove the oldest as long as they are too large together. Return how many were removed."""
         if self.own is None:
             return 0
-        removed = self.own.sweep(logs)
+        removed = self.own.sweep(*log_directories)
         kept = []
         for path in self.own.directory.parent.glob("*/*/*"):
             with contextlib.suppress(FileNotFoundError):  # another mount may remove it

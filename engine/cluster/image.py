@@ -11,6 +11,7 @@ from topicfs.engine.cluster.records import (
     OF_BROKER,
     OF_TOPIC,
     MetadataRecord,
+    PartitionChangeRecord,
     PartitionRecord,
     RemovedRecord,
     SettingRecord,
@@ -26,11 +27,13 @@ class ClusterTopic:
     topic_id    its id, as in the `partition.metadata` of its partitions
     partitions  the number of its partitions in the whole cluster
     settings    its own settings, by Kafka's names
+    replicas    by the number of a partition: how many replicas it has
     """
 
     topic_id: str
     partitions: int
     settings: Mapping[str, str]
+    replicas: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Cluster:
 @dataclass(slots=True)
 class _Topic:
     name: str
-    partitions: set[int] = field(default_factory=set)
+    replicas: dict[int, int] = field(default_factory=dict)
 
 
 class Image:
@@ -83,10 +86,12 @@ class Image:
         match record:
             case TopicRecord(name, topic_id):
                 self._topics[topic_id] = _Topic(name)
-            case PartitionRecord(number, topic_id):
+            case PartitionRecord(number, topic_id, replicas) | PartitionChangeRecord(
+                number, topic_id, int(replicas)
+            ):
                 # If the topic is not known, it is deleted.
                 if topic_id in self._topics:
-                    self._topics[topic_id].partitions.add(number)
+                    self._topics[topic_id].replicas[number] = replicas
             case SettingRecord(kind, resource, name, value):
                 settings = self._settings.setdefault((kind, resource), {})
                 if value is None:
@@ -103,7 +108,10 @@ class Image:
         return Cluster(
             {
                 topic.name: ClusterTopic(
-                    topic_id, len(topic.partitions), dict(self._settings.get((OF_TOPIC, topic.name), {}))
+                    topic_id,
+                    len(topic.replicas),
+                    dict(self._settings.get((OF_TOPIC, topic.name), {})),
+                    dict(topic.replicas),
                 )
                 for topic_id, topic in self._topics.items()
             },

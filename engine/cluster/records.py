@@ -5,17 +5,19 @@ A record's value is a frame, whose numbers are unsigned varints:
     frame version   1
     kind, version   the kind of the message that follows, and the version of its format
     message         fields, in the order below
-    tagged fields   their number, and for each its tag, its size and its bytes: ignored
+    tagged fields   their number, and for each its tag, its size and its bytes: ignored but for CHANGED
 
     TOPIC      2    name: string · id: uuid
-    PARTITION  3    number: int32 · topic id: uuid · replicas and more, ignored
+    PARTITION  3    number: int32 · topic id: uuid · replicas: array of int32 · more, ignored
     SETTING    4    resource type: int8 · resource: string · name: string · value: string, or null to remove it
+    CHANGED    5    number: int32 · topic id: uuid · tagged field 2, replicas: array of int32, where they change
     REMOVED    9    topic id: uuid
     BEGIN     23    begins a transaction: its records count at END, and are dropped at ABORT
     END       24
     ABORT     25
 
     string    size + 1 as unsigned varint, 0 for null, then UTF-8        uuid    16 bytes        int32    big-endian
+    array     elements + 1 as unsigned varint, 0 for null, then the elements
 
 Kafka adds new fields only at the end of messages, so unknown fields come behind those that are read here.
 """
@@ -32,6 +34,7 @@ FRAME_VERSION: Final = 1
 TOPIC: Final = 2
 PARTITION: Final = 3
 SETTING: Final = 4
+CHANGED: Final = 5
 REMOVED: Final = 9
 BEGIN: Final = 23
 END: Final = 24
@@ -41,6 +44,7 @@ OF_TOPIC: Final = 2
 OF_BROKER: Final = 4
 """The resource types of settings: those of a topic, and those of a broker."""
 
+_REPLICAS_TAG: Final = 2
 _UUID_BYTES: Final = 16
 _LONGEST_VARINT: Final = 5
 
@@ -59,10 +63,26 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A partition was created, or its description has changed."""
+    """A partition was created, or its description has changed.
+
+    replicas  the number of its replicas
+    """
 
     number: int
     topic_id: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChangeRecord:
+    """A part of a partition's description has changed.
+
+    replicas  the number of its replicas, None if they are the same as before
+    """
+
+    number: int
+    topic_id: str
+    replicas: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +112,9 @@ class Transaction:
     kind: int
 
 
-MetadataRecord = TopicRecord | PartitionRecord | SettingRecord | RemovedRecord | Transaction
+MetadataRecord = (
+    TopicRecord | PartitionRecord | PartitionChangeRecord | SettingRecord | RemovedRecord | Transaction
+)
 
 
 def read(value: bytes) -> MetadataRecord | None:
@@ -105,7 +127,13 @@ def read(value: bytes) -> MetadataRecord | None:
     if kind == TOPIC:
         return TopicRecord(fields.string(), fields.uuid())
     if kind == PARTITION:
-        return PartitionRecord(fields.integer(4), fields.uuid())
+        return PartitionRecord(fields.integer(4), fields.uuid(), fields.length())
+    if kind == CHANGED:
+        number, topic_id, tagged = fields.integer(4), fields.uuid(), fields.tagged()
+        replicas = tagged.get(_REPLICAS_TAG)
+        return PartitionChangeRecord(
+            number, topic_id, None if replicas is None else _Fields(replicas).length()
+        )
     if kind == SETTING:
         return SettingRecord(fields.integer(1), fields.string(), fields.string(), fields.nullable_string())
     if kind == REMOVED:
@@ -145,6 +173,14 @@ class _Fields:
 
     def integer(self, size: int) -> int:
         return int.from_bytes(self._take(size), "big", signed=True)
+
+    def length(self) -> int:
+        """Return the number of elements of an array, which are behind it."""
+        return max(self.uvarint(), 1) - 1
+
+    def tagged(self) -> dict[int, bytes]:
+        """Return the tagged fields at the end, by their tags."""
+        return {self.uvarint(): self._take(self.uvarint()) for _ in range(self.uvarint())}
 
     def uuid(self) -> str:
         return base64.urlsafe_b64encode(self._take(_UUID_BYTES)).rstrip(b"=").decode()

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.format.paths import DELETE_SUFFIX, NOT_PARTITIONS, parse_partition_directory
+from topicfs.engine.format.paths import (
+    DELETE_SUFFIX,
+    LOG_SUFFIX,
+    NOT_PARTITIONS,
+    offset_before,
+    parse_partition_directory,
+)
 
 PartitionKey = tuple[str, int]
 """The topic and the number of a partition."""
@@ -55,3 +61,10 @@ class Listing:
             else:
                 listing.strays.append(name)
         return listing
+
+
+def newest_log(directory: Path) -> Path | None:
+    """Return the `.log` file of a partition's last segment; None where it has none."""
+    # The names have as many digits each, so their order is that of the offsets.
+    names = [name for name in os.listdir(directory) if offset_before(LOG_SUFFIX, name) is not None]
+    return directory / max(names) if names else None

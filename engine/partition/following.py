@@ -72,7 +72,7 @@ class Follower:
     _known    returns what the checkpoints say of the partition now
     _open     opens the directory anew
     _gone     called when the directory is gone, after the log was closed
-    _birth    the identity of the directory
+    _birth    the identity of the directory, as it was before the log was opened
     _end      the offset behind the last batch that was taken in
     _given    the start offset and the high watermark that `_known` gave last
     _listed   when the directory was listed; None if it has to be
@@ -86,6 +86,7 @@ class Follower:
     def __init__(
         self,
         log: Log,
+        born: Birth,
         known: Callable[[], Known],
         open_anew: Callable[[], Partition],
         gone: Callable[[], None],
@@ -94,7 +95,7 @@ class Follower:
         self._known = known
         self._open = open_anew
         self._gone = gone
-        self._birth: Birth = birth(log.chain.directory)
+        self._birth = born
         self._given: tuple[int, int | None] | None = None
         self._end = log.snapshot.end
         self._listed: Look | None = None

@@ -283,6 +283,11 @@ class Configuration:
         self.forget_found(topic)
         self._found[topic] = [*known, directory]
 
+    def find_all_again(self, found: Mapping[str, Sequence[Path]], cluster: Cluster) -> None:
+        """Take the directories of partitions, by topic, and the metadata of their cluster as they are now."""
+        self.cluster, self._found = cluster, dict(found)
+        self._first_origins, self._origins = {}, {}
+
     def overrides(self, topic: str) -> Mapping[str, str]:
         """Return the overrides of a topic."""
         return self._state.overrides.get(topic, {})

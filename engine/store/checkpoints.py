@@ -99,13 +99,18 @@ class Checkpoints:
             for name in _LOST:
                 path = self._directory / name
                 status = _status_of(path)
-                read = self._files[name]
+                read = self._files.get(name)
+                self._known.setdefault(name, {})
                 if status is not None and not (read is not None and read.holds(status)):
                     self._files[name] = Look.begin(status)
                     try:
-                        self._known[name] = OffsetCheckpoint(path).read()
+                        offsets = OffsetCheckpoint(path).read()
                     except CorruptCheckpointError as error:
                         log.warning(f"what was read of it before counts: {error}")
+                        continue
+                    if offsets != self._written.get(name):
+                        # Equal ones must not replace offsets that were adopted since.
+                        self._known[name], self._written[name] = offsets, offsets
 
     def known(self, key: PartitionKey, clean: bool) -> Known:
         """Return what is known of a partition before it is loaded."""

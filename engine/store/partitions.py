@@ -6,13 +6,15 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError, InvalidNameError, UnknownPartitionError
+from topicfs.engine.files.birth import birth
 from topicfs.engine.files.listing import Listing, PartitionKey
 from topicfs.engine.files.look import Look
 from topicfs.engine.files.metadata import CleanShutdown
@@ -20,7 +22,7 @@ from topicfs.engine.format.paths import parse_partition_directory, partition_dir
 from topicfs.engine.partition.following import Follower
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.slot import Slot
+from topicfs.engine.partition.slot import RETRY_S, Slot
 from topicfs.engine.partition.viewing import view
 from topicfs.engine.record import Clock
 from topicfs.engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
@@ -38,17 +40,34 @@ _AGAIN_S: Final = 0.5
 5 s, and there may be 10,000 names in it."""
 
 
-class Partitions:
-    """The partitions in one log directory. Adding, removing and closing need the store's guard.
+@dataclass(slots=True)
+class _Place:
+    """A log directory of another process.
 
-    logs           the log directory
+    checkpoints  its offset checkpoints
+    listed       when it was listed; None if it has to be
+    keys         the partitions that were found there
+    """
+
+    checkpoints: Checkpoints
+    listed: Look | None = None
+    keys: Collection[PartitionKey] = ()
+
+
+class Partitions:
+    """The partitions in a log directory, or read-only in several. Adding, removing and closing need the store's guard.
+
+    logs           the log directory; the first of several
     slots          a slot for each partition; replaced as a whole, so that reading it needs no lock
-    checkpoints    the offset checkpoints of the log directory
+    checkpoints    the offset checkpoints of the log directory; of the first of several
     stopped_clean  whether the last stop was clean
     read_only      whether no file may be changed
     looked_at      called with each partition that was loaded read-only, before others can use it
-    _listed        when the log directory was listed; None if it has to be
-    _following     held while it is listed
+    changed        called with the directories of all partitions, where some have come or gone that others made
+    _places        the log directories by their paths, where they are opened read-only
+    _failed        by directory: when a partition was looked at that could not be loaded
+    _twice         the partitions that were found in two log directories
+    _following     held while log directories are listed
     """
 
     def __init__(
@@ -61,15 +80,23 @@ class Partitions:
         steady: Clock,
         lone: bool,
         read_only: bool = False,
+        others: Sequence[Path] = (),
     ) -> None:
         self.logs = logs
         self.read_only = read_only
         self.looked_at: Callable[[Partition], None] = lambda _: None
-        self._listed: Look | None = None
+        self.changed: Callable[[Mapping[PartitionKey, Path]], None] = lambda _: None
+        self._failed: dict[Path, Look] = {}
+        self._twice: set[PartitionKey] = set()
         self._following = threading.Lock()
         self.stopped_clean = stopped_clean
         self.slots: Mapping[PartitionKey, Slot] = {key: self.empty_slot(*key) for key in keys}
         self.checkpoints = Checkpoints(logs, self._each_slot, read_only)
+        self._places: dict[Path, _Place] = {}
+        if read_only:
+            self._places[logs] = _Place(self.checkpoints)
+            for each in others:
+                self._places[each] = _Place(Checkpoints(each, self._each_slot, read_only))
         self._configuration = configuration
         self._clock = clock
         self._steady = steady
@@ -87,12 +114,19 @@ class Partitions:
         steady: Clock,
         lone: bool,
         read_only: bool = False,
+        others: Sequence[Path] = (),
     ) -> Partitions:
-        """Open the partitions that were found in the log directory. None is loaded yet."""
-        partitions = cls(logs, keys, configuration, stopped_clean, clock, steady, lone, read_only)
+        """Open the partitions that were found in the log directory. None is loaded yet. `others` are further log
+        directories to be opened read-only."""
+        partitions = cls(logs, keys, configuration, stopped_clean, clock, steady, lone, read_only, others)
         partitions.descriptors.limit = descriptors_for_segments(raise_descriptor_limit())
         partitions.checkpoints.read(partitions.slots.keys())
         return partitions
+
+    @property
+    def log_directories(self) -> tuple[Path, ...]:
+        """Return all log directories."""
+        return tuple(self._places) or (self.logs,)
 
     # -- finding --------------------------------------------------------------------------------------
 
@@ -120,7 +154,7 @@ class Partitions:
 
     def empty_slot(self, topic: str, number: int) -> Slot:
         """Return a new slot, which cannot be found yet."""
-        return Slot(topic, number, self.logs / partition_directory(topic, number))
+        return _slot_in(self.logs, (topic, number))
 
     def _each_slot(self) -> Iterable[Slot]:
         return self.slots.values()
@@ -137,38 +171,76 @@ class Partitions:
         """Return the slot's partition, and load it if it is not loaded; ClosedError where it cannot be loaded."""
         if not self.read_only:
             return slot.use(self._load)
+        if slot.error is not None:
+            slot = self._present(slot)
         partition = slot.use(self._load)
         partition.catch_up()
-        return partition
+        if partition.is_open:
+            return partition
+        # Another process has deleted it, and may have made it again.
+        self.catch_up()
+        return self.find(*slot.key).use(self._load)
 
     def catch_up(self) -> None:
         """Take up the partitions that another process has made and removed, where the store is opened read-only."""
-        if not self.read_only:
-            return
-        status = os.stat(self.logs)
-        if self._is_listed(status):
+        statuses = [(logs, place, os.stat(logs)) for logs, place in self._places.items()]
+        if all(_is_listed(place, status) for _, place, status in statuses):
             return
         with self._following:
-            if self._is_listed(status):
-                return
-            self._listed = Look.begin(status)
-            try:
-                keys = Listing.of(self.logs).partitions
-            except InvalidNameError as error:
-                log.warning(f"partitions that come or go are not seen: {error}")
-                keys = list(self.slots)
-            before = self.slots
-            if before.keys() != set(keys):
-                self.slots = {key: before.get(key) or self.empty_slot(*key) for key in keys}
-            departed = [slot for key, slot in before.items() if key not in self.slots]
+            for logs, place, status in statuses:
+                if not _is_listed(place, status):
+                    place.listed = Look.begin(status)
+                    try:
+                        place.keys = Listing.of(logs).partitions
+                    except InvalidNameError as error:
+                        log.warning(f"{logs}: partitions that come or go are not seen: {error}")
+            departed = self._merge()
         for slot in departed:
             with slot.lock:
                 slot.gone = True
             if slot.partition is not None:
                 slot.partition.catch_up()
 
-    def _is_listed(self, status: os.stat_result) -> bool:
-        return self._listed is not None and self._listed.holds(status, _AGAIN_S)
+    def _merge(self) -> list[Slot]:
+        """Have the slots be those of the partitions in all log directories. Return the slots that are no more."""
+        found: dict[PartitionKey, Path] = {}
+        for logs, place in self._places.items():
+            for key in place.keys:
+                if found.setdefault(key, logs) is not logs and key not in self._twice:
+                    self._twice.add(key)
+                    log.error(
+                        f"{partition_directory(*key)} is in {found[key]} and in {logs}: that in {found[key]} is shown"
+                    )
+        before = self.slots
+        if {key: slot.directory.parent for key, slot in before.items()} == found:
+            return []
+        self.slots = {
+            key: before[key]
+            if key in before and before[key].directory.parent == logs
+            else _slot_in(logs, key)
+            for key, logs in found.items()
+        }
+        self.changed(found)
+        return [slot for key, slot in before.items() if self.slots.get(key) is not slot]
+
+    def _present(self, slot: Slot) -> Slot:
+        """Return a slot to try again with, if the directory of one that could not be loaded has changed since."""
+        try:
+            status = os.stat(slot.directory)
+        except FileNotFoundError:
+            return slot
+        failed = self._failed.get(slot.directory)
+        if failed is not None and not failed.holds(status, RETRY_S):
+            self._replace(slot)
+        return self.slots.get(slot.key, slot)
+
+    def _replace(self, slot: Slot) -> None:
+        """Have the next look find what has the name of the slot's directory then."""
+        with self._following:
+            if self.slots.get(slot.key) is slot:
+                self.slots = {**self.slots, slot.key: _slot_in(slot.directory.parent, slot.key)}
+            for place in self._places.values():
+                place.listed = None
 
     def _load(self, slot: Slot) -> Partition:
         return self._look(slot) if self.read_only else self.load(slot, self.known(slot))
@@ -176,11 +248,13 @@ class Partitions:
     def _look(self, slot: Slot) -> Partition:
         """Load the slot's directory without changing it. Another process may open the store meanwhile. It removes the
         marker of a clean stop before it changes anything: if the marker or a file goes, the load is tried again."""
-        marker = CleanShutdown.of(self.logs)
+        marker = CleanShutdown.of(slot.directory.parent)
+        self._failed[slot.directory] = Look.begin(os.stat(slot.directory))
         for rest in reversed(range(_TRIES)):
             clean = marker.exists()
+            born = birth(slot.directory)
             try:
-                partition = self.load(slot, self.checkpoints.known(slot.key, clean))
+                partition = self.load(slot, self._known_now(slot, clean))
             except FileNotFoundError:
                 if not rest:
                     raise
@@ -188,26 +262,22 @@ class Partitions:
             if not rest or clean == marker.exists():
                 break
             partition.log.abandon()
+        del self._failed[slot.directory]
         self.looked_at(partition)
         follower = Follower(
             partition.log,
+            born,
             lambda: self._known_now(slot, clean=False),
             lambda: self.load(slot, self._known_now(slot, marker.exists())),
-            lambda: self._left(slot),
+            lambda: self._replace(slot),
         )
         partition.log.catch_up = follower.catch_up
         return partition
 
     def _known_now(self, slot: Slot, clean: bool) -> Known:
-        self.checkpoints.catch_up()
-        return self.checkpoints.known(slot.key, clean)
-
-    def _left(self, slot: Slot) -> None:
-        """Have the next look find what has the name of a partition whose directory is gone."""
-        with self._following:
-            if self.slots.get(slot.key) is slot:
-                self.slots = {**self.slots, slot.key: self.empty_slot(*slot.key)}
-            self._listed = None
+        checkpoints = self._places[slot.directory.parent].checkpoints
+        checkpoints.catch_up()
+        return checkpoints.known(slot.key, clean)
 
     def known(self, slot: Slot) -> Known:
         """Return what the checkpoints say of a slot that is not loaded. A slot whose load has failed does not count as
@@ -225,9 +295,14 @@ class Partitions:
             known,
             self._clock,
             self.descriptors,
-            self._lone,
+            self._lone and not (self.read_only and self._has_others(slot)),
             self._steady,
         )
+
+    def _has_others(self, slot: Slot) -> bool:
+        """Return whether a cluster's metadata says that other brokers have replicas of the partition."""
+        topic = self._configuration.cluster_topic(slot.topic)
+        return topic is not None and topic.replicas.get(slot.number, 1) > 1
 
     def reconfigure(self, slots: Collection[Slot]) -> None:
         """Apply changed settings to the loaded partitions among these slots."""
@@ -292,6 +367,14 @@ class Partitions:
                 future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _slot_in(logs: Path, key: PartitionKey) -> Slot:
+    return Slot(*key, logs / partition_directory(*key))
+
+
+def _is_listed(place: _Place, status: os.stat_result) -> bool:
+    return place.listed is not None and place.listed.holds(status, _AGAIN_S)
 
 
 def _close(slot: Slot) -> bool:

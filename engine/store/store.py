@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.files import place
 from topicfs.engine.files.atomic import sync_directory
-from topicfs.engine.files.listing import Listing, PartitionKey
+from topicfs.engine.files.listing import Listing, PartitionKey, newest_log
 from topicfs.engine.files.lock import DirectoryLock
 from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
 from topicfs.engine.files.place import BESIDE_LOGS
@@ -61,7 +62,7 @@ from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock, now_ms, steady_beside
 from topicfs.engine.retention.partitions import Retention
 from topicfs.engine.settings.configuration import Configuration
-from topicfs.engine.settings.configured import configured, tell_of_others
+from topicfs.engine.settings.configured import configured, found_in, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
@@ -148,6 +149,7 @@ class Store:
         read_only: bool = False,
         create: bool = False,
         steady: Clock | None = None,
+        others: Sequence[Path | str] = (),
     ) -> Store:
         """Open the store in a directory; NoStoreError where there is none.
 
@@ -157,7 +159,8 @@ class Store:
         read_only  whether nothing may be changed, made or locked. It works also while another process has the store
                    open, and on a log directory by itself. Each partition is read when it is first used
         create     whether to make the store where the directory is empty or missing
-        steady     the clock for waits and intervals. Without it, a `clock` that is given is used for them too"""
+        steady     the clock for waits and intervals. Without it, a `clock` that is given is used for them too
+        others     with `read_only`, further log directories of the same broker, whose partitions are shown too"""
         if steady is None:
             steady = steady_beside(clock)
         backing = Path(backing).absolute()
@@ -166,7 +169,10 @@ class Store:
                 raise ValueError(
                     f"{backing}: expected a store to be made, or to be opened read-only, not both"
                 )
-            return cls._open_read_only(backing, settings or {}, clock, steady, lone)
+            further = [place.logs_in(Path(each).absolute()) for each in others]
+            return cls._open_read_only(backing, settings or {}, clock, steady, lone, further)
+        if others:
+            raise ValueError(f"{backing}: expected one directory of a store that is not opened read-only")
         if create and place.kind_of(backing) is not place.DirectoryKind.STORE:
             place.refuse_unless_free(backing)
             # Settings are checked first, so that refused ones leave nothing behind.
@@ -185,7 +191,13 @@ class Store:
 
     @classmethod
     def _open_read_only(
-        cls, backing: Path, settings: Mapping[str, str], clock: Clock, steady: Clock, lone: bool
+        cls,
+        backing: Path,
+        settings: Mapping[str, str],
+        clock: Clock,
+        steady: Clock,
+        lone: bool,
+        others: Sequence[Path],
     ) -> Store:
         logs = place.logs_in(backing)
         listing = Listing.of(logs)
@@ -194,7 +206,7 @@ class Store:
         tell_of_others(configuration, backing)
         clean = CleanShutdown.of(logs).exists() or not listing.partitions
         partitions = Partitions.open(
-            logs, listing.partitions, configuration, clean, clock, steady, lone, True
+            logs, listing.partitions, configuration, clean, clock, steady, lone, True, others
         )
         held = DirectoryLock.is_held(logs)
         log.info(
@@ -210,6 +222,10 @@ class Store:
         )
         store.cleaning.load(partitions.slots.keys(), read_only=True)
         store._show_restored()
+        partitions.changed = lambda found: configuration.find_all_again(
+            *found_in((logs, *others), found, meta.node_id)
+        )
+        partitions.catch_up()
         if not held:
             # While an owner runs, the outcome of a commit under way is not decided.
             partitions.looked_at = store.inboxes.show_settled
@@ -326,6 +342,20 @@ class Store:
         """Return a partition by topic and number or by its name `<topic>-<number>`. It is loaded if it was not."""
         self._check_open()
         return self._partitions.use(self._partitions.find(topic, number))
+
+    @property
+    def log_directories(self) -> tuple[Path, ...]:
+        """Return the log directories: one, or several where the store is opened read-only."""
+        return self._partitions.log_directories
+
+    def written_ns(self, topic: str, number: int) -> int | None:
+        """Return when the newest segment of a partition was written, without loading it. None where it is loaded, or
+        the store may be changed: then the partition itself tells."""
+        slot = self._partitions.find(topic, number)
+        if not self.read_only or slot.partition is not None:
+            return None
+        newest = newest_log(slot.directory)
+        return None if newest is None else os.stat(newest).st_mtime_ns
 
     def catch_up(self) -> None:
         """Take up the partitions that another process has made and removed, where the store is opened read-only."""

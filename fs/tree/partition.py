@@ -50,6 +50,10 @@ class PartitionDirectory(Directory):
         return found
 
     def mtime_ns(self) -> int:
+        # To list a log directory must not read the end of each log in it.
+        written = self.context.store.written_ns(self.topic, self.number) if self._found is None else None
+        if written is not None:
+            return written
         try:
             return partition_mtime(self._views())
         except ClosedError:

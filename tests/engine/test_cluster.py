@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import struct
 from pathlib import Path
 
 import pytest
+from cluster_metadata import (
+    ABORT,
+    BEGIN,
+    END,
+    IDS,
+    NO_OP,
+    changed,
+    frame,
+    partition,
+    removed,
+    setting,
+    shown,
+    text,
+    topic,
+    uvarint,
+    write,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from partition_opening import open_partition
@@ -17,6 +32,7 @@ from topicfs.engine.cluster.image import Cluster, Image
 from topicfs.engine.cluster.reading import read_cluster
 from topicfs.engine.cluster.records import (
     CorruptRecordError,
+    PartitionChangeRecord,
     PartitionRecord,
     RemovedRecord,
     SettingRecord,
@@ -29,61 +45,7 @@ from topicfs.engine.format.paths import METADATA_LOG
 from topicfs.engine.kernels import encode as encoding
 
 OF_TOPIC, OF_BROKER = 2, 4
-IDS = {name: bytes([number + 1]) * 16 for number, name in enumerate(("a", "b", "c"))}
-
-
-def uvarint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def text(words: str | None) -> bytes:
-    return b"\0" if words is None else uvarint(len(words.encode()) + 1) + words.encode()
-
-
-def frame(kind: int, *fields: bytes, version: int = 0) -> bytes:
-    return uvarint(1) + uvarint(kind) + uvarint(version) + b"".join(fields) + b"\0"
-
-
-def topic(name: str) -> bytes:
-    return frame(2, text(name), IDS[name])
-
-
-def partition(name: str, number: int) -> bytes:
-    rest = text("")[:1] * 4 + struct.pack(">iii", 1, 0, 0)
-    return frame(3, struct.pack(">i", number), IDS[name], rest, version=1)
-
-
-def setting(kind: int, resource: str, name: str, value: str | None) -> bytes:
-    return frame(4, bytes([kind]), text(resource), text(name), text(value))
-
-
-def removed(name: str) -> bytes:
-    return frame(9, IDS[name])
-
-
-BEGIN, END, ABORT = frame(23, b"\0"), frame(24), frame(25, b"\0")
-NO_OP = frame(20)
-
 NOT_BELIEVED = Cluster(is_believed=False)
-
-
-def shown(name: str) -> str:
-    return base64.urlsafe_b64encode(IDS[name]).rstrip(b"=").decode()
-
-
-def write(logs: Path, *values: bytes, start: int = 0) -> Path:
-    """A metadata log with a record for each value; gives its directory."""
-    directory = logs / METADATA_LOG
-    with open_partition(directory, segment_bytes=1 << 20) as log:
-        if start:
-            log.restart_at(start)
-        for value in values:
-            log.append(Record(value))
-    return directory
 
 
 def write_snapshot(directory: Path, end: int, *values: bytes, epoch: int = 1) -> Path:
@@ -104,7 +66,9 @@ def described(cluster: Cluster) -> dict[str, tuple[int, dict[str, str]]]:
 
 def test_records_are_read() -> None:
     assert read(topic("a")) == TopicRecord("a", shown("a"))
-    assert read(partition("b", 7)) == PartitionRecord(7, shown("b"))
+    assert read(partition("b", 7)) == PartitionRecord(7, shown("b"), 0)
+    assert read(changed("b", 7, 3)) == PartitionChangeRecord(7, shown("b"), 3)
+    assert read(changed("b", 7, None)) == PartitionChangeRecord(7, shown("b"), None)
     assert read(setting(2, "a", "retention.ms", "5")) == SettingRecord(2, "a", "retention.ms", "5")
     assert read(setting(4, "", "x", None)) == SettingRecord(4, "", "x", None)
     assert read(removed("c")) == RemovedRecord(shown("c"))
@@ -113,10 +77,11 @@ def test_records_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [topic("a"), partition("a", 1), setting(2, "größe", "b", "c"), removed("a")]
+    "value",
+    [topic("a"), partition("a", 1), changed("a", 1, 300), setting(2, "größe", "b", "c"), removed("a")],
 )
 def test_every_length_is_checked(value: bytes) -> None:
-    for size in range(len(value) - (17 if value[1] == 3 else 1)):
+    for size in range(len(value) - (16 if value[1] == 3 else 1)):
         with pytest.raises(CorruptRecordError):
             read(value[:size])
 

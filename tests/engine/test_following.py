@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from partition_opening import NEVER, NOW, without_fsync
 from test_viewing import files, told
 
+from topicfs.engine.files.birth import birth
 from topicfs.engine.format.paths import log_file
 from topicfs.engine.partition import following
 from topicfs.engine.partition.cutting import retire
@@ -57,9 +58,10 @@ class Beside:
         self.is_cut = False
         if clean:
             self.written.reopen()
+        born = birth(directory)
         self.reader = self._open(clean)
         self.reader.log.catch_up = Follower(
-            self.reader.log, self._known, lambda: self._open(False), self._left
+            self.reader.log, born, self._known, lambda: self._open(False), self._left
         ).catch_up
 
     def _known(self, clean: bool = False) -> Known:

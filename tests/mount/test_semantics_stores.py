@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster_metadata import changed, partition, shown, topic, write
 from daemon_mount import ROOT, DaemonMount, append, eventually, own_mount
 
 from topicfs import Record, Store
+from topicfs.engine.partition.partition import Producer
 
 pytest_plugins = ("shared_mount",)
 
@@ -431,3 +433,127 @@ def test_a_brokers_server_properties(tmp_path: Path) -> None:
     assert code == 1
     assert "did you mean log.retention.hours?" in said
     assert held(backing) == before
+
+
+def test_several_log_directories(tmp_path: Path) -> None:
+    """K10. All log directories of one broker show together where they are named before the mount point: `topicfs
+    mount --read-only DIRECTORY… MOUNT`. A partition that its broker is moving from one to the other shows once; of one
+    that is in two of them that in the first is shown, and the log names both.
+    """
+    furnish(tmp_path / "store", crash=True)
+    one, two = tmp_path / "store" / "logs", tmp_path / "two"
+    two.mkdir()
+    (one / "keys-0").rename(two / "keys-0")
+    shutil.copytree(one / "old-0", two / f"old-0.{'0' * 32}-future")
+    shutil.copytree(one / "empty-0", two / "empty-0")
+    before = held(tmp_path / "store"), held(two)
+    with read_only(tmp_path, two, str(one)) as mount:
+        assert (mount / "old-0/log.txt").read_bytes().endswith(b"\nlast\n")
+        assert (mount / "keys-0/offset/39").read_bytes() == b"39" * 50
+        assert f"empty-0 is in {one} and in {two}: that in {one} is shown" in mount.said()
+        assert sorted(each for each in os.listdir(mount.path) if each.endswith("-0")) == [
+            "empty-0",
+            "keys-0",
+            "old-0",
+        ]
+    assert (held(tmp_path / "store"), held(two)) == before
+    assert topicfs("mount", one, two, tmp_path / "mnt")[0] == 2
+    assert topicfs("mount", "--read-only", one, one, tmp_path / "mnt")[0] == 1
+
+
+def test_what_is_removed_under_an_open_file(tmp_path: Path) -> None:
+    """K11. Bytes never shift under who reads a read-only mount: what another process removed or rewrote under an open
+    file is read on, if the mount finds it open or under its name with `.deleted` within a second; else it is EIO, as is
+    a topic that was deleted, and what follows where a log was cut.
+    """
+    for name in ("writer", "reader"):
+        (tmp_path / name).mkdir()
+    settings = tmp_path / "writer" / "backing" / "topics"
+    settings.mkdir(parents=True)
+    (settings / "t.properties").write_text("internal.segment.bytes=2000\n")
+    with own_mount(tmp_path / "writer") as writer:
+        os.mkdir(writer / "t-0")
+        for number in range(200):
+            append(writer / "t-0/log.txt", b"line %d\n" % number)
+        expected = (writer / "t-0/log.txt").read_bytes()
+        with read_only(tmp_path / "reader", writer.backing) as reader:
+            with (reader / "t-0/log.txt").open("rb", buffering=0) as opened:
+                assert opened.read(7) == b"line 0\n"
+                writer.steer("raise_start", writer / "t-0", 190)
+                # The mount looks once a second at what open files show, and at once at what somebody asks for.
+                eventually(lambda: not (reader / "t-0/offset/10").exists(), "the removal")
+                assert writer.steer("sweep", writer / "t-0")
+                first = min(int(path.stem) for path in (writer.backing / "logs/t-0").glob("*.log*"))
+                assert opened.read(100_000) == expected[7:]
+            assert first > 100
+            assert (reader / "t-0/log.txt").read_bytes() == expected[expected.index(b"line %d\n" % first) :]
+            with (reader / "t-0/log.txt").open("rb", buffering=0) as opened:
+                os.setxattr(writer / "topics", "user.topicfs.delete", b"t")
+                with pytest.raises(OSError, match="Input/output error"):
+                    opened.read(100)
+
+
+def test_the_end_of_a_log_with_replicas_elsewhere(tmp_path: Path) -> None:
+    """K12. Where a cluster's metadata beside the partitions says that other brokers have replicas of one, its records
+    show up to the high watermark that its broker last wrote down, which it does each 5 s; else up to the end of the
+    log. In both cases records of open transactions are hidden.
+    """
+    with Store.open(tmp_path / "store", create=True) as store:
+        for name in ("a", "b"):
+            written = store.create(name, 0)
+            for number in range(5):
+                written.append(Record(b"%d" % number))
+            written.append(Record(b"open"), Producer(1, 0, 0, transactional=True))
+        store.abandon()
+    logs = tmp_path / "store" / "logs"
+    for name in ("a", "b"):
+        (logs / f"{name}-0/partition.metadata").write_text(f"version: 0\ntopic_id: {shown(name)}")
+    write(logs, topic("a"), topic("b"), partition("a", 0), partition("b", 0), changed("a", 0, 3))
+    (logs / "replication-offset-checkpoint").write_text("0\n2\na 0 2\nb 0 2\n")
+    with read_only(tmp_path, logs) as mount:
+        assert (mount / "a-0/log.txt").read_bytes() == b"0\n1\n"
+        assert (mount / "b-0/log.txt").read_bytes() == b"0\n1\n2\n3\n4\n"
+        (logs / "replication-offset-checkpoint").write_text("0\n2\na 0 6\nb 0 2\n")
+        eventually(lambda: (mount / "a-0/log.txt").read_bytes() == b"0\n1\n2\n3\n4\n", "the high watermark")
+
+
+def test_a_terabyte_of_many_partitions(tmp_path: Path) -> None:
+    """K13. A mount of many partitions reads none of them: each is read when it is first looked at, and then only what
+    comes. Size maps are kept in `$XDG_CACHE_HOME/topicfs/views` or `~/.cache/topicfs/views`, 256 MiB at most for all
+    read-only mounts, and may be removed at any time; where that cannot be written they are in memory.
+    """
+    with Store.open(tmp_path / "store", create=True) as store:
+        written = store.create("t", 0)
+        for number in range(20):
+            written.append(Record(b"%d" % number))
+            if number == 9:
+                written.roll()
+        store.abandon()
+    logs = tmp_path / "store" / "logs"
+    for number in range(1, 1000):
+        shutil.copytree(logs / "t-0", logs / f"t-{number}")
+        for path in (logs / f"t-{number}").glob("*.log"):
+            os.truncate(path, 1 << 29)
+    with read_only(tmp_path, logs) as mount:
+        assert mount.process is not None
+        assert taken(mount.process.pid)["VmRSS"] < 250_000
+        assert taken(mount.process.pid)["rchar"] < 100 << 20
+        names = [
+            entry.name for entry in os.scandir(mount.path) if entry.stat().st_mtime and entry.name[:2] == "t-"
+        ]
+        assert len(names) == 1000
+        before = taken(mount.process.pid)["rchar"]
+        assert (mount / "t-77/follow.txt").stat().st_size == 0
+        assert (mount / "t-77/offset/3").read_bytes() == b"3"
+        assert (mount / "t-0/log.txt").read_bytes() == b"".join(b"%d\n" % number for number in range(20))
+        assert taken(mount.process.pid)["rchar"] - before < 32 << 20
+        assert taken(mount.process.pid)["VmRSS"] < 250_000
+        eventually(lambda: [*tmp_path.glob("cache/topicfs/views/*/t-0/*.txt.map")], "a size map")
+    assert not list((tmp_path / "store").rglob("*.map"))
+
+
+def taken(pid: int) -> dict[str, int]:
+    """What a process has taken: KiB of memory, and bytes that it has read."""
+    told = Path(f"/proc/{pid}/status").read_text() + Path(f"/proc/{pid}/io").read_text()
+    fields = (line.partition(":") for line in told.splitlines())
+    return {name: int(value.split()[0]) for name, _, value in fields if name in ("VmRSS", "rchar")}
