@@ -27,6 +27,7 @@ from topicfs.mountd.events import STOP_SIGNALS, Events
 from topicfs.mountd.progress import Progress, say
 from topicfs.mountd.spark_commands import spark_group
 from topicfs.mountd.sql_command import sql_command
+from topicfs.mountd.verify_command import verify_command
 
 if TYPE_CHECKING:
     from topicfs.mountd.daemon import Assembly, MountOptions
@@ -55,6 +56,7 @@ main.add_command(delete_command)
 main.add_command(undelete_command)
 main.add_command(sql_command)
 main.add_command(dump_command)
+main.add_command(verify_command)
 
 
 @main.command("mount")

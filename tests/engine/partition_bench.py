@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plain_batches import batch_of
-from verify import verify, verify_files
+from verify import checked, verify, verify_files
 
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
@@ -142,6 +142,8 @@ class Bench:
             self.directory, interval=interval, max_index_bytes=most, exact=self.exact, history=self.history
         )
         assert not found.problems, found.problems
+        told = checked(self.directory)
+        assert not told, str(told)
         assert end == 0 or end in found.snapshots or end == start, f"no snapshot at {end}: {found.snapshots}"
         again = self._load(Known(False, 0, start), True)
         verify(again, history=self.history)
@@ -154,6 +156,8 @@ class Bench:
         if values:
             assert list(again.records()) == values
         again.close()
+        told = checked(self.directory)
+        assert not told, str(told)
         self.partition = None
 
 

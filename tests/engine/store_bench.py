@@ -14,6 +14,7 @@ from topicfs import Record, Store
 from topicfs.engine.files.checkpoint import OffsetCheckpoint
 from topicfs.engine.format.paths import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.verify.run import Check
 
 START = 1_700_000_000_000
 SMALL = {"internal.segment.bytes": "300", "index.interval.bytes": "4096"}
@@ -109,6 +110,8 @@ class StoreBench:
             found = verify_files(self.logs / f"{topic}-{number}", interval=interval, history=False)
             assert not found.problems, found.problems
         assert not list(self.root.rglob("*.tmp"))
+        found = list(Check(self.root, lambda _: True, growing=False).findings())
+        assert not found, "\n".join(map(str, found))
 
 
 @contextlib.contextmanager

@@ -176,6 +176,7 @@ def test_a_checkpoint_that_cannot_be_read_is_said(store_bench: StoreBench) -> No
     said = planned(store_bench, running=False)["orders-0"]
     assert any("cleaner-offset-checkpoint" in words for words in said.unknown)
     assert said.cleaning is not None
+    (store_bench.logs / "cleaner-offset-checkpoint").unlink()
     store_bench.open()
 
 

@@ -1,7 +1,8 @@
 """A full check of a partition, written from the format alone: the engine is asked only what it shows to readers.
 
 `verify_files` looks at a directory, `verify` at a partition that is open. Both raise AssertionError with
-everything that is wrong.
+everything that is wrong. `checked` asks the check of the engine itself, `topicfs verify`, which has to find nothing
+where these find nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from topicfs.engine.batch.compression import decompress
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Codec, Record
+from topicfs.engine.verify import partition as partitions
+from topicfs.engine.verify import segment as segments
+from topicfs.engine.verify.finding import Finding
+from topicfs.engine.verify.partition import PartitionPiece
 
 MAX_INT32 = 2**31 - 1
 SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
@@ -332,6 +337,14 @@ def _check_transactions(found: Found, directory: Path, base: int, complete: bool
     if complete:
         expected = found.aborted[base]
         found.expect(entries == expected, f"{path.name}: {entries}, a replay gives {expected}")
+
+
+def checked(directory: Path) -> list[Finding]:
+    """What the engine's own check finds in a partition that nobody has open."""
+    piece = PartitionPiece("t", 0, directory, None, growing=False)
+    reports = [report for each in piece.segments() if (report := segments.check(each)) is not None]
+    found = [finding for report in reports for finding in report.findings]
+    return found + partitions.check(piece, reports).findings
 
 
 # -- an open partition --------------------------------------------------------------------------------

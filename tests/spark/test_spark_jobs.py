@@ -80,13 +80,13 @@ def damage(path: Path, at: int, data: bytes) -> None:
     [
         (lambda base: damage(base.with_suffix(".log"), 200, b"\xff\xff"), "checksum"),
         (lambda base: os.truncate(base.with_suffix(".log"), 650), "bytes end inside a batch"),
-        (lambda base: damage(base.with_suffix(".index"), 4, b"\0\0\0\7"), "expected a batch at position 7"),
+        (lambda base: damage(base.with_suffix(".index"), 4, b"\0\0\0\7"), "position 7 for offset"),
         (
             lambda base: damage(base.with_suffix(".timeindex"), 7, b"\1"),
-            "expected a batch that ends with offset",
+            "expected the largest timestamp up to offset",
         ),
         (lambda base: os.truncate(base.with_suffix(".timeindex"), 13), "expected a multiple of 12 bytes"),
-        (lambda base: base.with_suffix(".index").unlink(), "there is no offset index"),
+        (lambda base: base.with_suffix(".index").unlink(), "expected an index, found none"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(log: Logs, harm: Callable[[Path], None], words: str) -> None:
