@@ -66,6 +66,7 @@ class Gathered:
     batches      number of batches that lie whole in the file
     records      number of records in good batches, without control records
     is_gapless   whether every offset up to now has its record: nothing was compacted, and nothing is damaged
+    is_end_known whether the last batch is a good one: then nothing lies behind `next_offset`
     epochs       leader epoch, base offset and position of each batch whose epoch differs from the one before
     producers    batches that change the state of producers, with the number of their records; None if there are too
                  many
@@ -75,6 +76,7 @@ class Gathered:
     batches: int = 0
     records: int = 0
     is_gapless: bool = True
+    is_end_known: bool = True
     epochs: list[tuple[int, int, int]] = field(default_factory=list)
     producers: list[tuple[BatchInfo, int]] | None = field(default_factory=list)
 
@@ -113,6 +115,7 @@ class BatchesCheck:
             findings.append(self._verdict(table[row], verdicts[row]))
         findings += self._out_of_order(table, good)
         self.gathered.batches += len(table)
+        self.gathered.is_end_known = bool(good[-1])
         if not good.all():
             self.gathered.is_gapless = False
         self.earliest = np.where(good, verdicts[:, EARLIEST], NO_RECORD)

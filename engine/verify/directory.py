@@ -148,7 +148,7 @@ class DirectoryCheck:
         ids: dict[str, PartitionReport] = {}
         for report in reports:
             piece = report.piece
-            if report.first_offset is not None and piece.directory.exists():
+            if report.first_offset is not None and report.is_end_known and piece.directory.exists():
                 yield from self._ranges(report)
             if report.topic_id is None:
                 continue

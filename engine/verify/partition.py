@@ -82,6 +82,7 @@ class PartitionReport:
     topic_id      the id of its topic; None without one
     first_offset  base offset of its first segment; None without a segment
     next_offset   the offset behind its last batch
+    is_end_known  whether that is the end of the log: damage may hide it
     findings      what is wrong, but for what was found in its segments
     """
 
@@ -89,6 +90,7 @@ class PartitionReport:
     topic_id: str | None = None
     first_offset: int | None = None
     next_offset: int = 0
+    is_end_known: bool = True
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -102,6 +104,7 @@ def check(piece: PartitionPiece, segments: Sequence[SegmentReport]) -> Partition
     if segments:
         report.first_offset = segments[0].piece.base
         report.next_offset = max(each.gathered.next_offset for each in segments)
+        report.is_end_known = segments[-1].gathered.is_end_known
     look: Callable[[], tuple[Finding, ...]] = _Look(report, segments).findings
     found = look()
     for _ in range(_LOOKS):
@@ -258,7 +261,7 @@ class _Look:
         for offset in waiting:
             if offset <= end:
                 yield from replay.meet(offset)
-            elif not self.report.piece.growing:
+            elif self.report.is_end_known and not self.report.piece.growing:
                 yield Finding(
                     Severity.DAMAGE,
                     Kind.PRODUCER_SNAPSHOT,

@@ -318,8 +318,8 @@ class _Look:
             resumed = None
             if holes < _MOST_HOLES and offsets is not None:
                 resumed = _resumed(fill, offsets, position, size, batches.gathered.next_offset)
-            self._broken(fill, position, status, resumed, size)
-            batches.gathered.is_gapless = False
+            if self._broken(fill, position, status, resumed, size):
+                batches.gathered.is_gapless = batches.gathered.is_end_known = False
             if times is not None:
                 times.is_known = False
             if resumed is None:
@@ -333,13 +333,14 @@ class _Look:
             next_offset = batches.gathered.next_offset
             self.findings.extend(times.finish(next_offset, piece.is_growing, piece.end is not None))
 
-    def _broken(self, fill: Fill, position: int, status: int, resumed: int | None, size: int) -> None:
-        """Add the finding about bytes that are no batch, up to where the next one was found."""
+    def _broken(self, fill: Fill, position: int, status: int, resumed: int | None, size: int) -> bool:
+        """Add the finding about bytes that are no batch, up to where the next one was found. Return whether records are
+        lost there: what was never appended completely is not."""
         end = size if resumed is None else resumed
         if resumed is None and self.piece.end is None:
-            if self.piece.growing:
-                return  # what is just being written, or the room that was made for it
             if status == PARTIAL or not _is_filled(fill, position, size):
+                if self.piece.growing:
+                    return False  # what is just being written, or the room that was made for it
                 found = PROBLEMS[PARTIAL] if status == PARTIAL else "zeros"
                 self._say(
                     Kind.BATCH,
@@ -349,7 +350,7 @@ class _Look:
                     "an append that was never completed; it is cut off at the next start",
                     Severity.REPAIRABLE,
                 )
-                return
+                return False
         self._say(
             Kind.BATCH,
             f"position {position} of {size}",
@@ -357,6 +358,7 @@ class _Look:
             PROBLEMS[status],
             f"the records in the {end - position} bytes up to position {end} cannot be read",
         )
+        return True
 
 
 def _fill(descriptor: int, path: Path, position: int, into: memoryview) -> None:
