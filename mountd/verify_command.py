@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -49,7 +50,8 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
     no log."""
     with _told():
         with kernels.loading():
-            from topicfs.engine.verify import run  # noqa: PLC0415 - loads the engine
+            from topicfs.engine.verify import run  # noqa: PLC0415 - loads the engine, as the next does
+            from topicfs.mountd import size_maps  # noqa: PLC0415
         from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
         backing = place_of(str(where), or_logs=True).backing
@@ -58,7 +60,7 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
         counts: dict[str, int] = {}
         with Progress() as progress:
             check = run.Check(backing, wanted, growing, _reported(progress))
-            for finding in check.findings():
+            for finding in chain(check.findings(), size_maps.check(backing, wanted)):
                 counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
                 progress.close()
                 _show(finding, as_json)

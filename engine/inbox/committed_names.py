@@ -103,11 +103,16 @@ def _written(name: str, content: str | None) -> bytes:
     return json.dumps(name if content is None else [name, content]).encode() + b"\n"
 
 
+def is_written(line: bytes) -> bool:
+    """Return whether a line is one that was written here, whole."""
+    return _read(line) is not None
+
+
 def _read(line: bytes) -> tuple[str, str | None] | None:
     """Return the name and content on a line; None where a crash has left something else there."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match found:
         case str(name):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -10,6 +11,13 @@ from typing import Final
 
 MOST_TOLD: Final = 20
 """The most findings of one kind in one file that are told one by one."""
+
+
+PAUSE_S: Final = 0.1
+"""The time between two looks: an append, and the index entries that follow it, take microseconds."""
+
+_LOOKS: Final = 5
+"""The most looks at files that change again and again."""
 
 
 class Severity(Enum):
@@ -110,3 +118,18 @@ class Findings:
                 f"{count} more findings of this kind",
                 last.effect,
             )
+
+
+def confirmed(look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
+    """Return what several looks at the same files have found: what somebody was just writing is no fault."""
+    found = tuple(look())
+    for _ in range(_LOOKS):
+        if not found:
+            break
+        time.sleep(PAUSE_S)
+        again = set(look())
+        both = tuple(each for each in found if each in again)
+        if both == found:
+            break
+        found = both
+    return found

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.checkpoint import read_lines
@@ -27,14 +25,9 @@ from topicfs.engine.format.paths import (
     log_file,
     offset_before,
 )
-from topicfs.engine.verify.finding import Finding, Findings, Kind, Severity
+from topicfs.engine.verify.finding import Finding, Findings, Kind, Severity, confirmed
 from topicfs.engine.verify.producers import Replay, transaction_index
 from topicfs.engine.verify.segment import SegmentPiece, SegmentReport
-
-_LOOKS: Final = 5
-"""The most looks at the files of a partition that change again and again."""
-
-_PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +98,7 @@ def check(piece: PartitionPiece, segments: Sequence[SegmentReport]) -> Partition
         report.first_offset = segments[0].piece.base
         report.next_offset = max(each.gathered.next_offset for each in segments)
         report.is_end_known = segments[-1].gathered.is_end_known
-    look: Callable[[], tuple[Finding, ...]] = _Look(report, segments).findings
-    found = look()
-    for _ in range(_LOOKS):
-        if not found or not piece.directory.exists():
-            break
-        time.sleep(_PAUSE_S)
-        again = look()
-        both = tuple(each for each in again if each in found)
-        if both == found:
-            break
-        found = both
+    found = confirmed(_Look(report, segments).findings)
     report.findings = list(found) if piece.directory.exists() else []
     return report
 

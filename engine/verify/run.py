@@ -8,15 +8,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.format.paths import LOGS, VIEWS, partition_directory
+from topicfs.engine.verify import beside
 from topicfs.engine.verify import partition as partitions
 from topicfs.engine.verify import segment as segments
 from topicfs.engine.verify.directory import DirectoryCheck
-from topicfs.engine.verify.finding import Finding, Findings
+from topicfs.engine.verify.finding import Finding, Findings, confirmed
 from topicfs.engine.verify.partition import PartitionPiece, PartitionReport
 from topicfs.engine.verify.segment import SegmentReport
 
@@ -75,6 +77,8 @@ class Check:
         self.totals.files += directory.files
         self.totals.bytes += directory.bytes
         yield from directory.findings
+        if self.logs != self.backing:
+            yield from confirmed(partial(beside.store, self.backing))
         reports: list[PartitionReport] = []
         pieces = [self._piece(key) for key in sorted(directory.partitions) if self.wanted(key)]
         self.totals.expected = sum(_size(piece.directory) for piece in pieces)
@@ -114,6 +118,7 @@ class Check:
                 continue
             whole = partitions.check(piece, done)
             findings.extend(whole.findings)
+            findings.extend(confirmed(partial(beside.table, whole, done)))
             self.totals.partitions += 1
             reports.append(whole)
             yield from findings

@@ -36,6 +36,7 @@ from topicfs.engine.record import MAX_INT32, MAX_INT64
 from topicfs.engine.segment.descriptors import read_exactly_into
 from topicfs.engine.segment.walk import walk
 from topicfs.engine.unlocked.files import listed
+from topicfs.engine.verify import finding
 from topicfs.engine.verify.batches import BatchesCheck, Gathered
 from topicfs.engine.verify.finding import Finding, Findings, Kind, Severity
 from topicfs.engine.verify.indexes import MinTimestampsCheck, OffsetIndexCheck, TimeIndexCheck
@@ -45,9 +46,6 @@ CHUNK: Final = 4 * 1024 * 1024
 
 _LOOKS: Final = 10
 """The most looks at a segment that somebody replaces or cuts again and again."""
-
-_PAUSE_S: Final = 0.1
-"""The time between two looks: an append, and the index entries that follow it, take microseconds."""
 
 _MOST_HOLES: Final = 64
 """The most places of a segment behind which the next batch is searched."""
@@ -113,7 +111,7 @@ def check(piece: SegmentPiece) -> SegmentReport | None:
     report = None
     for look in range(_LOOKS):
         if look:
-            time.sleep(_PAUSE_S)
+            time.sleep(finding.PAUSE_S)
             found = _listed_anew(piece)
             if found is None:
                 return None
@@ -337,20 +335,19 @@ class _Look:
         """Add the finding about bytes that are no batch, up to where the next one was found. Return whether records are
         lost there: what was never appended completely is not."""
         end = size if resumed is None else resumed
-        if resumed is None and self.piece.end is None:
-            if status == PARTIAL or not _is_filled(fill, position, size):
-                if self.piece.growing:
-                    return False  # what is just being written, or the room that was made for it
-                found = PROBLEMS[PARTIAL] if status == PARTIAL else "zeros"
-                self._say(
-                    Kind.BATCH,
-                    f"position {position} of {size}",
-                    "a whole batch, or the end of the file",
-                    found,
-                    "an append that was never completed; it is cut off at the next start",
-                    Severity.REPAIRABLE,
-                )
-                return False
+        is_tail = resumed is None and self.piece.end is None
+        if is_tail and (status == PARTIAL or not _is_filled(fill, position, size)):
+            if self.piece.growing:
+                return False  # what is just being written, or the room that was made for it
+            self._say(
+                Kind.BATCH,
+                f"position {position} of {size}",
+                "a whole batch, or the end of the file",
+                PROBLEMS[PARTIAL] if status == PARTIAL else "zeros",
+                "an append that was never completed; it is cut off at the next start",
+                Severity.REPAIRABLE,
+            )
+            return False
         self._say(
             Kind.BATCH,
             f"position {position} of {size}",

@@ -130,3 +130,12 @@ class SizeMap:
         found._marks = np.frombuffer(data, "<i8", 3 * count, _HEADER.size).reshape(count, 3).astype(np.int64)
         found._count = count
         return found
+
+
+def described_by(data: bytes) -> tuple[int, int, int] | None:
+    """Return the identity of the `.log` that a stored map describes, whether the map is damaged or not; None where the
+    bytes are no map."""
+    if len(data) < _HEADER.size or not data.startswith(MAGIC):
+        return None
+    _, size, modified, inode, *_ = _HEADER.unpack_from(data)
+    return size, modified, inode

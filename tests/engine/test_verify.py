@@ -34,8 +34,7 @@ SETTINGS = {"log.segment.bytes": "1048576", "log.index.interval.bytes": "300"}
 def _nobody_writes() -> Iterator[None]:
     """No second look has to wait for somebody who is just writing."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("topicfs.engine.verify.segment._PAUSE_S", 0.0)
-        patched.setattr("topicfs.engine.verify.partition._PAUSE_S", 0.0)
+        patched.setattr("topicfs.engine.verify.finding.PAUSE_S", 0.0)
         yield
 
 

@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from patience import PATIENCE_S
 
 from topicfs import Record, Store
 from topicfs.engine.partition.partition import Producer
+from topicfs.fs.views.size_map import SizeMap
 from topicfs.mountd.cli import main
 
 README = Path(__file__).parents[2] / "README.md"
@@ -114,6 +117,48 @@ def test_nothing_is_changed_and_a_broker_s_directory_will_do(written: Path) -> N
     assert {path: (each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in before.items()} == {
         path: (each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in after.items()
     }
+
+
+def saved_map(data: Path, change: Callable[[SizeMap], object]) -> Path:
+    """A map of the first of two segments, with a change before it is saved."""
+    with Store.open(data) as store:
+        partition = store.partition("orders", 0)
+        partition.roll()
+        segment = partition.log.snapshot.segments.first
+        made = SizeMap(0)
+        for _, table in segment.log.batches():
+            made.add(table, np.full(len(table), 10, np.int64))
+        status = os.stat(segment.path)
+    change(made)
+    path = data / "views" / "orders-0" / f"{0:020d}.txt.map"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(made.encode((status.st_size, status.st_mtime_ns, status.st_ino)))
+    return path
+
+
+def of_another_log(path: Path) -> None:
+    os.utime(path.parents[2] / "logs" / "orders-0" / f"{0:020d}.log", (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "harm", "words"),
+    [
+        (lambda made: None, lambda path: None, None),
+        (lambda made: None, of_another_log, None),
+        (lambda made: None, damage, "bytes that do not fit their checksum"),
+        (lambda made: made.skip_to(150), lambda path: None, "a map up to offset 150"),
+        (lambda made: made.add_one(100_000, 5, 99, 1), lambda path: None, "a mark for a batch with offset 5"),
+    ],
+)
+def test_a_size_map_that_does_not_describe_its_segment_is_repairable(
+    data: Path, change: Callable[[SizeMap], object], harm: Callable[[Path], object], words: str | None
+) -> None:
+    path = saved_map(data, change)
+    harm(path)
+    done = verified(data)
+    assert done.exit_code == (1 if words else 0), done.stdout
+    if words:
+        assert done.stdout.startswith(f"repairable: {path}: expected a map of the segment, found {words}")
 
 
 @pytest.mark.busy
