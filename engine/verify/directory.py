@@ -169,7 +169,7 @@ class DirectoryCheck:
         end = report.next_offset
         for name, offsets in self._offsets.items():
             offset = offsets.get(key)
-            if offset is None or offset <= end:
+            if offset is None or offset <= end or self._now(name, key) != offset:
                 continue
             severity, effect = _BEYOND[name]
             yield Finding(
@@ -181,3 +181,10 @@ class DirectoryCheck:
                 str(offset),
                 effect,
             )
+
+    def _now(self, name: str, key: PartitionKey) -> int | None:
+        """Return an offset as it is on disk now. It is another one where the partition was cut, or made anew."""
+        try:
+            return OffsetCheckpoint(self.logs / name).read().get(key)
+        except (CorruptCheckpointError, OSError):
+            return None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from topicfs.engine.errors import CorruptCheckpointError
 from topicfs.engine.files.checkpoint import read_lines
@@ -25,9 +26,13 @@ from topicfs.engine.format.paths import (
     log_file,
     offset_before,
 )
+from topicfs.engine.verify import segment as segments
 from topicfs.engine.verify.finding import Finding, Findings, Kind, Severity, confirmed
 from topicfs.engine.verify.producers import Replay, transaction_index
 from topicfs.engine.verify.segment import SegmentPiece, SegmentReport
+
+_LOOKS: Final = 3
+"""The most looks at a partition whose segments are replaced again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +96,27 @@ def _offsets(names: Iterable[str], suffix: str) -> list[int]:
     return sorted(offset for name in names if (offset := offset_before(suffix, name)) is not None)
 
 
-def check(piece: PartitionPiece, segments: Sequence[SegmentReport]) -> PartitionReport:
-    """Check a partition, whose segments were checked already. Files that somebody changes are looked at again."""
+def check(piece: PartitionPiece, reports: Sequence[SegmentReport]) -> PartitionReport:
+    """Check a partition, whose segments were checked already. If something is wrong, and somebody has replaced or
+    removed one of them since, they are read again."""
+    for _ in range(_LOOKS):
+        report = _checked(piece, reports)
+        if not report.findings or all(each.is_present for each in reports):
+            return report
+        reports = [found for each in piece.segments() if (found := segments.check(each)) is not None]
+    report.findings = []
+    return report
+
+
+def _checked(piece: PartitionPiece, reports: Sequence[SegmentReport]) -> PartitionReport:
     report = PartitionReport(piece)
-    if segments:
-        report.first_offset = segments[0].piece.base
-        report.next_offset = max(each.gathered.next_offset for each in segments)
-        report.is_end_known = segments[-1].gathered.is_end_known
-    found = confirmed(_Look(report, segments).findings)
-    report.findings = list(found) if piece.directory.exists() else []
+    if reports:
+        report.first_offset = reports[0].piece.base
+        report.next_offset = max(each.gathered.next_offset for each in reports)
+        report.is_end_known = reports[-1].gathered.is_end_known
+    report.findings = list(confirmed(_Look(report, reports).findings))
+    if not piece.directory.exists():
+        report.findings = []  # it was removed meanwhile
     return report
 
 

@@ -87,6 +87,7 @@ class SegmentReport:
     """What was found in one segment.
 
     piece     the segment
+    identity  device and inode of its `.log`; None where that could not be opened
     size      bytes of its `.log`
     files     number of files that were read
     bytes     their bytes
@@ -95,11 +96,21 @@ class SegmentReport:
     """
 
     piece: SegmentPiece
+    identity: tuple[int, int] | None
     size: int
     files: int
     bytes: int
     gathered: Gathered
     findings: tuple[Finding, ...]
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the `.log` is still the one that was read."""
+        try:
+            status = os.stat(self.piece.directory / log_file(self.piece.base))
+        except OSError:
+            return False
+        return self.identity in (None, (status.st_dev, status.st_ino))
 
 
 class _ReplacedError(Exception):
@@ -161,11 +172,11 @@ class _Look:
         batches = BatchesCheck(
             self.path, piece.base, MAX_INT64 if piece.end is None else piece.end, piece.cuts
         )
-        size = 0
+        size, identity = 0, None
         try:
             with self._opened() as descriptor:
                 status = os.fstat(descriptor)
-                size = status.st_size
+                size, identity = status.st_size, (status.st_dev, status.st_ino)
                 self._count(size)
                 if size > MAX_INT32:
                     self._say(
@@ -181,7 +192,9 @@ class _Look:
             raise _ReplacedError from None  # cut short since its size was read
         except OSError as error:
             self._say(Kind.SEGMENT, "", "a file that can be read", str(error), "its records cannot be read")
-        return SegmentReport(piece, size, self.files, self.bytes, batches.gathered, tuple(self.findings))
+        return SegmentReport(
+            piece, identity, size, self.files, self.bytes, batches.gathered, tuple(self.findings)
+        )
 
     def _count(self, size: int) -> None:
         self.files += 1

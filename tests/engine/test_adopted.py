@@ -14,6 +14,7 @@ from test_cluster import OF_BROKER, OF_TOPIC, frame, setting, text, write
 from topicfs import Record, Store
 from topicfs.engine.format.paths import CREATED_TOPICS, METADATA_LOG
 from topicfs.engine.plan.plan import plan
+from topicfs.engine.verify.finding import Kind
 
 DAY = 86_400_000
 LATER = START + 3650 * DAY
@@ -263,6 +264,7 @@ def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(stor
 
 
 def test_the_list_of_what_was_made_here_survives_half_a_line(store_bench: StoreBench) -> None:
+    store_bench.damaged = {Kind.CREATED_TOPICS}
     store = store_bench.open()
     store.create("t", 0)
     path: Path = store_bench.root / CREATED_TOPICS

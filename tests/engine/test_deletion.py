@@ -28,6 +28,7 @@ from topicfs.engine.partition.partition import Producer
 from topicfs.engine.settings import configuration
 from topicfs.engine.store import partitions as loading
 from topicfs.engine.store import store as storing
+from topicfs.engine.verify.finding import Kind
 
 DELAY = 60_000
 
@@ -558,6 +559,7 @@ def test_a_record_that_cannot_be_read_is_said_and_its_directories_go(
     store_bench: StoreBench, bad: bytes | str
 ) -> None:
     store_bench.warnings = True
+    store_bench.damaged = {Kind.DELETION}
     some(store_bench.store.create("orders"))
     deletion = store_bench.store.delete("orders-0")
     path = store_bench.root / "deleted" / deletion.id / "deletion.json"

@@ -33,6 +33,7 @@ from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.verify.finding import Kind
 
 DAY = 86_400_000
 
@@ -332,6 +333,7 @@ def test_content_that_was_not_noted_or_in_another_form_is_not_compared(
     store_bench: StoreBench, noted: str
 ) -> None:
     """Older versions noted nothing, or lines."""
+    store_bench.damaged = {Kind.STAGING}
     store_bench.file("staging/t/committed", f'{noted}\n["new", "1:1:0"]\n[1]\n{{}}\n["x"]\n')
     assert inbox(store_bench).commit("b", chunks(p0=(b"a",)), content=content(Record(b"a"))).known
     with pytest.raises(BatchExistsError):

@@ -10,19 +10,20 @@ import threading
 import pytest
 from daemon_mount import DaemonMount, append
 from patience import PATIENCE_S
-from shared_mount import mount, shared
+
+pytest_plugins = ["shared_mount"]
 
 
 @pytest.mark.busy
 def test_nothing_is_found_on_a_mount_that_is_written_to_and_read(mount: DaemonMount) -> None:
-    partition = mount.new()
-    (mount / "topics" / "plain" / "config").write_text("segment.bytes=1048576\n")
+    partition = mount.new("small")
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            append(partition / "log.txt", b"a line of some length\n" * 2000)
-            (partition / "log.jsonl").read_bytes()
+            append(partition / "log.txt", b"a line of some length\n" * 20)
+            sealed = sorted((partition / "segments").glob("*.txt"))
+            sealed[0].read_bytes()
 
     writer = threading.Thread(target=write)
     writer.start()

@@ -17,7 +17,9 @@ from click.testing import CliRunner, Result
 from patience import PATIENCE_S
 
 from topicfs import Record, Store
+from topicfs.engine.cleaner.clean import Cleaner
 from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import now_ms
 from topicfs.fs.views.size_map import SizeMap
 from topicfs.mountd.cli import main
 
@@ -162,31 +164,47 @@ def test_a_size_map_that_does_not_describe_its_segment_is_repairable(
 
 
 @pytest.mark.busy
-def test_nothing_is_found_while_somebody_appends_rolls_aborts_and_removes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_nothing_is_found_while_somebody_appends_rolls_aborts_and_removes(
+    tmp_path: Path, policy: str
+) -> None:
     place = tmp_path / "data"
     with Store.open(place, create=True) as store:
         partition = store.create("t", 0)
         store.configure(
             "t",
-            {"internal.segment.bytes": "20000", "index.interval.bytes": "500", "retention.bytes": "60000"},
+            {
+                "internal.segment.bytes": "20000",
+                "index.interval.bytes": "500",
+                "retention.bytes": "60000",
+                "cleanup.policy": policy,
+                "min.cleanable.dirty.ratio": "0",
+            },
         )
+        cleaner = Cleaner.create(1 << 20, 0.9, 1 << 16, lambda size: None, bytes(16))
+        changed = 0
         stop = threading.Event()
 
         def write() -> None:
+            nonlocal changed
             number = 0
             while not stop.is_set():
-                partition.append([Record(b"%d" % number * 30, b"k", NOW + number)] * 5)
+                values = [Record(b"%d" % number * 30, b"%d" % (number % 50), NOW + number)] * 5
+                partition.append(values)
                 if number % 20 == 0:
                     partition.append(Record(b"aborted", b"k", NOW), Producer(1, 0, number // 20, True))
                     partition.end_transaction(1, 0, False)
                 if number % 200 == 0:
-                    store.upkeep.run_due()
+                    before = partition.log.snapshot.segments.first
+                    store.cleaning.retain_others(now_ms())
+                    store.cleaning.work(cleaner, now_ms())
+                    changed += partition.log.snapshot.segments.first is not before
                 number += 1
 
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            for _ in range(5):
+            for _ in range(2):
                 done = subprocess.run(
                     [sys.executable, "-m", "topicfs.mountd.cli", "verify", str(place)],
                     capture_output=True,
@@ -198,6 +216,7 @@ def test_nothing_is_found_while_somebody_appends_rolls_aborts_and_removes(tmp_pa
         finally:
             stop.set()
             writer.join()
+    assert changed > 2, "segments were replaced or removed all the time"
     assert verified(place).exit_code == 0
 
 
