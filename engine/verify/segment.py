@@ -18,11 +18,12 @@ from typing import Final
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.engine.errors import CorruptSegmentError
+from topicfs.engine.errors import CorruptSegmentError, OldFormatError
 from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.batch_header import HEADER_SIZE, SIZE_OVERHEAD
 from topicfs.engine.format.paths import MIN_TIMESTAMPS_SUFFIX, index_file, log_file, made_of, time_index_file
 from topicfs.engine.kernels.scan import (
+    BAD_MAGIC,
     BASE_OFFSET,
     COLUMNS,
     DONE,
@@ -33,7 +34,8 @@ from topicfs.engine.kernels.scan import (
 )
 from topicfs.engine.min_timestamps.file import load
 from topicfs.engine.record import MAX_INT32, MAX_INT64
-from topicfs.engine.segment.descriptors import read_exactly_into
+from topicfs.engine.segment.batch_file import BatchFile
+from topicfs.engine.segment.descriptors import Descriptors, PinnedFile, read_exactly_into
 from topicfs.engine.segment.walk import walk
 from topicfs.engine.unlocked.files import listed
 from topicfs.engine.verify import finding
@@ -361,11 +363,20 @@ class _Look:
                 Severity.REPAIRABLE,
             )
             return False
+        found = PROBLEMS[status]
+        if status == BAD_MAGIC:
+            file = BatchFile(PinnedFile(str(self.path), Descriptors()), self.piece.base, size)
+            try:
+                file.check_format(position)
+            except OldFormatError as error:
+                found = str(error)
+            finally:
+                file.file.release()
         self._say(
             Kind.BATCH,
             f"position {position} of {size}",
             "a batch",
-            PROBLEMS[status],
+            found,
             f"the records in the {end - position} bytes up to position {end} cannot be read",
         )
         return True

@@ -14,15 +14,23 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_batches import HEADER
+from old_messages import old_messages
+from plain_batches import HEADER, batch, batch_of, body, entries, entry
+from verify import checked
 
 from topicfs import Record, Store
+from topicfs.engine.batch.compression import compress
 from topicfs.engine.batch.marker import end_marker
+from topicfs.engine.batch.table import scan
 from topicfs.engine.format.batch_header import ABORT
+from topicfs.engine.kernels.decode import BAD_LENGTH
+from topicfs.engine.kernels.verify import VERDICT_COLUMNS, verify_batches, verify_records
 from topicfs.engine.partition.partition import Producer
+from topicfs.engine.record import Codec
 from topicfs.engine.verify.finding import MOST_TOLD, Finding, Findings, Kind, Severity
 from topicfs.engine.verify.run import Check
 
@@ -236,6 +244,86 @@ def test_an_append_that_a_crash_cut_short_is_repairable_and_no_fault_while_someb
     os.truncate(log, end + 5000)  # room that a broker made
     assert [each.severity for each in found(store)] == [Severity.REPAIRABLE]
     assert found(store, growing=True) == []
+
+
+def log_of(tmp_path: Path, data: bytes) -> list[Finding]:
+    """What is found in a partition whose only segment has these bytes."""
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    (directory / f"{0:020d}.log").write_bytes(data)
+    return checked(directory)
+
+
+RECORDS = [Record(b"value", b"key", NOW), Record(b"other", None, NOW + 5)]
+STREAM = entries(RECORDS, NOW)
+MARKER = entry(body(Record(b"\0\0\0\0\0\1", b"\0\0\0\1", NOW), 0, NOW))
+SHAPE = {"base_timestamp": NOW, "max_timestamp": NOW, "producer_id": 1, "producer_epoch": 0}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (batch_of(RECORDS), None),
+        (batch_of(RECORDS, attributes=8, max_timestamp=7), None),
+        (batch_of(RECORDS, last_offset_delta=9), None),
+        (batch(last_offset_delta=3, count=0, base_timestamp=-1, max_timestamp=NOW), None),
+        (batch(MARKER, attributes=0x30, **SHAPE), None),
+        (batch_of(RECORDS, max_timestamp=NOW), "largest timestamp"),
+        (batch_of(RECORDS, count=1, last_offset_delta=1), "bytes remain"),
+        (batch_of(RECORDS, count=3, last_offset_delta=5), "fewer records"),
+        (batch_of(RECORDS, last_offset_delta=0), "more records than"),
+        (batch_of(RECORDS, count=-1), "more records than"),
+        (batch_of(RECORDS, count=2**31 - 1, last_offset_delta=2**31 - 1), "more records than"),
+        (batch_of(RECORDS, attributes=5), "no codec"),
+        (batch_of(RECORDS, attributes=2), "can be decompressed"),
+        (batch_of(RECORDS, attributes=0x10), "transaction without a producer"),
+        (batch_of(RECORDS, producer_id=1), "producer without an epoch"),
+        (batch_of(RECORDS, base_sequence=-2), "negative sequence"),
+        (batch_of(RECORDS, attributes=0x30, producer_id=1, producer_epoch=0), "control record"),
+        (batch(MARKER, attributes=0x34, **SHAPE), "control record"),
+        (
+            batch(entry(body(Record(b"\0\0", b"\0\0\0\1", NOW), 0, NOW)), attributes=0x30, **SHAPE),
+            "control record",
+        ),
+        (batch(entry(body(RECORDS[0], 0, NOW, value_length=90)), **SHAPE), "value's length"),
+        (batch(entry(body(RECORDS[0], 0, NOW), length=90), **SHAPE), "goes beyond the batch"),
+        (
+            batch(entry(body(RECORDS[0], 1, NOW)) + entry(body(RECORDS[0], 0, NOW)), count=2, **SHAPE),
+            "do not rise",
+        ),
+        (old_messages(1), "Kafka before 0.11"),
+    ],
+)
+def test_a_batch_whose_checksum_fits_is_checked_for_what_is_in_it(
+    tmp_path: Path, data: bytes, words: str | None
+) -> None:
+    told = log_of(tmp_path, data)
+    assert [each.severity for each in told] == ([Severity.DAMAGE] if words else [])
+    assert words is None or words in str(told[0])
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_the_records_of_a_compressed_batch_are_checked_too(tmp_path: Path, codec: str) -> None:
+    kind = Codec[codec.upper()]
+    stream = bytes(compress(kind, np.frombuffer(STREAM, np.uint8)))
+    good = batch(stream, attributes=kind.value, count=2, base_timestamp=NOW, max_timestamp=NOW + 5)
+    assert log_of(tmp_path, good) == []
+    (tmp_path / "other").mkdir()
+    bad = batch(stream, attributes=kind.value, count=2, base_timestamp=NOW, max_timestamp=NOW + 6)
+    assert [each.severity for each in log_of(tmp_path / "other", bad)] == [Severity.DAMAGE]
+
+
+def test_a_kernel_refuses_tables_that_do_not_fit_their_bytes() -> None:
+    data = np.frombuffer(batch_of(RECORDS), np.uint8)
+    table = scan(data)
+    verdicts = np.empty((1, VERDICT_COLUMNS), np.int64)
+    assert verify_batches(data, 0, table, verdicts) == 0
+    assert verify_batches(data[:-1], 0, table, verdicts) == -1
+    assert verify_batches(data, 1, table, verdicts) == -1
+    assert verify_batches(data, -1, table, verdicts) == -1
+    assert verify_batches(data, 0, table, verdicts[:0]) == -1
+    assert verify_batches(data, 0, table, np.empty((1, 1), np.int64)) == -1
+    assert verify_records(data, table[0][:3])[0] == BAD_LENGTH
 
 
 # -- the files beside the log -------------------------------------------------------------------------

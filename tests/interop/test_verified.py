@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from broker_written import BROKER_TOPICS, Written
 from click.testing import CliRunner
-from kafka import Broker
+from kafka_broker import Broker
 from kafka_clients import create_topics, produce, transact
 
 from topicfs import Record, Store
