@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -83,9 +84,9 @@ class DirectoryCheck:
         self.findings.append(Finding(severity, kind, path, "", expected, found, effect))
 
     def _count(self, path: Path) -> None:
-        if path.is_file():
-            self.files += 1
+        with contextlib.suppress(FileNotFoundError):
             self.bytes += path.stat().st_size
+            self.files += 1
 
     def _list(self) -> None:
         with os.scandir(self.logs) as entries:

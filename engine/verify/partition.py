@@ -52,10 +52,10 @@ class PartitionPiece:
     growing: bool
 
     def segments(self) -> tuple[SegmentPiece, ...]:
-        """Return its segments as they are now. There are none where the partition was removed."""
+        """Return its segments as they are now. There are none where the partition was removed, or cannot be listed."""
         try:
             names = os.listdir(self.directory)
-        except FileNotFoundError:
+        except OSError:
             return ()
         bases = _offsets(names, LOG_SUFFIX)
         snapshots = _offsets(names, SNAPSHOT_SUFFIX)
@@ -134,6 +134,11 @@ class _Look:
             names = sorted(os.listdir(self.directory))
         except FileNotFoundError:
             return ()
+        except OSError as error:
+            effect = "its records cannot be read"
+            expected = "a directory that can be listed"
+            path = self.directory
+            return (Finding(Severity.DAMAGE, Kind.DIRECTORY, path, "", expected, str(error), effect),)
         found.extend(self._names(names))
         found.extend(self._metadata())
         found.extend(self._epochs())

@@ -112,9 +112,11 @@ class Replay:
                     _WRONG_STATE,
                 )
                 continue
-            # Who was forgotten for being idle, and came back, has lost the epoch of its coordinator.
+            # Who was forgotten for being idle, and came back, has lost its last batch, or the epoch of its coordinator.
             if entry.coordinator_epoch == _NO_COORDINATOR:
                 expected = replace(expected, coordinator_epoch=_NO_COORDINATOR)
+            if not entry.batches:
+                expected = replace(expected, batches=())
             if _told(expected) != _told(entry):
                 yield _of_snapshot(path, f"producer {producer}", _told(expected), _told(entry), _WRONG_STATE)
         for producer, first in self.open.items():

@@ -134,7 +134,7 @@ def check(piece: SegmentPiece) -> SegmentReport | None:
         except _ReplacedError:
             report = None
             continue
-        if report is not None:
+        if report is not None and latest.identity == report.identity:
             seen = set(report.findings)
             return replace(latest, findings=tuple(each for each in latest.findings if each in seen))
         if not latest.findings:
@@ -163,6 +163,7 @@ class _Look:
         self.piece = piece
         self.path = piece.directory / log_file(piece.base)
         self.findings = Findings()
+        self._tried = 0
         self.files = 0
         self.bytes = 0
 
@@ -201,6 +202,10 @@ class _Look:
     def _count(self, size: int) -> None:
         self.files += 1
         self.bytes += size
+
+    def _count_file(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it was replaced since it was read
+            self._count(path.stat().st_size)
 
     def _say(
         self,
@@ -244,7 +249,7 @@ class _Look:
             self._unreadable(Kind.TIME_INDEX, time_path, error)
         for each in (offsets, times):
             if each is not None:
-                self._count(each.path.stat().st_size if each.path.exists() else 0)
+                self._count_file(each.path)
                 self.findings.extend(each.findings)
                 if each.has_zeros and piece.end is not None:
                     self._say(
@@ -285,7 +290,7 @@ class _Look:
             return None
         noted = load(piece.views, self.path, piece.base)
         if noted is not None:
-            self._count(path.stat().st_size if path.exists() else 0)
+            self._count_file(path)
             return MinTimestampsCheck(path, noted)
         if path.exists():
             self._say(
@@ -330,7 +335,7 @@ class _Look:
                 break
             resumed = None
             if holes < _MOST_HOLES and offsets is not None:
-                resumed = _resumed(fill, offsets, position, size, batches.gathered.next_offset)
+                resumed = self._resumed(fill, offsets, position, size, batches.gathered.next_offset)
             if self._broken(fill, position, status, resumed, size):
                 batches.gathered.is_gapless = batches.gathered.is_end_known = False
             if times is not None:
@@ -381,6 +386,30 @@ class _Look:
         )
         return True
 
+    def _resumed(
+        self, fill: Fill, offsets: OffsetIndexCheck, position: int, size: int, next_offset: int
+    ) -> int | None:
+        """Return the position of the next good batch that the offset index names behind a position; None where it names
+        none."""
+        places = np.unique(offsets.positions)
+        for place in places[np.searchsorted(places, position, side="right") :][:_MOST_TRIED].tolist():
+            if place + HEADER_SIZE > size:
+                break
+            head = np.empty(HEADER_SIZE, np.uint8)
+            fill(place, memoryview(head))
+            total = int.from_bytes(head[8:SIZE_OVERHEAD].tobytes(), "big") + SIZE_OVERHEAD
+            # All tries together read no more than the file has: an index may name one large batch again and again.
+            if not HEADER_SIZE <= total <= size - place or self._tried + total > size:
+                continue
+            self._tried += total
+            buffer: Bytes = np.empty(total, np.uint8)
+            fill(place, memoryview(buffer))
+            table = np.empty((1, COLUMNS), np.int64)
+            rows, _, _ = scan(buffer, 0, total, place, 1, table)
+            if rows and table[0, BASE_OFFSET] >= next_offset:
+                return int(place)
+        return None
+
 
 def _fill(descriptor: int, path: Path, position: int, into: memoryview) -> None:
     read_exactly_into(descriptor, position, into, str(path))
@@ -396,24 +425,3 @@ def _is_filled(fill: Fill, position: int, size: int) -> bool:
             return True
         position += part.size
     return False
-
-
-def _resumed(fill: Fill, offsets: OffsetIndexCheck, position: int, size: int, next_offset: int) -> int | None:
-    """Return the position of the next good batch that the offset index names behind a position; None where it names
-    none."""
-    places = np.unique(offsets.positions)
-    for place in places[np.searchsorted(places, position, side="right") :][:_MOST_TRIED].tolist():
-        if place + HEADER_SIZE > size:
-            break
-        head = np.empty(HEADER_SIZE, np.uint8)
-        fill(place, memoryview(head))
-        total = int.from_bytes(head[8:SIZE_OVERHEAD].tobytes(), "big") + SIZE_OVERHEAD
-        if not HEADER_SIZE <= total <= size - place:
-            continue
-        buffer: Bytes = np.empty(total, np.uint8)
-        fill(place, memoryview(buffer))
-        table = np.empty((1, COLUMNS), np.int64)
-        rows, _, _ = scan(buffer, 0, total, place, 1, table)
-        if rows and table[0, BASE_OFFSET] >= next_offset:
-            return int(place)
-    return None

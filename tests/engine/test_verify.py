@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -452,6 +453,39 @@ def test_whatever_is_in_a_file_the_check_ends(
     path.write_bytes(data)
     assert bool(found(backing)) or data == before or name in (".index", ".timeindex")
     shutil.rmtree(backing)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex", ".txnindex", ".snapshot"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_told_and_neither_waited_for_nor_followed(
+    store: Path, suffix: str, make: Callable[[Path], None]
+) -> None:
+    path = sorted(partition(store).glob(f"*{suffix}"))[0]
+    path.unlink()
+    make(path)
+    told = [each for each in found(store) if each.file == path]
+    assert told
+    assert all("regular file" in each.found for each in told)
+
+
+def test_an_index_that_names_one_large_batch_again_and_again_makes_no_long_search(tmp_path: Path) -> None:
+    size = 64 << 20
+    good = batch_of(RECORDS)
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    with (directory / f"{0:020d}.log").open("wb") as file:
+        file.write(good + bytes(100))
+        for at in range(
+            1000
+        ):  # heads of batches that reach almost to the end of the file, each with a wrong checksum
+            file.write(struct.pack(">qiib", at, size - 200_000, 0, 2) + bytes(50))
+        file.truncate(size)
+    first = len(good) + 100
+    entries = b"".join(struct.pack(">ii", at + 1, first + 67 * at) for at in range(1000))
+    (directory / f"{0:020d}.index").write_bytes(entries)
+    began = time.process_time()
+    assert [each.severity for each in checked(directory) if each.kind is Kind.BATCH] == [Severity.DAMAGE]
+    assert time.process_time() - began < 5
 
 
 CHECKED = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")

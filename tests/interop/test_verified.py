@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from broker_written import BROKER_TOPICS, Written
 from click.testing import CliRunner
+from engine_written import write_and_close, write_and_die
 from kafka_broker import Broker
 from kafka_clients import create_topics, produce, transact
 
@@ -37,6 +39,15 @@ def test_nothing_is_found_when_the_engine_has_gone_on_with_it(
     with Store.open(backing) as store:
         for topic in BROKER_TOPICS:
             store.partition(topic, 0).append(Record(b"more", b"key"))
+    assert "nothing found" in verified(backing)[1]
+
+
+@pytest.mark.parametrize("write", [write_and_close, write_and_die])
+def test_nothing_is_found_in_what_the_engine_wrote(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    backing = write(tmp_path / "backing")
+    code, told = verified(backing)
+    assert (code, len(told.splitlines())) == (0, 1), told
+    Store.open(backing).close()
     assert "nothing found" in verified(backing)[1]
 
 
