@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -52,7 +53,7 @@ class Check:
     """The check of a log.
 
     backing   directory that has `logs/` in it, or a log directory itself
-    wanted    the partitions that are checked; None for all
+    wanted    says which partitions are checked
     growing   whether somebody may have the log open
     advanced  called with the totals, after each segment
     totals    what was checked so far
@@ -144,22 +145,14 @@ class Check:
 
 
 def _size(directory: Path) -> int:
+    """Return the bytes of a directory's files, for a report of progress: nothing else depends on them."""
     total = 0
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
 def _threads() -> int:
-    return max(
-        1,
-        min(
-            _MOST_THREADS,
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        ),
-    )
+    return min(_MOST_THREADS, os.cpu_count() or 1)

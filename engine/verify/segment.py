@@ -157,7 +157,14 @@ def _listed_anew(piece: SegmentPiece) -> SegmentPiece | None:
 
 
 class _Look:
-    """One look at a segment."""
+    """One look at a segment.
+
+    piece         the segment
+    path          its `.log`
+    findings      what is wrong
+    files, bytes  number of files that were read, and their bytes
+    _tried        bytes that were read in search of batches behind damage
+    """
 
     def __init__(self, piece: SegmentPiece) -> None:
         self.piece = piece
