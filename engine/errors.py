@@ -191,6 +191,25 @@ class PolicyViolationError(EngineError):
     """The topic's cleanup policy does not allow the operation."""
 
 
+# -- a Kafka cluster ----------------------------------------------------------------------------------
+
+
+class LinkError(EngineError):
+    """A Kafka cluster did not do what was asked, or its answer cannot be used. It is tried again."""
+
+
+class ClusterAwayError(LinkError):
+    """A broker cannot be reached, has closed the connection, or did not answer in time."""
+
+
+class LinkRefusedError(LinkError):
+    """A Kafka cluster refuses this client: its password, its certificate, or what it may do."""
+
+
+class LinkedTopicError(ReadOnlyError):
+    """Records would be appended to a topic that mirrors one of a Kafka cluster."""
+
+
 # -- errors of the operating system -----------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from topicfs.engine.cleaner.candidates import Candidate, look
 from topicfs.engine.errors import ClosedError, EngineError
 from topicfs.engine.inbox.waiting import WaitingBatch
+from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.retention.removal import next_due
 from topicfs.engine.retention.rules import Forecast
 from topicfs.engine.store.store import Store
@@ -17,6 +18,10 @@ from topicfs.fs.views.partition_views import PartitionViews
 
 SHOWN: Final = 20
 """How many of the batches that wait in an inbox are shown one by one."""
+
+_NOT_FOLLOWED: Final = (
+    "not mirrored now: the mount has no --link, or the topic is none of those that it names"
+)
 
 
 def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
@@ -84,3 +89,18 @@ def inbox(store: Store, topic: str) -> dict[str, Any]:
         return waiting(store.inboxes.of(topic).waiting())
     except (EngineError, OSError) as error:
         return {"error": str(error)}
+
+
+def link(store: Store, topic: str, number: int) -> dict[str, Any] | None:
+    """Return the state of a partition's mirror; None where it mirrors no partition of a Kafka cluster."""
+    linked = store.linked_topic(topic)
+    if linked is None:
+        return None
+    state = store.mirrors.get((topic, number))
+    told = MirrorState(error=linked.ended or store.link_error or _NOT_FOLLOWED) if state is None else state
+    return {
+        "cluster": linked.cluster,
+        "began_at": linked.begins.get(number),
+        "ended": linked.ended,
+        **told.told(store.clock()),
+    }

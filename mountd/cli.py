@@ -78,6 +78,29 @@ main.add_command(verify_command)
     multiple=True,
     help="A setting of server.properties, for this run; again for more.",
 )
+@click.option(
+    "--link",
+    metavar="HOST:PORT[,…]",
+    help="Mirror topics of the Kafka cluster that has these brokers: link.bootstrap.servers.",
+)
+@click.option(
+    "link_topics",
+    "--link-topic",
+    metavar="PATTERN",
+    multiple=True,
+    help="Topics that are mirrored, all by default; again for more: link.topics.",
+)
+@click.option(
+    "--link-from",
+    metavar="earliest|latest|OFFSET|-7d|TIME",
+    help="Where a new mirror begins: link.from.",
+)
+@click.option(
+    "--link-config",
+    metavar="FILE",
+    type=_PATH,
+    help="Settings of Kafka's clients, such as security.protocol: link.config.",
+)
 @click.pass_obj
 def mount_command(
     assembly: Callable[[], Assembly] | None,
@@ -87,6 +110,10 @@ def mount_command(
     read_only: bool,
     allow_other: bool,
     settings: tuple[str, ...],
+    link: str | None,
+    link_topics: tuple[str, ...],
+    link_from: str | None,
+    link_config: Path | None,
 ) -> None:
     """Mount the store in BACKING at the directory MOUNT, and return when it answers.
 
@@ -96,6 +123,7 @@ def mount_command(
     MOUNT."""
     background.hold_standard_descriptors()
     given = dict(_setting(text) for text in settings)
+    given |= _link_settings(link, link_topics, link_from, link_config)
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
     if len(places) < 2 or (len(places) > 2 and not read_only):
@@ -103,6 +131,8 @@ def mount_command(
             f"expected BACKING and MOUNT, found {len(places)} names; several log directories need --read-only"
         )
     backing, *others, mount = map(mounts.real, places)
+    if link is not None and read_only:
+        raise click.UsageError("--link writes what it mirrors into the store, which --read-only cannot")
     # The quick checks come first: a user should not wait for kernels to be compiled, only to learn what is missing.
     _or_fail(mounts.check_machine)
     made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create, others))
@@ -197,6 +227,19 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise click.BadParameter(f"expected name=value, found {text!r}", param_hint="-o")
     return name.strip(), value
+
+
+def _link_settings(
+    link: str | None, topics: tuple[str, ...], beginning: str | None, config: Path | None
+) -> dict[str, str]:
+    """Return the settings that the options of a link stand for."""
+    options = {
+        "link.bootstrap.servers": link,
+        "link.topics": ",".join(topics) or None,
+        "link.from": beginning,
+        "link.config": None if config is None else str(config.absolute()),
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _heard(foreground: bool) -> list[signal.Signals]:

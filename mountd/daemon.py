@@ -6,12 +6,14 @@
     stopping   no more calls: what handles hold is appended, threads end, the store is closed
 
 The main thread waits for events, and decides what comes next: see `mountd/events.py`. The other threads are: open, fuse
-and libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on. A read-only mount has
-none of those after ahead, as it has no upkeep; it has following and maps.
+and libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on; with a link to a Kafka
+cluster also link, and link-<node> for each broker. A read-only mount has none of those after ahead, as it has no
+upkeep; it has following and maps.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -22,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.format.paths import LOGS, META_PROPERTIES
@@ -39,6 +41,9 @@ from topicfs.mountd.mounts import source_of
 from topicfs.mountd.scheduler import Scheduler
 from topicfs.mountd.session import Session
 from topicfs.mountd.users import in_words, users_of
+
+if TYPE_CHECKING:
+    from topicfs.mountd.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -151,14 +156,20 @@ class Daemon:
             metrics = Metrics(store, jobs, self._logged.taken, cleaners)
             operations = self._assembly.build(store, metrics)
             jobs.add(operations.jobs())
+            link = self._link(store)
             schedulers = [Scheduler(jobs, name) for name in jobs.threads()]
             for scheduler in schedulers:
                 scheduler.start()
             if not store.read_only:
                 cleaners.start()
+            if link is not None:
+                metrics.tell_of_link(store, link)
+                link.start()
             try:
                 self._serve(operations, ready)
             finally:
+                if link is not None:
+                    link.stop()
                 operations.close()
                 cleaners.stop()
                 for scheduler in schedulers:
@@ -171,6 +182,18 @@ class Daemon:
         clean = CleanShutdown.of(store.logs).exists()
         log.info(f"{self.backing}: stopped {'cleanly' if clean else 'with errors; the next start recovers'}")
         return 0 if clean else 1
+
+    def _link(self, store: Store) -> Link | None:
+        """Return the link to a Kafka cluster, None where the settings name none, or the mount may change nothing."""
+        if store.read_only or not store.daemon.link_bootstrap_servers:
+            return None
+        if importlib.util.find_spec("kafka") is None:
+            raise StartError("a link to a Kafka cluster needs kafka-python: pip install 'topicfs[link]'")
+        from topicfs.engine.link.options import LinkOptions  # noqa: PLC0415 - loads kafka-python, as the next does
+        from topicfs.mountd.link import Link  # noqa: PLC0415
+
+        options = LinkOptions.of(store.daemon, store.backing)
+        return None if options is None else Link(store, options)
 
     # -- opening --------------------------------------------------------------------------------------
 

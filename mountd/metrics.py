@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from topicfs.engine.jobs import Jobs
+from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
@@ -21,6 +23,9 @@ from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
 from topicfs.fs.fuse.windows import Windows
 from topicfs.mountd.cleaners import Cleaners, CleanerState
+
+if TYPE_CHECKING:
+    from topicfs.mountd.link import Link
 
 _PARTITION = ("topic", "partition")
 
@@ -87,6 +92,10 @@ class Metrics:
     def tell_of(self, tables: Tables) -> None:
         """Add the metrics of the Parquet files."""
         self._registry.register(_Parquet(tables))
+
+    def tell_of_link(self, store: Store, link: Link) -> None:
+        """Add the metrics of the link to a Kafka cluster."""
+        self._registry.register(_Link(store, link))
 
     def render(self) -> bytes:
         """Return the content of MOUNT/metrics."""
@@ -261,6 +270,55 @@ class _Parquet(Collector):
         for partition, failures in sorted(dict(self._tables.failures).items()):
             failing.add_metric((partition,), len(failures))
         yield failing
+
+
+class _Link(Collector):
+    """The metrics of the link to a Kafka cluster, and of each mirror."""
+
+    def __init__(self, store: Store, link: Link) -> None:
+        self._store = store
+        self._link = link
+
+    def collect(self) -> Iterator[Metric]:
+        link, now = self._link, self._store.clock()
+        states = sorted(dict(self._store.mirrors).items())
+        answers = GaugeMetricFamily("topicfs_link_up", "1 while the cluster answers.")
+        answers.add_metric((), link.error is None)
+        yield answers
+        yield CounterMetricFamily("topicfs_link_looks", "Looks at the cluster.", value=link.looks)
+        problem = GaugeMetricFamily(
+            "topicfs_link_problem",
+            "What is wrong; without a topic, with the cluster.",
+            labels=("topic", "error"),
+        )
+        if link.error is not None:
+            problem.add_metric(("", link.error), 1)
+        for topic, why in sorted(dict(link.following.problems).items()):
+            problem.add_metric((topic, why), 1)
+        yield problem
+
+        def of_each(family: Metric, value: Callable[[MirrorState], float | None]) -> Metric:
+            for (topic, number), state in states:
+                found = value(state)
+                if found is not None:
+                    family.add_sample(family.name, {"topic": topic, "partition": str(number)}, found)
+            return family
+
+        def gauge(name: str, text: str, value: Callable[[MirrorState], float | None]) -> Metric:
+            return of_each(GaugeMetricFamily(f"topicfs_link_{name}", text), value)
+
+        yield gauge("leader", "The broker that leads the partition.", lambda state: state.leader)
+        yield gauge("leader_epoch", "The leader's epoch.", lambda state: state.leader_epoch)
+        yield gauge("lag_records", "Offsets that are not mirrored yet.", lambda state: state.lag_records)
+        yield gauge("lag_seconds", "Time since nothing was lacking.", lambda state: state.lag_seconds(now))
+        yield gauge("bytes_per_second", "Bytes mirrored lately.", lambda state: state.bytes_per_second)
+        yield gauge("mirrored_bytes", "Bytes mirrored since the mount.", lambda state: state.mirrored_bytes)
+        yield gauge(
+            "truncated_records",
+            "Offsets cut off since the mount, as the cluster has lost them.",
+            lambda state: state.truncated_records,
+        )
+        yield gauge("failing", "1 while something is wrong.", lambda state: state.error is not None)
 
 
 class _Cleaners(Collector):

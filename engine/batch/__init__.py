@@ -24,7 +24,7 @@ from topicfs.engine.batch.columns import (
     record_at,
 )
 from topicfs.engine.batch.marker import Marker, end_marker, marker
-from topicfs.engine.batch.table import Batch, scan
+from topicfs.engine.batch.table import Batch, scan, scan_whole
 from topicfs.engine.format.batch_header import ABORT, COMMIT
 
 __all__ = [
@@ -48,5 +48,6 @@ __all__ = [
     "marker",
     "record_at",
     "scan",
+    "scan_whole",
     "shape_of",
 ]

@@ -32,6 +32,15 @@ class Batch(NamedTuple):
 
 def scan(data: Bytes, check: bool = True) -> Longs:
     """Return the batch table of bytes that must be complete batches, one behind the other."""
+    table, used = scan_whole(data, check)
+    if used < data.size:
+        raise CorruptBatchError(f"batch at byte {used} of {data.size}: {scanning.PROBLEMS[scanning.PARTIAL]}")
+    return table
+
+
+def scan_whole(data: Bytes, check: bool = True) -> tuple[Longs, int]:
+    """Return the batch table of the complete batches at the beginning, and their bytes: the last batch may be cut off,
+    as in the answer to a fetch."""
     rows = max(1, data.size // HEADER_SIZE) if data.size < 64 * HEADER_SIZE else 64
     tables, start = [], 0
     while True:
@@ -39,8 +48,8 @@ def scan(data: Bytes, check: bool = True) -> Longs:
         found, used, status = scanning.scan(data, start, data.size, 0, int(check), table)
         tables.append(table[:found])
         start += used
-        if status == scanning.DONE:
-            return tables[0] if len(tables) == 1 else np.concatenate(tables)
+        if status in (scanning.DONE, scanning.PARTIAL):
+            return tables[0] if len(tables) == 1 else np.concatenate(tables), start
         if status != scanning.FULL:
             raise CorruptBatchError(f"batch at byte {start} of {data.size}: {scanning.PROBLEMS[status]}")
         rows = min(4 * rows, 16384)

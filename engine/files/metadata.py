@@ -55,7 +55,7 @@ def random_uuid() -> str:
     It cannot be one of Kafka's reserved ids, whose upper half is zero: a random UUID has its version number there.
     """
     while True:
-        text = _uuid_text(uuid.uuid4().bytes)
+        text = uuid_text(uuid.uuid4().bytes)
         if not text.startswith("-"):
             return text
 
@@ -65,10 +65,16 @@ def parse_uuid(text: str) -> str | None:
     so that one id has several spellings."""
     if _UUID.fullmatch(text) is None:
         return None
-    return _uuid_text(base64.urlsafe_b64decode(text + "=="))
+    return uuid_text(uuid_bytes(text))
 
 
-def _uuid_text(raw: bytes) -> str:
+def uuid_bytes(text: str) -> bytes:
+    """Return the 16 bytes of an id that is a good one."""
+    return base64.urlsafe_b64decode(text + "==")
+
+
+def uuid_text(raw: bytes) -> str:
+    """Return an id of 16 bytes as text."""
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 

@@ -4,6 +4,7 @@
     ├── server.properties                 settings of the daemon, and defaults for topics
     ├── topics/<topic>.properties         overrides of a topic
     ├── created-topics                    ids of the topics that were made here
+    ├── linked-topics                     the topics that are mirrored from a Kafka cluster
     ├── topicfs.log                       the log file of the daemon
     ├── logs/                             a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
@@ -51,6 +52,7 @@ SERVER_PROPERTIES: Final = "server.properties"
 TOPICS: Final = "topics"
 PROPERTIES_SUFFIX: Final = ".properties"
 CREATED_TOPICS: Final = "created-topics"
+LINKED_TOPICS: Final = "linked-topics"
 DAEMON_LOG: Final = "topicfs.log"
 
 LOGS: Final = "logs"

@@ -23,6 +23,7 @@ from topicfs.engine.errors import (
     CorruptIndexError,
     EngineError,
     InvalidOffsetError,
+    LinkedTopicError,
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordBatchTooLargeError,
@@ -90,6 +91,7 @@ class Log:
     failure         the error that took the log offline, None while it is not
     is_closed       whether it was deleted, or its store was closed
     read_only       whether changes are forbidden
+    is_mirror       whether it mirrors a partition of a Kafka cluster, whose leader alone decides what is appended
     promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
@@ -126,6 +128,7 @@ class Log:
         self.metadata = metadata
         self.lone = lone
         self.read_only = read_only
+        self.is_mirror = False
         self.leader_epoch = epochs.latest_epoch or 0
         self.failure: Exception | None = None
         self.promised = 0
@@ -166,6 +169,14 @@ class Log:
         self.check_open()
         if self.read_only:
             raise ReadOnlyError(f"{self.name}: opened read-only")
+
+    def check_leads(self) -> None:
+        """Raise as `check_writable` does, and LinkedTopicError if only a Kafka cluster may append to it."""
+        self.check_writable()
+        if self.is_mirror:
+            raise LinkedTopicError(
+                f"{self.name}: mirrors a partition of a Kafka cluster, and is only read here: append to it there"
+            )
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +246,7 @@ class Log:
         """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed. `room` is the part
         of the promised bytes that belongs to this batch."""
         with self.lock:
-            self.check_writable()
+            self.check_leads()
             first = self.snapshot.end
             encoding.stamp(batch, 0, first, self.leader_epoch)
             row[LAST_OFFSET] += first - row[BASE_OFFSET]
@@ -373,7 +384,7 @@ class Log:
         full. Return how many bytes are promised: 0 if there is no room for at least `least`. `lines`: the bytes are
         for whole lines, which are appended very soon."""
         with self.lock:
-            self.check_writable()
+            self.check_leads()
             active, now = self.chain.active, self.clock()
             if active.should_roll(
                 least + self.promised,

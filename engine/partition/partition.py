@@ -16,7 +16,7 @@ import numpy as np
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Bytes
+from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import (
     CorruptError,
     OffsetOutOfRangeError,
@@ -279,7 +279,10 @@ class Partition:
     def append_raw(self, data: Data) -> Appended:
         """Append batches of another log unchanged, with their offsets, leader epochs and bytes."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-        table = batches.scan(array)
+        return self.append_scanned(array, batches.scan(array))
+
+    def append_scanned(self, data: Bytes, table: Longs) -> Appended:
+        """Append batches as `append_raw` does, whose batch table is known and whose checksums were checked."""
         if not len(table):
             raise ValueError("an append needs at least one batch")
         falling = np.flatnonzero(table[1:, BASE_OFFSET] <= table[:-1, LAST_OFFSET])
@@ -290,7 +293,7 @@ class Partition:
                 f"expected one above {table[at, LAST_OFFSET]}"
             )
         self.log.flush_queues()
-        return self.log.follow(array, table)
+        return self.log.follow(data, table)
 
     def end_transaction(
         self, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0

@@ -34,6 +34,7 @@ from topicfs.engine.format.paths import (
     TOPICS,
     validate_topic,
 )
+from topicfs.engine.linked.topics import LinkedTopic, LinkedTopics
 from topicfs.engine.record import Clock
 from topicfs.engine.settings import topic as topic_settings
 from topicfs.engine.settings.broker import split_lines
@@ -91,6 +92,7 @@ class Configuration:
     """The settings of one store. Changing them needs the store's guard; reading them needs no lock.
 
     cluster      the topics and settings in a broker's metadata log, if there is one
+    linked       the topics that are mirrored from a Kafka cluster
     others       the names in server.properties that have no meaning here
     _backing     the store's directory
     _clock       gives the date that is written into new files
@@ -110,8 +112,10 @@ class Configuration:
         found: Mapping[str, Sequence[Path]],
         created: Collection[str],
         others: tuple[str, ...],
+        linked: LinkedTopics,
     ) -> None:
         self.cluster = cluster
+        self.linked = linked
         self.others = others
         self._backing = backing
         self._clock = clock
@@ -153,7 +157,8 @@ class Configuration:
                 overrides[topic] = _read(file)
         state = _resolved(backing, lines, resolve_daemon(lines), overrides)
         created = _read_created(backing / CREATED_TOPICS)
-        return cls(backing, clock, state, cluster or Cluster(), found or {}, created, tuple(others))
+        linked = LinkedTopics.load(backing)
+        return cls(backing, clock, state, cluster or Cluster(), found or {}, created, tuple(others), linked)
 
     @property
     def daemon(self) -> DaemonSettings:
@@ -219,6 +224,10 @@ class Configuration:
         ids = self._ids(topic)
         return known if all(each in (None, known.topic_id) for each in ids) else None
 
+    def linked_topic(self, topic: str) -> LinkedTopic | None:
+        """Return what is known of a topic that is mirrored from a Kafka cluster; None if it is not."""
+        return self.linked.of(self._ids(topic))
+
     def _ids(self, topic: str) -> set[str | None]:
         return _ids_in(self._found.get(topic, ()))
 
@@ -229,6 +238,9 @@ class Configuration:
         return found
 
     def _look_at_origin(self, topic: str) -> TopicOrigin:
+        linked = self.linked_topic(topic)
+        if linked is not None:
+            return _origin_of_linked(linked)
         known = self.cluster_topic(topic)
         adopted = topic in self._found and not self._ids(topic) <= self._created
         internal = topic in INTERNAL_TOPICS
@@ -277,8 +289,14 @@ class Configuration:
         self._first_origins.pop(topic, None)
         self._origins.pop(topic, None)
 
+    def put_linked(self, topic: LinkedTopic) -> None:
+        """Note, durably, what a Kafka cluster says of a topic that is mirrored here."""
+        self.linked.put(topic)
+        self._first_origins.pop(topic.name, None)
+        self._origins.pop(topic.name, None)
+
     def find_again(self, topic: str, directory: Path) -> None:
-        """Add the directory of a restored partition to those that were found."""
+        """Add the directory of a restored or a linked partition to those that were found."""
         known = self._found.get(topic, ())
         self.forget_found(topic)
         self._found[topic] = [*known, directory]
@@ -366,6 +384,17 @@ class Configuration:
 
     def _path(self, topic: str) -> Path:
         return _topic_file(self._backing, topic)
+
+
+def _origin_of_linked(topic: LinkedTopic) -> TopicOrigin:
+    """Return the origin of a topic that is mirrored: as long as its settings are not known, no default of ours removes
+    its records."""
+    if topic.settings is None:
+        return TopicOrigin(adopted=True, exempt=True)
+    settings = _allowed(topic.settings, TOPIC_BY_NAME, f"topic {topic.name} of the cluster")
+    broker = _allowed(topic.broker, SYNONYMS, f"topic {topic.name} of the cluster")
+    is_cut = not topic.settings.keys() & KEPT_OF_EXEMPT.keys() <= settings.keys()
+    return TopicOrigin(settings, broker, known=True, exempt=is_cut)
 
 
 def _ids_in(directories: Iterable[Path]) -> set[str | None]:

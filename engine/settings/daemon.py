@@ -28,6 +28,7 @@ class DaemonSettings:
     log_flush_scheduler_interval_ms      2^63-1 means never
     log_dir_failure_timeout_ms           has no effect: there is no controller to inform
     batch_size                           bytes of lines that gather in a partition; 0: each write is appended alone
+    link_*                               what is mirrored of a Kafka cluster: engine.link.options reads them
     """
 
     num_partitions: int
@@ -53,6 +54,10 @@ class DaemonSettings:
     batch_size: int
     linger_ms: int
     list_all_views: bool
+    link_bootstrap_servers: tuple[str, ...]
+    link_topics: tuple[str, ...]
+    link_from: str
+    link_config: str
 
 
 def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:

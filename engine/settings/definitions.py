@@ -449,4 +449,28 @@ DAEMON: Final = (
         "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
         # A name that the kernel knows must not change its kind, file or link, while the mount runs.
     ),
+    Setting(
+        "link.bootstrap.servers",
+        ValueKind.LIST,
+        (),
+        "brokers, as host:port, of the Kafka cluster whose topics are mirrored here; none: nothing is mirrored",
+    ),
+    Setting(
+        "link.topics",
+        ValueKind.LIST,
+        ("*",),
+        "patterns of the topics that are mirrored, as a shell's; Kafka's own only where one names them by their __",
+    ),
+    Setting(
+        "link.from",
+        ValueKind.STRING,
+        "earliest",
+        "where the mirror of a partition begins: earliest, latest, an offset, an age as -7d, or a time",
+    ),
+    Setting(
+        "link.config",
+        ValueKind.STRING,
+        "",
+        "a file with settings of Kafka's clients for the link: security.protocol, sasl.username and such",
+    ),
 )

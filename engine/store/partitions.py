@@ -286,7 +286,7 @@ class Partitions:
 
     def load(self, slot: Slot, known: Known) -> Partition:
         """Load the slot's directory."""
-        return (view if self.read_only else load)(
+        partition = (view if self.read_only else load)(
             slot.topic,
             slot.number,
             slot.directory,
@@ -298,6 +298,8 @@ class Partitions:
             self._lone and not (self.read_only and self._has_others(slot)),
             self._steady,
         )
+        partition.log.is_mirror = self._configuration.linked.of((partition.topic_id,)) is not None
+        return partition
 
     def _has_others(self, slot: Slot) -> bool:
         """Return whether a cluster's metadata says that other brokers have replicas of the partition."""

@@ -30,6 +30,7 @@ from topicfs.engine.errors import (
     EngineError,
     InvalidNameError,
     InvalidSettingError,
+    LinkedTopicError,
     NothingDeletedError,
     PartitionExistsError,
     PartitionNotEmptyError,
@@ -56,6 +57,8 @@ from topicfs.engine.format.paths import (
     partition_directory,
 )
 from topicfs.engine.inbox.inboxes import Inboxes
+from topicfs.engine.linked.state import MirrorState
+from topicfs.engine.linked.topics import LinkedTopic, LinkedTopics
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
@@ -89,6 +92,8 @@ class Store:
     descriptors    the open files, and how many there may be
     inboxes        the inboxes of the topics, whose commits append all records of a batch or none
     upkeep         the periodic work
+    mirrors        the states of the mirrors of a Kafka cluster's partitions, while they are linked
+    link_error     why the cluster cannot be asked what is to be mirrored; None if it can, or nobody asks it
     """
 
     def __init__(
@@ -134,6 +139,8 @@ class Store:
             self.inboxes,
             self._check_writable,
         )
+        self.mirrors: dict[PartitionKey, MirrorState] = {}
+        self.link_error: str | None = None
         self._guard = threading.RLock()
         self._closed = False
 
@@ -411,9 +418,31 @@ class Store:
         with self._guard:
             self._check_writable()
             self._check_free(topic, partition)
+            if self.linked_topic(topic) is not None:
+                raise LinkedTopicError(
+                    f"{topic}: mirrors a topic of a Kafka cluster: its partitions are made there"
+                )
             shared_id = self._topic_id(topic, topic_id)
             with self._configured(topic, overrides):
                 return self._create(topic, partition, shared_id)
+
+    def link(self, topic: LinkedTopic, numbers: Iterable[int]) -> None:
+        """Create those of a Kafka cluster's partitions that are not here, to mirror them; note what the cluster says of
+        their topic, and apply its settings. InconsistentTopicIdError where another topic has the name."""
+        with self._guard:
+            self._check_writable()
+            slots = self._partitions.of_topic(topic.name)
+            if slots:
+                self._topic_id(topic.name, topic.topic_id)
+            missing = sorted({*numbers} - {slot.number for slot in slots})
+            if not missing and self._configuration.linked.by_id.get(topic.topic_id) == topic:
+                return
+            self._configuration.put_linked(topic)
+            for number in missing:
+                self._check_free(topic.name, number)
+                slot = self._create(topic.name, number, topic.topic_id)
+                self._configuration.find_again(topic.name, slot.directory)
+            self._partitions.reconfigure(self._partitions.of_topic(topic.name))
 
     def create_topic(
         self, topic: str, partitions: int | None = None, overrides: Mapping[str, str] | None = None
@@ -824,6 +853,22 @@ class Store:
     def cluster_topic(self, topic: str) -> ClusterTopic | None:
         """Return what a cluster's metadata says of the topic; None where it does not have this topic."""
         return self._configuration.cluster_topic(topic)
+
+    def linked_topic(self, topic: str) -> LinkedTopic | None:
+        """Return what is known of a topic that is mirrored from a Kafka cluster; None if it is not."""
+        linked = self._configuration.linked
+        if any(each.name == topic for each in linked.by_id.values()):
+            # All partitions of a topic have its id. Whose file is damaged is shown elsewhere.
+            with contextlib.suppress(EngineError, OSError):
+                return linked.of(
+                    PartitionMetadata.load(slot.directory).topic_id for slot in self._slots_of(topic)
+                )
+        return None
+
+    @property
+    def linked(self) -> LinkedTopics:
+        """The topics that are mirrored from a Kafka cluster."""
+        return self._configuration.linked
 
     def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change overrides of a topic; None removes one. All of them take effect at once, or none."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from topicfs.engine.errors import LinkedTopicError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import SPENT, Inbox, batch_name
 from topicfs.engine.inbox.staging import Parts, Staging
@@ -61,6 +62,14 @@ class TopicInbox:
             return self.staging.status(()).st_mtime_ns
         except FileNotFoundError:
             return os.stat(self._store.logs).st_mtime_ns
+
+    def check_leads(self) -> None:
+        """Raise LinkedTopicError if the topic mirrors one of a Kafka cluster, where alone records are appended."""
+        linked = self._store.linked_topic(self.inbox.topic)
+        if linked is not None:
+            raise LinkedTopicError(
+                f"{linked.name}: mirrors a topic of a Kafka cluster, and is only read here: append to it there"
+            )
 
     # -- jobs -----------------------------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ class InboxDirectory(Scratch, Directory):
 
     def create_directory(self, name: str) -> None:
         new = (*self.parts, name)
+        self.topic_inbox.check_leads()
         check_name(new, is_directory=True)
         if kind_of(new) is PathKind.SUCCESS:
             raise errors.NotSupportedError(f"{self.child(name)} is a file")
@@ -171,6 +172,7 @@ class InboxDirectory(Scratch, Directory):
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         new = (*self.parts, name)
+        self.topic_inbox.check_leads()
         check_name(new, is_directory=False)
         file = InboxFile(self.child(name), self.topic_inbox, new)
         place = kind_of(new)

@@ -17,7 +17,7 @@ from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs, parti
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
 from topicfs.fs.tree.segments import SealedDirectory, SegmentsDirectory
 from topicfs.fs.tree.start import StartFile
-from topicfs.fs.upkeep_status import inbox, upkeep
+from topicfs.fs.upkeep_status import inbox, link, upkeep
 from topicfs.fs.views.partition_views import PartitionViews
 
 
@@ -126,6 +126,7 @@ class StatusFile(FleetingFile, PartitionEntry):
             "pinned_bytes": sum(segment.size for segment in pinned),
             "mended_segments": sum(segment.mended for segment in segments),
             **upkeep(self.context.store, self.views),
+            "link": link(self.context.store, partition.topic, partition.number),
             "inbox": inbox(self.context.store, partition.topic),
             "parquet": self.context.tables.status(partition),
             "offline": None if log.failure is None else str(log.failure),

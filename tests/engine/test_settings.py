@@ -7,7 +7,7 @@ and compaction. Here: that each name is taken, with Kafka's default, range, unit
 from __future__ import annotations
 
 import dataclasses
-from typing import get_type_hints
+from typing import get_origin, get_type_hints
 
 import pytest
 
@@ -107,6 +107,10 @@ DAEMON_TABLE = [
     ("batch.size", "131072", 0, MAX_INT32),
     ("linger.ms", "5", 0, MAX_INT64),
     ("list.all.views", "false", None, None),
+    ("link.bootstrap.servers", "", None, None),
+    ("link.topics", "*", None, None),
+    ("link.from", "earliest", None, None),
+    ("link.config", "", None, None),
 ]
 
 
@@ -170,7 +174,8 @@ def test_settings_have_one_field_of_the_right_type_for_each_definition(
     fields = [field.name for field in dataclasses.fields(settings)]
     assert fields == [name for each in table if (name := each.name.replace(".", "_")) not in merged]
     for name, kind in get_type_hints(type(settings)).items():
-        assert type(getattr(settings, name)) is (frozenset if name == "cleanup_policy" else kind)
+        expected = frozenset if name == "cleanup_policy" else get_origin(kind) or kind
+        assert type(getattr(settings, name)) is expected
 
 
 def test_settings_without_effect_are_those_of_clusters_and_tiers() -> None:

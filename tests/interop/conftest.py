@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import kafka_broker
 import pytest
 from broker_written import Written, broker_writes
+
+sys.path.append(str(Path(__file__).parents[1] / "mount"))  # daemon_mount.py: a real daemon
 
 
 @pytest.fixture(scope="session", autouse=True)

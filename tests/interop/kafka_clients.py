@@ -6,12 +6,13 @@ A record is the engine's own `Record`, so that what went over the wire compares 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from topicfs.engine.record import Record, now_ms
 
@@ -45,15 +46,36 @@ def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]], parti
 def delete_records(bootstrap: str, topic: str, before: int) -> None:
     """Move the start offset of partition 0."""
 
-    async def delete() -> None:
+    places = {TopicPartition(topic, 0): RecordsToDelete(before)}
+    _administer(bootstrap, lambda admin: admin.delete_records(places))
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    """Delete a topic."""
+    _administer(bootstrap, lambda admin: admin.delete_topics([topic]))
+
+
+def add_partitions(bootstrap: str, topic: str, count: int) -> None:
+    """Have a topic have so many partitions."""
+    _administer(bootstrap, lambda admin: admin.create_partitions({topic: NewPartitions(count)}))
+
+
+def change_topic(bootstrap: str, topic: str, settings: Mapping[str, str]) -> None:
+    """Have a topic have these settings, and no others."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=dict(settings))
+    _administer(bootstrap, lambda admin: admin.alter_configs([resource]))
+
+
+def _administer(bootstrap: str, do: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> None:
+    async def administer() -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await admin.start()
         try:
-            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before)})
+            await do(admin)
         finally:
             await admin.close()
 
-    asyncio.run(delete())
+    asyncio.run(administer())
 
 
 def produce(

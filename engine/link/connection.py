@@ -1,0 +1,250 @@
+"""A connection to one broker: a question, and its answer. One thread uses it at a time; any may close it.
+
+    frame := length (int32) · header · message
+
+Messages and SASL are those of kafka-python, the socket is our own: its connections read 4 KiB at a time, retry by
+themselves and log on their own, and keep a refusal for ever; here each wait has a limit, and each error goes to who
+asked. What comes is not believed: a frame has a largest size, and a message that breaks its format ends the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
+
+from kafka.errors import KafkaError, for_code
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from topicfs.engine.errors import ClusterAwayError, LinkError, LinkRefusedError
+from topicfs.engine.link.client import ClientSettings
+
+log = logging.getLogger(__name__)
+
+_LENGTH: Final = struct.Struct(">i")
+_HEADER_BYTES: Final = 1024
+"""The header of an answer is read from this many bytes: it has 4, and tagged fields of which no broker sends any."""
+
+_BROKEN: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, struct.error, KafkaError)
+"""What kafka-python raises for a message that breaks its format."""
+
+_OLD: Final = "Kafka 3.1 or later is needed, whose topics have ids"
+_HINT: Final = (
+    "a listener for TLS, or one that wants a password, ends connections like this: see security.protocol"
+)
+
+
+class Address(NamedTuple):
+    """The address of a broker."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Connection:
+    """A connection to a broker that has taken our password, if it wanted one.
+
+    address    the broker's
+    _socket    the socket, perhaps with TLS
+    _client    the settings
+    _waiting   the requests that were sent and not answered, the oldest first
+    _sent      how many requests were sent: each has its number, which its answer repeats
+    """
+
+    def __init__(self, address: Address, connected: socket.socket, client: ClientSettings) -> None:
+        self.address = address
+        self._socket = connected
+        self._client = client
+        self._waiting: list[Any] = []
+        self._sent = 0
+
+    @classmethod
+    def open(cls, address: Address, client: ClientSettings, tls: ssl.SSLContext | None) -> Self:
+        """Connect, within the settings' time. ClusterAwayError where nobody answers; LinkRefusedError where the
+        certificate or the password is not good; LinkError where the broker is too old."""
+        try:
+            connected = socket.create_connection(address, client.connect_timeout_ms / 1000)
+        except OSError as error:
+            raise ClusterAwayError(f"{address}: cannot be reached: {error}") from error
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                connected = _with_tls(tls, connected, address, client)
+            connected.settimeout(client.request_timeout_ms / 1000)
+            connection = cls(address, connected, client)
+            connection._greet()
+            if client.uses_sasl:
+                connection._authenticate()
+        except BaseException:
+            connected.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """End the connection, also while another thread waits for an answer: that fails then."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether an answer is still to come."""
+        return bool(self._waiting)
+
+    # -- questions and answers ------------------------------------------------------------------------
+
+    def ask(self, request: Any) -> Any:
+        """Send a request, and return its answer."""
+        self.send(request)
+        return self.receive()
+
+    def send(self, request: Any) -> None:
+        """Send a request, whose answer `receive` returns. ClusterAwayError where the connection is gone."""
+        self._sent = (self._sent + 1) & 0x7FFFFFFF
+        request.with_header(correlation_id=self._sent, client_id=self._client.client_id)
+        try:
+            self._socket.sendall(request.encode(framed=True, header=True))
+        except OSError as error:
+            raise self._gone(error) from error
+        self._waiting.append(request)
+
+    def receive(self) -> Any:
+        """Return the answer to the oldest request that has none. ClusterAwayError where none comes in time, LinkError
+        where it breaks the protocol: then the connection must be closed."""
+        size = _LENGTH.unpack(self._read(_LENGTH.size))[0]
+        if not 4 <= size <= self._client.receive_max_bytes:
+            raise LinkError(
+                f"{self.address}: expected an answer of at most {self._client.receive_max_bytes} bytes "
+                f"(receive.message.max.bytes), found a length of {size}: {_HINT}"
+            )
+        data = self._read(size)
+        request = self._waiting.pop(0)
+        kind = request.header.get_response_class()
+        try:
+            head = io.BytesIO(data[:_HEADER_BYTES])
+            number = kind.parse_header(head).correlation_id
+            if number != request.header.correlation_id:
+                raise LinkError(
+                    f"{self.address}: expected the answer to request {request.header.correlation_id}, "
+                    f"found that to {number}"
+                )
+            return kind.decode(memoryview(data)[head.tell() :])
+        except _BROKEN as error:
+            raise LinkError(
+                f"{self.address}: an answer to {request.name} of {size} bytes breaks its format: {error!r}"
+            ) from error
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        try:
+            while rest:
+                count = self._socket.recv_into(rest)
+                if not count:
+                    raise ConnectionResetError("the broker has closed the connection")
+                rest = rest[count:]
+        except OSError as error:
+            raise self._gone(error) from error
+        return data
+
+    def _gone(self, error: OSError) -> ClusterAwayError:
+        if isinstance(error, TimeoutError):
+            return ClusterAwayError(
+                f"{self.address}: no answer within {self._client.request_timeout_ms} ms (request.timeout.ms)"
+            )
+        return ClusterAwayError(f"{self.address}: the connection is lost: {error}")
+
+    # -- the beginning --------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        """Ask which versions the broker knows. It must know those that are used here."""
+        try:
+            answer = self.ask(
+                ApiVersionsRequest[3](client_software_name="topicfs", client_software_version="1")
+            )
+        except ClusterAwayError as error:
+            raise ClusterAwayError(f"{error}; {_HINT}") from error
+        if answer.error_code:
+            raise LinkError(f"{self.address}: {words_of(answer.error_code)}: {_OLD}")
+        known = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        for key, (name, version) in VERSIONS.items():
+            least, most = known.get(key, (0, -1))
+            if not least <= version <= most:
+                raise LinkError(
+                    f"{self.address}: expected {name} in version {version}, found {least} to {most}: {_OLD}"
+                )
+
+    def _authenticate(self) -> None:
+        client = self._client
+        shaken = self.ask(SaslHandshakeRequest[1](mechanism=client.sasl_mechanism))
+        if shaken.error_code:
+            raise LinkRefusedError(
+                f"{self.address}: sasl.mechanism={client.sasl_mechanism} is not one of this broker's: "
+                f"{', '.join(shaken.mechanisms) or words_of(shaken.error_code)}"
+            )
+        try:
+            mechanism = get_sasl_mechanism(client.sasl_mechanism)(
+                host=self.address.host,
+                security_protocol=client.security_protocol,
+                sasl_mechanism=client.sasl_mechanism,
+                sasl_plain_username=client.sasl_username,
+                sasl_plain_password=client.sasl_password,
+            )
+            while not mechanism.is_done():
+                answer = self.ask(SaslAuthenticateRequest[2](auth_bytes=mechanism.auth_bytes()))
+                if answer.error_code:
+                    raise LinkRefusedError(
+                        f"{self.address}: the cluster refuses user {client.sasl_username!r}: "
+                        f"{answer.error_message or words_of(answer.error_code)}. Check sasl.username, sasl.password "
+                        f"and sasl.mechanism in {client.place}"
+                    )
+                mechanism.receive(bytes(answer.auth_bytes))
+        except _BROKEN as error:
+            raise LinkRefusedError(
+                f"{self.address}: {client.sasl_mechanism} failed, perhaps as the broker does not know the password: "
+                f"{error}"
+            ) from error
+
+
+VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
+    1: ("Fetch", 13),
+    2: ("ListOffsets", 7),
+    3: ("Metadata", 12),
+    32: ("DescribeConfigs", 4),
+}
+"""The version in which each request is sent, by its key. From version 13 on Fetch names topics by their ids."""
+
+
+def words_of(code: int) -> str:
+    """Return what an error code of the protocol means."""
+    kind = for_code(code)
+    return f"{getattr(kind, 'message', kind.__name__)} ({code})"
+
+
+def _with_tls(
+    tls: ssl.SSLContext, connected: socket.socket, address: Address, client: ClientSettings
+) -> socket.socket:
+    try:
+        return tls.wrap_socket(connected, server_hostname=address.host)
+    except ssl.SSLCertVerificationError as error:
+        raise LinkRefusedError(
+            f"{address}: its certificate is not good: {error.verify_message}. Check ssl.cafile in {client.place}, now "
+            f"{client.ssl_cafile or 'the certificates of the system'}"
+        ) from error
+    except ssl.SSLError as error:
+        raise LinkRefusedError(
+            f"{address}: TLS failed: {error.reason or error}. Check security.protocol and the certificates in "
+            f"{client.place}"
+        ) from error
+    except OSError as error:
+        raise ClusterAwayError(f"{address}: the connection is lost while TLS begins: {error}") from error
