@@ -84,10 +84,10 @@ class Context:
         """Return the views of a partition. UnknownPartitionError if there is no such partition."""
         partition = self.store.partition(topic, number)
         views = self._views.get((topic, number))
-        if views is None or views.partition is not partition:
+        if views is None or views.partition is not partition or views.is_cut:
             with self._lock:
                 views = self._views.get((topic, number))
-                if views is None or views.partition is not partition:
+                if views is None or views.partition is not partition or views.is_cut:
                     views = PartitionViews(partition, self)
                     partition.log.register_reader(views.before_removal)
                     self._views[topic, number] = views

@@ -95,6 +95,7 @@ class Log:
     promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
+    cut_offsets     where each truncation of this run has cut: as many as the snapshot counts
     lock            held during every change
     catch_up        takes up what another process has changed in the files; it does nothing unless `read_only`
     _waiters        threads that wait for offsets
@@ -132,6 +133,7 @@ class Log:
         self.leader_epoch = epochs.latest_epoch or 0
         self.failure: Exception | None = None
         self.promised = 0
+        self.cut_offsets: tuple[int, ...] = ()
         self.lines_wait = False
         self.lock = threading.RLock()
         self.is_closed = False
@@ -176,6 +178,16 @@ class Log:
         if self.is_mirror:
             raise LinkedTopicError(
                 f"{self.name}: mirrors a partition of a Kafka cluster, and is only read here: append to it there"
+            )
+
+    def check_uncut(self, cuts: int, end: int | None) -> None:
+        """Raise CorruptError if a truncation, after the first `cuts` of them, has removed offsets below `end`, or any
+        where there is no end: other records may have these offsets now."""
+        cut = min(self.cut_offsets[cuts:], default=MAX_INT64)
+        if cut < (MAX_INT64 if end is None else end):
+            raise CorruptError(
+                f"{self.name}: was truncated to offset {cut} while it was read: other records may have the offsets "
+                f"from there on"
             )
 
     @property
@@ -644,6 +656,8 @@ class Log:
         unstable = self.producers.first_unstable_offset
         stable = mark if unstable is None else min(max(unstable, new_start), mark)
         active = self.chain.active
+        if is_cut:
+            self.cut_offsets += (new_end,)
         self.snapshot = Snapshot(
             new_start,
             stable,

@@ -45,7 +45,7 @@ class PartitionDirectory(Directory):
 
     def _views(self) -> PartitionViews:
         found = self._found
-        if found is None or not found.partition.is_open:
+        if found is None or not found.partition.is_open or found.is_cut:
             found = self._found = self.context.views(self.topic, self.number)
         return found
 

@@ -29,7 +29,7 @@ class PartitionEntry(Entry):
 
     @property
     def is_current(self) -> bool:
-        return self.views.partition.is_open
+        return self.views.partition.is_open and not self.views.is_cut
 
     @property
     def is_deleted(self) -> bool:
@@ -38,9 +38,11 @@ class PartitionEntry(Entry):
     @property
     def generation(self) -> Hashable:
         try:
-            return self.views.incarnation
+            incarnation = self.views.incarnation
         except FileNotFoundError:
             raise errors.NotFoundError(f"{self.path} was deleted") from None
+        # The kernel keeps no page of what was shown before a truncation: the file has another inode then.
+        return (incarnation, self.views.cuts) if self.views.cuts else incarnation
 
     def mtime_ns(self) -> int:
         return partition_mtime(self.views)

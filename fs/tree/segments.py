@@ -35,9 +35,8 @@ class OfSegment(PartitionEntry):
     @property
     def is_there(self) -> bool:
         partition = self.views.partition
-        return (
-            partition.is_open and partition.log.snapshot.segments.at(self.segment.base_offset) is self.segment
-        )
+        found = partition.log.snapshot.segments.at(self.segment.base_offset)
+        return partition.is_open and found is self.segment and not self.views.is_cut
 
     @property
     def is_current(self) -> bool:
@@ -127,12 +126,17 @@ class SealedFile(SegmentFile):
 
 
 class RawHandle(Handle):
-    """A segment's `.log`, as it is on disk."""
+    """A segment's `.log`, as it is on disk.
+
+    _following  the segment behind it when it was opened
+    """
 
     is_settled = True
 
-    def __init__(self, segment: Segment, final: bool) -> None:
+    def __init__(self, views: PartitionViews, segment: Segment, final: bool) -> None:
+        self._views = views
         self._segment = segment
+        self._following = views.partition.log.snapshot.segments.higher(segment.base_offset)
         self.direct_io, self.keep_cache = not final, final
 
     def size(self) -> int:
@@ -140,7 +144,10 @@ class RawHandle(Handle):
 
     def read(self, position: int, into: Bytes) -> int:
         length = min(into.size, max(0, self._segment.size - position))
-        return self._segment.log.read_into(position, memoryview(into)[:length]) if length else 0
+        done = self._segment.log.read_into(position, memoryview(into)[:length]) if length else 0
+        end = None if self._following is None else self._following.base_offset
+        self._views.partition.log.check_uncut(self._views.cuts, end)
+        return done
 
     def release(self) -> None:
         self._segment.unpin()
@@ -163,7 +170,7 @@ class RawFile(OfSegment):
             self.segment.pin()
         except ClosedError:
             raise errors.NotFoundError(f"{self.path} was removed") from None
-        return RawHandle(self.segment, final)
+        return RawHandle(self.views, self.segment, final)
 
 
 @dataclass(eq=False)

@@ -53,6 +53,7 @@ class PartitionViews:
     written         the active segment, its size and its file's modification time, when that time was last read
     _last_record    the record that was last asked for, and the list of segments in which it was found
     serial          a number that differs for earlier partitions of the same name, and for each segment of this one
+    cuts            how many truncations there were when these views were made: after another one they show no more
     rewrites        how often segments were replaced by others, or are about to be
     ranges          resolved ranges whose names stand for other offsets at each look-up
     _incarnation    the identity of the partition's directory; None until it was asked for
@@ -69,6 +70,7 @@ class PartitionViews:
         self.shared_log = SharedLogViews(self.rendered)
         self.writers = PartitionWriters(partition, context.linger, self.rendered.note)
         self.serial = next(SERIALS)
+        self.cuts = partition.log.snapshot.cuts
         self.rewrites = 0
         self.ranges: Remembered[Entry] = Remembered(RANGES)
         self._incarnation: Birth | None = None
@@ -97,6 +99,11 @@ class PartitionViews:
             for base, (segment, _, _) in list(self._born.items()):
                 if segments.at(base) is not segment:
                     del self._born[base]
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether the log was truncated since: other records may have the offsets that these views have shown."""
+        return self.partition.log.snapshot.cuts != self.cuts
 
     @property
     def incarnation(self) -> Birth:

@@ -40,6 +40,7 @@ class View:
     end_offset        the offset behind the last one; None if the view grows with the log
     lone              whether the view shows one segment, and ends with it
     segments          the list to read by: the segments of the view, and newer ones, as transactions may end there
+    _cuts             how many truncations there were when the view was opened, or was last known to be below them
     _seen             the published list of segments that was taken up completely; None if there is none
     _parts            the parts so far, by rising position; the tuple is replaced, never changed
     _end              the last part of a view with an end, and its bytes, once they are known; else None
@@ -63,6 +64,7 @@ class View:
         self.end_offset = end_offset
         self.lone = lone
         self._segments = hold.snapshot.segments
+        self._cuts = hold.snapshot.cuts
         self._seen: Segments | None = None
         self._hold = hold
         self._parts: tuple[_Part, ...] = ()
@@ -144,6 +146,8 @@ class View:
                         f"byte {position + done} of a view is missing from {at.text.segment.path}"
                     )
                 now = newest
+        # What was read while the log was cut, and appended to, may be of both.
+        self._check_uncut(self.rendered.partition.log.snapshot)
         return done
 
     def window(self, position: int) -> tuple[int, Bytes] | None:
@@ -274,10 +278,22 @@ class View:
     def _refresh(self) -> Snapshot:
         """Take up the segments that have become visible, and return the newest snapshot with the view's segments."""
         now = self.rendered.partition.log.snapshot
+        self._check_uncut(now)
         if now.segments is not self._seen:
             with self._lock:
                 self._take_up(now)
         return now.of(self._segments)
+
+    def _check_uncut(self, now: Snapshot) -> None:
+        """Raise CorruptError if a truncation has removed records that the view shows, or may have shown."""
+        if now.cuts == self._cuts:
+            return
+        end = self.end_offset
+        if self.lone:
+            following = self._hold.snapshot.segments.higher(self.start_offset)
+            end = None if following is None else following.base_offset
+        self.rendered.partition.log.check_uncut(self._cuts, end)
+        self._cuts = now.cuts
 
     def _take_up(self, taken: Snapshot) -> None:
         if taken.stable < self.start_offset:

@@ -31,6 +31,9 @@ NOT_FOR_USERS: set[type[BaseException]] = {
     engine.NoStoreError,
     engine.TooFewDescriptorsError,
     engine.InconsistentTopicIdError,
+    engine.LinkError,
+    engine.ClusterAwayError,
+    engine.LinkRefusedError,
 }
 
 

@@ -198,10 +198,10 @@ class Broker:
         home.mkdir(parents=True, exist_ok=True)
         log_dir.mkdir(parents=True, exist_ok=True)
         metadata_dir = metadata_dir or log_dir
-        identity = _identity(log_dir)
-        client_port, controller_port = _free_ports(2)
+        identity = identity_of(log_dir)
+        client_port, controller_port = free_ports(2)
         properties = home / "server.properties"
-        _write_properties(
+        write_properties(
             properties,
             {
                 **SETTINGS,
@@ -214,8 +214,8 @@ class Broker:
             },
         )
         if not (metadata_dir / "meta.properties").exists():
-            _format(properties, identity.get("cluster.id", CLUSTER_ID))
-            introduce(topics, metadata_dir, _identity(log_dir))
+            format_directories(properties, identity.get("cluster.id", CLUSTER_ID))
+            introduce(topics, metadata_dir, identity_of(log_dir))
         with (home / "broker.log").open("wb") as log:
             process = subprocess.Popen(
                 java("kafka.Kafka", str(properties), base=jvm),
@@ -278,7 +278,7 @@ class Broker:
         return "\n".join(self.log().splitlines()[-40:])
 
 
-def _identity(log_dir: Path) -> dict[str, str]:
+def identity_of(log_dir: Path) -> dict[str, str]:
     """The fields of a directory's meta.properties; none when it has no such file."""
     path = log_dir / "meta.properties"
     if not path.exists():
@@ -287,7 +287,7 @@ def _identity(log_dir: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def _format(properties: Path, cluster_id: str) -> None:
+def format_directories(properties: Path, cluster_id: str) -> None:
     """Give directories that have no identity one; those that have it keep it."""
     done = run_tool(
         "kafka.tools.StorageTool",
@@ -302,11 +302,11 @@ def _format(properties: Path, cluster_id: str) -> None:
         raise KafkaError(f"format ended with {done.returncode}\n{done.stdout}{done.stderr}")
 
 
-def _write_properties(path: Path, values: Mapping[str, str]) -> None:
+def write_properties(path: Path, values: Mapping[str, str]) -> None:
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on, held together for a moment so that they differ."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:

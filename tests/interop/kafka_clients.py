@@ -22,15 +22,23 @@ READ_SECONDS: Final = 30
 TRANSACTION_MS: Final = 900_000
 
 
-def create_topics(bootstrap: str, topics: Mapping[str, Mapping[str, str]], partitions: int = 1) -> None:
-    """Create topics of so many partitions each, with their settings."""
+def create_topics(
+    bootstrap: str,
+    topics: Mapping[str, Mapping[str, str]],
+    partitions: int = 1,
+    replicas: int = 1,
+    assignment: Mapping[int, Sequence[int]] | None = None,
+) -> None:
+    """Create topics of so many partitions each, with their settings. `assignment` names the brokers of each."""
 
     async def create() -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await admin.start()
         try:
             new = [
-                NewTopic(name, partitions, 1, topic_configs=dict(settings))
+                NewTopic(name, -1, -1, replica_assignments=dict(assignment), topic_configs=dict(settings))
+                if assignment
+                else NewTopic(name, partitions, replicas, topic_configs=dict(settings))
                 for name, settings in topics.items()
             ]
             answer = await admin.create_topics(new)
@@ -48,6 +56,34 @@ def delete_records(bootstrap: str, topic: str, before: int) -> None:
 
     places = {TopicPartition(topic, 0): RecordsToDelete(before)}
     _administer(bootstrap, lambda admin: admin.delete_records(places))
+
+
+def leaders_of(bootstrap: str, topic: str) -> dict[int, int]:
+    """The id of the broker that leads each partition; -1 while there is none."""
+    found: dict[int, int] = {}
+
+    async def ask(admin: AIOKafkaAdminClient) -> None:
+        for described in await admin.describe_topics([topic]):
+            found.update({each["partition"]: each["leader"] for each in described["partitions"]})
+
+    _administer(bootstrap, ask)
+    return found
+
+
+def ends_of(bootstrap: str, topic: str, partitions: int) -> dict[int, int]:
+    """The offset behind the last record of each partition, as consumers see it."""
+
+    async def ask() -> dict[int, int]:
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+        await consumer.start()
+        try:
+            wanted = [TopicPartition(topic, number) for number in range(partitions)]
+            ends = await consumer.end_offsets(wanted)
+        finally:
+            await consumer.stop()
+        return {each.partition: end for each, end in ends.items()}
+
+    return asyncio.run(ask())
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
