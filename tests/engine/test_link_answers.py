@@ -1,0 +1,361 @@
+"""What brokers answer is checked before anything is appended: damaged, lying and broken answers harm nothing."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.protocol.consumer import FetchRequest
+from patience import eventually
+from stand_in_broker import Log, StandInBroker, Topic, damaged, values_of
+
+from topicfs import Store
+from topicfs.engine.link.client import ClientSettings
+from topicfs.engine.link.cluster import Cluster
+from topicfs.engine.link.fetch import Fetching
+from topicfs.engine.link.following import Following
+from topicfs.engine.link.options import LinkOptions
+from topicfs.engine.partition.partition import Partition
+
+BATCHES = [(b"one", b"two"), (b"three",), (b"four", b"five")]
+ALL = [value for batch in BATCHES for value in batch]
+
+
+@dataclass
+class Bench:
+    """A store whose topic `t` mirrors that of a stand-in for a broker, step by step.
+
+    broker  the stand-in
+    store   the store
+    """
+
+    broker: StandInBroker
+    store: Store
+    following: Following
+    fetching: Fetching
+    moves: list[bool]
+
+    def look(self) -> None:
+        """Look at the cluster, and give the mirrors to the one fetcher."""
+        self.following.look()
+        for key, leader in self.following.leaders.items():
+            self.following.mirrors[key].assign(self.fetching, leader)
+
+    def fetch(self, times: int = 3) -> None:
+        """Ask, and take the answer, a few times."""
+        cluster = self.following.cluster
+        mirrors = list(self.following.mirrors.values())
+        connection = cluster.connect(cluster.address_of(1))
+        self.fetching.forget()
+        try:
+            for _ in range(times):
+                for mirror in mirrors:
+                    mirror.retry_at = 0.0
+                self.fetching.exchange(connection, mirrors)
+        finally:
+            cluster.let_go(connection)
+
+    @property
+    def log(self) -> Log:
+        """The leader's log."""
+        return self.broker.topics["t"].logs[0]
+
+    @property
+    def partition(self) -> Partition:
+        """The mirror's."""
+        return self.store.partition("t", 0)
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """What the mirror shows."""
+        return values_of(list(self.partition.records()))
+
+    @property
+    def error(self) -> str:
+        """What the mirror says is wrong."""
+        return self.store.mirrors["t", 0].error or ""
+
+
+@contextmanager
+def a_bench(place: Path, client: ClientSettings | None = None, **settings: str) -> Iterator[Bench]:
+    with StandInBroker.running() as broker:
+        broker.topics["t"] = Topic()
+        for batch in BATCHES:
+            broker.topics["t"].logs[0].add(*batch)
+        given = {"link.bootstrap.servers": broker.bootstrap, **settings}
+        with Store.open(place / "store", given, create=True) as store:
+            options = LinkOptions.of(store.daemon, store.backing)
+            assert options is not None
+            cluster = Cluster(options.bootstrap, client or ClientSettings(fetch_max_wait_ms=1))
+            moves: list[bool] = []
+            fetching = Fetching(cluster, lambda: moves.append(True))
+            try:
+                yield Bench(broker, store, Following(store, cluster, options), fetching, moves)
+            finally:
+                cluster.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with a_bench(tmp_path) as bench:
+        bench.look()
+        yield bench
+
+
+def twist(bench: Bench, change: Callable[[Any], None]) -> None:
+    """Have the broker change what it answers about the partition, from now on."""
+
+    def each(_: Any, answer: Any) -> None:
+        for topic in answer.responses:
+            for part in topic.partitions:
+                change(part)
+
+    bench.broker.twist[FetchRequest] = each
+
+
+def mended(bench: Bench) -> None:
+    """The broker tells the truth again: all of it comes, once."""
+    bench.broker.twist.clear()
+    bench.broker.garble = lambda _, data: data
+    bench.fetch()
+    assert bench.values == ALL
+    assert bench.error == ""
+
+
+def test_the_bytes_of_the_leader_are_mirrored(bench: Bench) -> None:
+    bench.fetch()
+    files = sorted(bench.partition.directory.glob("*.log"))
+    assert b"".join(file.read_bytes() for file in files) == bench.log.data()
+    assert bench.store.mirrors["t", 0].lag_records == 0
+    assert bench.partition.log.epochs.entries[0].epoch == 0
+
+
+@pytest.mark.parametrize("at", [20, 30, 63])
+def test_a_batch_with_a_wrong_checksum_is_not_appended(bench: Bench, at: int) -> None:
+    twist(bench, lambda part: setattr(part, "records", damaged(part.records, at)))
+    bench.fetch()
+    assert bench.values == []
+    assert "checksum" in bench.error
+    mended(bench)
+
+
+def test_nothing_of_an_answer_with_one_bad_batch_is_appended(bench: Bench) -> None:
+    twist(bench, lambda part: setattr(part, "records", damaged(part.records, len(part.records) - 1)))
+    bench.fetch()
+    assert bench.values == []
+    mended(bench)
+
+
+def test_a_batch_that_is_cut_off_waits_for_the_next_answer(bench: Bench) -> None:
+    twist(bench, lambda part: setattr(part, "records", part.records[:-3]))
+    bench.fetch(2)
+    assert bench.values == ALL[:3]
+    assert bench.error == ""
+    mended(bench)
+
+
+def test_batches_that_do_not_rise_are_not_appended(bench: Bench) -> None:
+    twist(bench, lambda part: setattr(part, "records", part.records + part.records))
+    bench.fetch()
+    assert bench.values == []
+    assert "expected one above" in bench.error
+    mended(bench)
+
+
+def test_what_lies_above_the_high_watermark_is_not_appended(bench: Bench) -> None:
+    twist(bench, lambda part: setattr(part, "high_watermark", 3))
+    bench.fetch()
+    assert bench.values == ALL[:3]
+    mended(bench)
+
+
+def test_a_batch_of_an_epoch_above_the_leaders_is_not_appended(bench: Bench) -> None:
+    bench.log.add(b"later", epoch=7)
+    bench.fetch()
+    assert bench.values == []
+    assert "epoch 7" in bench.error
+
+
+def test_batches_again_that_are_here_already_are_not_appended_again(bench: Bench) -> None:
+    bench.fetch()
+    twist(bench, lambda part: setattr(part, "records", bench.log.data()))
+    bench.fetch()
+    assert bench.values == ALL
+
+
+def test_answers_that_nobody_asked_for_are_passed_over(bench: Bench) -> None:
+    twist(bench, lambda part: setattr(part, "partition_index", 5))
+    bench.fetch()
+    assert bench.values == []
+    mended(bench)
+
+
+def test_an_answer_that_claims_too_much_ends_the_connection(tmp_path: Path) -> None:
+    client = ClientSettings(fetch_max_wait_ms=1, receive_max_bytes=2000)
+    with a_bench(tmp_path, client) as bench:
+        bench.look()
+        bench.log.add(bytes(4000))
+        with pytest.raises(Exception, match=r"at most 2000 bytes \(receive.message.max.bytes\)"):
+            bench.fetch()
+        assert bench.values == []
+
+
+@pytest.mark.parametrize("keep", [4, 6, 20, 50])
+def test_an_answer_that_breaks_its_format_ends_the_connection(bench: Bench, keep: int) -> None:
+    bench.broker.garble = lambda kind, data: data[:keep] if kind is FetchRequest else data
+    with pytest.raises(Exception, match=r"breaks its format|expected the answer"):
+        bench.fetch()
+    assert bench.values == []
+    mended(bench)
+
+
+def test_an_answer_that_claims_many_parts_takes_no_memory_for_them(bench: Bench) -> None:
+    many = struct.pack(">I", 0xFFFFFF7F)
+
+    def garble(kind: Any, data: bytes) -> bytes:
+        return data[:15] + many + data[19:] if kind is FetchRequest else data
+
+    bench.broker.garble = garble
+    with pytest.raises(Exception, match="breaks its format"):
+        bench.fetch()
+    mended(bench)
+
+
+def test_an_answer_to_another_request_ends_the_connection(bench: Bench) -> None:
+    bench.broker.garble = lambda kind, data: b"\0\0\0\x7f" + data[4:] if kind is FetchRequest else data
+    with pytest.raises(Exception, match="expected the answer to request"):
+        bench.fetch()
+    mended(bench)
+
+
+# -- when logs part ---------------------------------------------------------------------------------------
+
+
+def test_what_the_leader_does_not_have_is_cut_off(bench: Bench) -> None:
+    bench.fetch()
+    bench.log.cut(2, epoch=1)
+    bench.log.add(b"instead")
+    bench.look()
+    bench.fetch(5)
+    assert bench.values == [b"one", b"two", b"instead"]
+    state = bench.store.mirrors["t", 0]
+    assert state.truncated_records == 3
+    assert "unclean election" in state.notes[0]
+
+
+def test_several_epochs_that_the_leader_does_not_have_are_cut_off(bench: Bench) -> None:
+    for epoch in (1, 3):
+        bench.log.epoch = epoch
+        bench.log.add(b"of epoch %d" % epoch)
+    bench.look()
+    bench.fetch()
+    assert len(bench.values) == len(ALL) + 2
+    bench.log.cut(len(ALL), epoch=4)
+    bench.log.add(b"of epoch 4")
+    bench.look()
+    bench.fetch(6)
+    assert bench.values == [*ALL, b"of epoch 4"]
+
+
+@pytest.mark.parametrize(("epoch", "end"), [(0, 900), (0, 5), (9, 2), (-2, 3), (0, -7)])
+def test_a_leader_that_cannot_tell_where_logs_part_has_nothing_cut_off(
+    bench: Bench, epoch: int, end: int
+) -> None:
+    bench.fetch()
+
+    def lie(part: Any) -> None:
+        part.diverging_epoch = type(part).EpochEndOffset(version=13, epoch=epoch, end_offset=end)
+        part.records = b""
+
+    twist(bench, lie)
+    bench.fetch()
+    assert bench.values == ALL
+    mended(bench)
+
+
+def test_a_log_that_ends_below_the_mirror_without_a_word_is_an_error(bench: Bench) -> None:
+    bench.fetch()
+    twist(bench, lambda part: setattr(part, "error_code", 1))
+    bench.fetch()
+    assert bench.values == ALL
+    assert "nothing is removed or added" in bench.error
+    mended(bench)
+
+
+def test_offsets_that_were_deleted_before_they_came_leave_a_gap(bench: Bench) -> None:
+    bench.fetch()
+    bench.log.add(b"deleted")
+    bench.log.start = bench.log.end
+    bench.log.add(b"kept")
+    bench.fetch(4)
+    assert bench.values == [*ALL, b"kept"]
+    assert "were deleted in the cluster before they were mirrored" in bench.store.mirrors["t", 0].notes[0]
+
+
+def test_a_leader_that_has_moved_is_looked_for(bench: Bench) -> None:
+    bench.log.epoch = 3
+    bench.fetch()
+    assert bench.moves
+    assert bench.values == []
+    bench.look()
+    bench.fetch()
+    assert bench.values == ALL
+
+
+# -- where a mirror begins, and goes on -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("beginning", "shown", "start"),
+    [("earliest", ALL, 0), ("latest", [], 5), ("2", ALL[2:], 2), ("4", ALL[3:], 3), ("900", [], 5)],
+)
+def test_a_mirror_begins_where_it_is_told_to(
+    tmp_path: Path, beginning: str, shown: list[bytes], start: int
+) -> None:
+    with a_bench(tmp_path, **{"link.from": beginning}) as bench:
+        bench.look()
+        bench.fetch()
+        assert bench.values == shown
+        assert bench.partition.start_offset == start
+        bench.log.add(b"more")
+        bench.fetch()
+        assert bench.values == [*shown, b"more"]
+
+
+def test_a_mirror_of_nothing_yet_goes_on_where_it_began(tmp_path: Path) -> None:
+    with StandInBroker.running() as broker:
+        broker.topics["t"] = Topic()
+        broker.topics["t"].logs[0].add(*ALL)
+        given = {"link.bootstrap.servers": broker.bootstrap, "link.from": "latest"}
+        for more in (b"", b"while it was away"):
+            if more:
+                broker.topics["t"].logs[0].add(more)
+            with Store.open(tmp_path / "store", given, create=not more) as store:
+                options = LinkOptions.of(store.daemon, store.backing)
+                assert options is not None
+                cluster = Cluster(options.bootstrap, ClientSettings(fetch_max_wait_ms=1))
+                bench = Bench(broker, store, Following(store, cluster, options), Fetching(cluster, list), [])
+                bench.look()
+                bench.fetch()
+                assert bench.values == ([more] if more else [])
+                cluster.close()
+
+
+def test_who_fetched_before_appends_nothing_any_more(bench: Bench) -> None:
+    mirror = bench.following.mirrors["t", 0]
+    asked = mirror.asks(bench.fetching)
+    assert asked is not None
+    answer = type("Answer", (), {"records": bench.log.data(), "high_watermark": 5, "last_stable_offset": 5})
+    chunk = mirror.take(bench.fetching, asked, answer)
+    assert chunk is not None
+    other = Fetching(bench.following.cluster, list)
+    mirror.assign(other, mirror.leader)
+    mirror.append(bench.fetching, chunk)
+    assert bench.values == []
+    assert mirror.take(bench.fetching, asked, answer) is None
+    eventually(lambda: mirror.asks(other) == asked, "the other one asks for the same")
