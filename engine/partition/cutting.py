@@ -15,7 +15,7 @@ from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.replay import rebuild
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.partition.split import split
-from topicfs.engine.record import MAX_INT32
+from topicfs.engine.record import MAX_INT32, MAX_INT64
 from topicfs.engine.segment.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def truncate(log: Log, offset: int) -> bool:
             _doom_snapshots(log, [segment.base_offset for segment in later])
             # A transaction whose end is cut off is open again: no reader of the cut log may see its records.
             _rebuild(log, start, offset)
-            _publish_cut(log, start, offset, position)
+            _publish_cut(log, start, offset, position, cut=offset)
             # The last segment goes first: a crash in between leaves a shorter log, never a log with a hole.
             log.chain.doom(later[::-1], log.settings.file_delete_delay_ms)
             last.transactions.truncate_to(offset)
@@ -63,7 +63,9 @@ def restart(log: Log, offset: int, start: int | None = None) -> None:
     with log.lock:
         log.check_writable()
         with log.whole_or_offline(), log.restarting():
-            _publish_cut(log, offset if start is None else start, offset, 0)
+            now = log.snapshot
+            cut = now.start if now.start < now.end else MAX_INT64
+            _publish_cut(log, offset if start is None else start, offset, 0, cut)
             gone = tuple(log.chain.segments)[::-1]
             log.chain.drop(gone)
             _doom(log, gone)
@@ -76,9 +78,9 @@ def restart(log: Log, offset: int, start: int | None = None) -> None:
         logger.info(f"{log.name}: emptied, begins anew at offset {offset}")
 
 
-def _publish_cut(log: Log, start: int, end: int, position: int) -> None:
+def _publish_cut(log: Log, start: int, end: int, position: int, cut: int) -> None:
     mark = min(log.snapshot.high_watermark, end)
-    log.publish(start=start, high_watermark=mark, end=end, end_position=position, is_cut=True)
+    log.publish(start=start, high_watermark=mark, end=end, end_position=position, cut=cut)
     log.flusher.note_cut(end)
 
 

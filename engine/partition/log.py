@@ -95,7 +95,7 @@ class Log:
     promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
-    cut_offsets     where each truncation of this run has cut: as many as the snapshot counts
+    cut_offsets     from where on each truncation of this run has removed records: as many as the snapshot counts
     lock            held during every change
     catch_up        takes up what another process has changed in the files; it does nothing unless `read_only`
     _waiters        threads that wait for offsets
@@ -641,12 +641,12 @@ class Log:
         high_watermark: int | None = None,
         end: int | None = None,
         end_position: int | None = None,
-        is_cut: bool = False,
+        cut: int | None = None,
     ) -> None:
         """Publish the segments and new offsets to readers, all in one step. The caller holds the lock.
 
-        `end_position` is where `end` lies in the active segment, if that segment has not been cut there yet. `is_cut`:
-        what lay behind it may be replaced by other records from here on."""
+        `end_position` is where `end` lies in the active segment, if that segment has not been cut there yet. `cut`:
+        the first offset that is removed; what lay from there on may be replaced by other records."""
         old = self.snapshot
         new_end = old.end if end is None else end
         new_start = old.start if start is None else start
@@ -656,8 +656,8 @@ class Log:
         unstable = self.producers.first_unstable_offset
         stable = mark if unstable is None else min(max(unstable, new_start), mark)
         active = self.chain.active
-        if is_cut:
-            self.cut_offsets += (new_end,)
+        if cut is not None:
+            self.cut_offsets += (cut,)
         self.snapshot = Snapshot(
             new_start,
             stable,
@@ -666,7 +666,7 @@ class Log:
             active.base_offset,
             active.size if end_position is None else end_position,
             self.chain.segments,
-            old.cuts + is_cut,
+            old.cuts + (cut is not None),
         )
         self._waiters.wake()
 
