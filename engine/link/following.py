@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from topicfs.engine.errors import EngineError, LinkError
+from topicfs.engine.errors import ClosedError, EngineError, LinkError
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.link.cluster import (
     EARLIEST,
@@ -138,31 +138,48 @@ class Following:
             log.info(f"topic {name}: its settings are not known, and its records are kept: {config}")
         self.store.link(entry, topic.partitions)
         for number in topic.partitions:
-            key = name, number
-            if key not in self.mirrors:
-                self.mirrors[key] = Mirror(self.store, name, number, topic_id)
+            self._have_mirror(name, number, topic_id)
         begun = self._begun(topic)
         return {(name, number): leader for number, leader in topic.partitions.items() if number in begun}
+
+    def _have_mirror(self, topic: str, number: int, topic_id: str) -> None:
+        """Have a mirror of a partition, and another one when the partition was deleted here and made again."""
+        known = self.mirrors.get((topic, number))
+        try:
+            partition = self.store.partition(topic, number)
+        except ClosedError as error:
+            log.error(f"{topic}-{number}: is not mirrored: {error}")
+            partition = None
+        if known is not None and known.partition is not partition:
+            self.mirrors.pop((topic, number)).release()
+            known = None
+        if known is None and partition is not None:
+            self.mirrors[topic, number] = Mirror(self.store, partition, topic_id)
 
     def _begun(self, topic: DescribedTopic) -> set[int]:
         """Decide where mirrors begin that have not begun yet. Return the partitions whose mirrors have begun."""
         begins = dict(self.store.linked.by_id[topic.topic_id].begins)
         new: dict[int, int] = {}
-        for number, leader in topic.partitions.items():
+        mirrors = {
+            number: mirror
+            for number in topic.partitions
+            if (mirror := self.mirrors.get((topic.name, number))) is not None
+        }
+        for number, mirror in mirrors.items():
             if number not in begins:
                 try:
-                    new[number] = self._first_offset(topic.name, number, leader)
+                    new[number] = self._first_offset(topic.name, number, topic.partitions[number])
                 except LinkError as error:
-                    self.mirrors[topic.name, number].fail(f"where to begin is not known: {error}", 0.0)
+                    mirror.fail(f"where to begin is not known: {error}", 0.0)
         if new:
             # Noted first: a crash in between leaves an empty log, which begins there the next time.
             self.store.linked.begin(topic.topic_id, new)
         begins |= new
-        for number, offset in begins.items():
-            now = self.store.partition(topic.name, number).offsets
-            if now.start == now.end < offset:
-                self.store.restart_at(topic.name, number, offset)
-        return set(begins)
+        for number in begins.keys() & mirrors.keys():
+            now = mirrors[number].partition.offsets
+            if now.start == now.end < begins[number]:
+                self.store.restart_at(topic.name, number, begins[number])
+        return begins.keys() & mirrors.keys()
 
     def _first_offset(self, topic: str, number: int, leader: ClusterPartition) -> int:
         if leader.leader < 0:

@@ -63,8 +63,8 @@ class Chunk:
 class Mirror:
     """The mirror of one partition. One fetcher at a time works on it, its `owner`.
 
-    topic, number  the partition's
-    topic_id       the id of the topic, here and in the cluster
+    partition      the partition here
+    topic_id       the id of its topic, here and in the cluster
     owner          the fetcher that asks its leader; None while nobody does
     leader         who leads it in the cluster, as far as that is known
     position       the offset that is asked for next: the end of the log, or that of what waits to be appended
@@ -76,9 +76,8 @@ class Mirror:
     _rated         when the rate was last computed, and the bytes mirrored until then
     """
 
-    def __init__(self, store: Store, topic: str, number: int, topic_id: str) -> None:
-        self.topic = topic
-        self.number = number
+    def __init__(self, store: Store, partition: Partition, topic_id: str) -> None:
+        self.partition = partition
         self.topic_id = topic_id
         self.owner: object | None = None
         self.leader = ClusterPartition(-1, NO_LEADER_EPOCH)
@@ -96,9 +95,19 @@ class Mirror:
         return f"<Mirror {self.name} at {self.position}>"
 
     @property
+    def topic(self) -> str:
+        """Return the name of the topic."""
+        return self.partition.topic
+
+    @property
+    def number(self) -> int:
+        """Return the number of the partition."""
+        return self.partition.number
+
+    @property
     def name(self) -> str:
         """Return `<topic>-<number>`."""
-        return f"{self.topic}-{self.number}"
+        return self.partition.name
 
     @property
     def state(self) -> MirrorState:
@@ -108,12 +117,6 @@ class Mirror:
     @state.setter
     def state(self, state: MirrorState) -> None:
         self._store.mirrors[self.topic, self.number] = state
-
-    def _partition(self) -> Partition:
-        partition = self._store.partition(self.topic, self.number)
-        if partition.topic_id != self.topic_id:
-            raise LinkError(f"{self.name}: was made anew here, with topic id {partition.topic_id}")
-        return partition
 
     # -- who asks -------------------------------------------------------------------------------------
 
@@ -132,10 +135,9 @@ class Mirror:
             )
 
     def _begin_at_end(self) -> None:
-        log_of_it = self._partition().log
-        end = log_of_it.snapshot.end
-        self.position = max(end, self._floor)
-        epoch = log_of_it.epochs.epoch_for_offset(end - 1) if end > log_of_it.snapshot.start else None
+        now, epochs = self.partition.offsets, self.partition.log.epochs
+        self.position = max(now.end, self._floor)
+        epoch = epochs.epoch_for_offset(now.end - 1) if now.end > now.start else None
         self.epoch = NO_LEADER_EPOCH if epoch is None else epoch
 
     def release(self) -> None:
@@ -201,19 +203,18 @@ class Mirror:
             if self.owner is not owner or self.position <= int(chunk.table[-1, LAST_OFFSET]):
                 return
             try:
-                partition = self._partition()
-                self._align(partition, int(chunk.table[0, BASE_OFFSET]))
-                for data, table in _pieces(chunk, partition.settings.segment_bytes):
-                    partition.append_scanned(data, table)
+                self._align(int(chunk.table[0, BASE_OFFSET]))
+                for data, table in _pieces(chunk, self.partition.settings.segment_bytes):
+                    self.partition.append_scanned(data, table)
                     self._note_appended(data.size, len(table))
             except (EngineError, OSError):
                 self._begin_at_end()
                 raise
             self._note_lag()
 
-    def _align(self, partition: Partition, first: int) -> None:
+    def _align(self, first: int) -> None:
         """Have an empty log begin with the whole batch that holds the offset that was asked for."""
-        now = partition.offsets
+        now = self.partition.offsets
         if first < now.end and now.start == now.end:
             self._store.restart_at(self.topic, self.number, first)
 
@@ -224,9 +225,8 @@ class Mirror:
         with self._lock:
             if not self._is_due(owner, asked):
                 return
-            partition = self._partition()
-            end = partition.end_offset
-            own_epoch, own_end = partition.log.epochs.end_offset_for(epoch, end)
+            end = self.partition.end_offset
+            own_epoch, own_end = self.partition.log.epochs.end_offset_for(epoch, end)
             cut = min(own_end, end_offset) if own_epoch == epoch else own_end
             if epoch < 0 or end_offset < 0 or not 0 <= cut < end:
                 raise LinkError(
@@ -281,7 +281,7 @@ class Mirror:
 
     def _note_lag(self) -> None:
         state = self.state
-        lag = max(0, state.high_watermark - max(self._partition().end_offset, self._floor))
+        lag = max(0, state.high_watermark - max(self.partition.end_offset, self._floor))
         now, (rated_at, bytes_then) = time.monotonic(), self._rated
         rate = state.bytes_per_second
         if now - rated_at >= _RATE_S:

@@ -346,6 +346,15 @@ def test_a_mirror_of_nothing_yet_goes_on_where_it_began(tmp_path: Path) -> None:
                 cluster.close()
 
 
+def test_a_partition_that_is_deleted_here_is_mirrored_anew(bench: Bench) -> None:
+    bench.fetch()
+    bench.store.delete("t", 0)
+    bench.fetch()
+    bench.look()
+    bench.fetch()
+    assert bench.values == ALL
+
+
 def test_who_fetched_before_appends_nothing_any_more(bench: Bench) -> None:
     mirror = bench.following.mirrors["t", 0]
     asked = mirror.asks(bench.fetching)
