@@ -64,12 +64,15 @@ class Fetching:
         chunks: list[tuple[Mirror, Chunk]] = []
         if connection.waits:
             chunks = list(self._take(connection.receive()))
-        request = self._request(mirrors)
-        if request is not None:
-            connection.send(request)
-        for mirror, chunk in chunks:
-            with self._noting(mirror):
-                mirror.append(self, chunk)
+        try:
+            request = self._request(mirrors)
+            if request is not None:
+                connection.send(request)
+        finally:
+            # Also where the connection has failed meanwhile: what came is good.
+            for mirror, chunk in chunks:
+                with self._noting(mirror):
+                    mirror.append(self, chunk)
         return connection.waits
 
     def _request(self, mirrors: Sequence[Mirror]) -> Any | None:

@@ -54,8 +54,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Checked batches that are to be appended."""
+    """Checked batches that are to be appended.
 
+    position     the offset that was asked for: they are what the leader has from there on
+    data, table  their bytes, and the batch table
+    """
+
+    position: int
     data: Bytes
     table: Longs
 
@@ -194,13 +199,17 @@ class Mirror:
             )
         first, last = int(table[0, POSITION]), int(table[-1, POSITION] + table[-1, SIZE])
         table[:, POSITION] -= first
-        return Chunk(data[first:last], table)
+        return Chunk(self.position, data[first:last], table)
 
     def append(self, owner: object, chunk: Chunk) -> None:
-        """Append what `take` has returned, unless the mirror has begun again since. After an error it begins again
-        behind what was appended, and the error is raised."""
+        """Append what `take` has returned. Where something before it was never appended, or the mirror has begun again
+        since, nothing is appended, and the leader is asked again from the log's end on. So it is after an error, which
+        is raised."""
         with self._lock:
-            if self.owner is not owner or self.position <= int(chunk.table[-1, LAST_OFFSET]):
+            if self.owner is not owner:
+                return
+            if chunk.position != max(self.partition.end_offset, self._floor):
+                self._begin_at_end()
                 return
             try:
                 self._align(int(chunk.table[0, BASE_OFFSET]))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from kafka.protocol.consumer import FetchRequest
@@ -15,6 +16,7 @@ from patience import eventually
 from stand_in_broker import Log, StandInBroker, Topic, damaged, values_of
 
 from topicfs import Store
+from topicfs.engine.errors import ClusterAwayError
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.cluster import Cluster
 from topicfs.engine.link.fetch import Fetching
@@ -355,11 +357,35 @@ def test_a_partition_that_is_deleted_here_is_mirrored_anew(bench: Bench) -> None
     assert bench.values == ALL
 
 
+def test_what_came_is_appended_though_the_connection_fails_with_the_next_request(bench: Bench) -> None:
+    cluster, mirrors = bench.following.cluster, list(bench.following.mirrors.values())
+    connection = cluster.connect(cluster.address_of(1))
+    assert bench.fetching.exchange(connection, mirrors)
+    with (
+        mock.patch.object(connection, "send", side_effect=ClusterAwayError("gone")),
+        pytest.raises(ClusterAwayError),
+    ):
+        bench.fetching.exchange(connection, mirrors)
+    cluster.let_go(connection)
+    assert bench.values == ALL
+
+
+def test_what_comes_behind_a_gap_is_not_appended_but_asked_for_anew(bench: Bench) -> None:
+    mirror = bench.following.mirrors["t", 0]
+    asked = mirror.asks(bench.fetching)
+    assert asked is not None
+    answer = mock.Mock(records=bench.log.data(), high_watermark=5, last_stable_offset=5)
+    assert mirror.take(bench.fetching, asked, answer) is not None
+    bench.log.add(b"behind")
+    bench.fetch(4)
+    assert bench.values == [*ALL, b"behind"]
+
+
 def test_who_fetched_before_appends_nothing_any_more(bench: Bench) -> None:
     mirror = bench.following.mirrors["t", 0]
     asked = mirror.asks(bench.fetching)
     assert asked is not None
-    answer = type("Answer", (), {"records": bench.log.data(), "high_watermark": 5, "last_stable_offset": 5})
+    answer = mock.Mock(records=bench.log.data(), high_watermark=5, last_stable_offset=5)
     chunk = mirror.take(bench.fetching, asked, answer)
     assert chunk is not None
     other = Fetching(bench.following.cluster, list)
