@@ -41,8 +41,8 @@ OWN_SPARK = {"test_examples.py", "test_other_sessions.py", "test_source_crashes.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A worker takes one group after the other: a file of tests, or all that share what is slow to start, which are the
-    tests of one Spark session, those of one beside a broker, and those of one broker's files. Their order within that
-    is left to chance.
+    tests of one Spark session, those of one beside a broker, and those of one broker's files; links have brokers of
+    their own. Their order within that is left to chance.
 
     The groups that xdist 3.8 itself knows, by marks, come to nothing with pytest 9.2: each test then was one."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - tests run without it too
@@ -50,9 +50,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Groups(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = Path(nodeid.partition("::")[0])
-            shared = path.parent.name == "interop" or (
-                path.parent.name == "spark" and path.name not in OWN_SPARK
-            )
+            own = path.name in OWN_SPARK or path.name.startswith("test_link_")
+            shared = path.parent.name in ("interop", "spark") and not own
             if shared and path.name.startswith("test_drop_in_"):
                 return "a Spark session beside a broker"
             return str(path.parent if shared else path)

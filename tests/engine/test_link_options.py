@@ -78,6 +78,14 @@ def test_addresses_need_a_port(text: str) -> None:
         options(bootstrap_servers=text)
 
 
+def test_the_file_of_a_client_is_found_beside_server_properties(tmp_path: Path) -> None:
+    (tmp_path / "client.properties").write_text("client.id=from here\n")
+    lines = {"link.bootstrap.servers": "here:1", "link.config": "client.properties"}
+    found = LinkOptions.of(resolve_daemon(lines), tmp_path)
+    assert found is not None
+    assert found.client.client_id == "from here"
+
+
 def test_several_brokers_are_known_and_addresses_of_version_six_too() -> None:
     found = options(bootstrap_servers="one:1, [::1]:2")
     assert [str(each) for each in found.bootstrap] == ["one:1", "::1:2"]

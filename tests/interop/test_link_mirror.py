@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,8 @@ def records(count: int, word: str = "value") -> list[Record]:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     place = tmp_path_factory.mktemp("broker")
-    with Broker.start(place / "logs", place / "home") as broker:
+    settings = {"log.cleaner.backoff.ms": "100"}
+    with Broker.start(place / "logs", place / "home", settings=settings) as broker:
         yield broker
 
 
@@ -76,6 +78,26 @@ def test_a_mirror_has_the_bytes_of_its_leader(broker: Broker, linked: LinkedMoun
     linked.await_end("bytes-0", 300 * len(CODECS) + 10)
     assert linked.log_bytes("bytes-0") == log_bytes(broker.log_dir / "bytes-0")
     assert shown(linked, "bytes-0") == consume(broker.bootstrap, "bytes")
+
+
+def test_a_compacted_topic_is_mirrored_with_its_gaps(broker: Broker, tmp_path: Path) -> None:
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "1048576"}
+    create_topics(broker.bootstrap, {"compacted": settings})
+    for _ in range(3):
+        produce(broker.bootstrap, "compacted", [Record(bytes(1000), b"%d" % (n % 5)) for n in range(600)])
+    place = broker.log_dir / "compacted-0"
+    eventually(lambda: len(log_bytes(place)) < 1_200_000, "the broker has compacted it")
+    mount = LinkedMount(tmp_path, broker.bootstrap)
+    try:
+        mount.link("--link-topic", "compacted", "-o", "log.cleaner.enable=false")
+        mount.await_end("compacted-0", 1800)
+        assert mount.log_bytes("compacted-0") == log_bytes(place)
+        assert shown(mount, "compacted-0") == consume(broker.bootstrap, "compacted")
+        assert (mount / "topics/compacted/config").read_text().startswith("cleanup.policy=compact ")
+        assert mount.stop() == 0
+        assert mount.alarms() == []
+    finally:
+        mount.clear()
 
 
 def test_only_what_consumers_see_of_transactions_is_shown(broker: Broker, linked: LinkedMount) -> None:
