@@ -48,7 +48,7 @@ class Context:
     refusals    by topic: when a change of its settings was last refused, in milliseconds, and the reason in words; an
                 accepted change removes it
     commits     the commits of inboxes in progress
-    deleted     called after partitions were deleted, and where that has failed halfway
+    overtaken   called after partitions were deleted, and where that has failed halfway, and after a log was cut
     _views      the views of the partitions that were looked at, by topic and number
     _turns      by topic: a counter of appends without a key, which the partitions take in turn
     _inboxes    the inboxes that were looked at, by topic
@@ -61,7 +61,7 @@ class Context:
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     commits: Commits = field(default_factory=Commits)
     snapshots: Remembered[FleetingFile] = field(default_factory=lambda: Remembered(_SNAPSHOTS))
-    deleted: Callable[[], None] = lambda: None
+    overtaken: Callable[[], None] = lambda: None
     _views: dict[tuple[str, int], PartitionViews] = field(default_factory=dict)
     _turns: dict[str, Iterator[int]] = field(default_factory=dict)
     _inboxes: dict[str, TopicInbox] = field(default_factory=dict)
@@ -90,6 +90,7 @@ class Context:
                 if views is None or views.partition is not partition or views.is_cut:
                     views = PartitionViews(partition, self)
                     partition.log.register_reader(views.before_removal)
+                    partition.log.register_cut(self.overtaken)
                     self._views[topic, number] = views
         return views
 
@@ -154,7 +155,7 @@ class Context:
                 self._views.pop((topic, each), None)
         finally:
             # Where the disk refuses to delete one partition of a topic, those before it are gone.
-            self.deleted()
+            self.overtaken()
 
     def deletions(self) -> bytes:
         """Return the deletions that can be taken back, as JSON, the newest first: as many as fit into an attribute."""

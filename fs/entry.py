@@ -170,6 +170,11 @@ class Entry:
         return False
 
     @property
+    def is_overtaken(self) -> bool:
+        """Tell whether its open files may no longer show what they have shown: what it shows was deleted, or cut."""
+        return self.is_deleted
+
+    @property
     def is_there(self) -> bool:
         """Tell whether its attributes can be read. After removal by retention or compaction they cannot, though open
         files can still be read."""

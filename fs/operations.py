@@ -87,7 +87,7 @@ class FileSystem:
         self._guard = threading.Lock()
         self._stale: dict[tuple[str, int], float] = {}
         self._drop: Callable[[int], object] = lambda node: None
-        self.context.deleted = self._drop_deleted
+        self.context.overtaken = self._drop_overtaken
         self.windows = Windows()
         self._numbers = itertools.count(1)
         self.closing = False
@@ -107,11 +107,11 @@ class FileSystem:
                 for path in (paths if opened is None else [opened.entry.path])
             )
 
-    def _drop_deleted(self) -> None:
-        """Show nothing of open files of deleted partitions: close their windows, and drop their pages. The kernel then
-        asks, and is told that they are gone."""
+    def _drop_overtaken(self) -> None:
+        """Show nothing of open files of deleted partitions, and of logs that were cut: close their windows, and drop
+        their pages. The kernel then asks, and is told what has become of them."""
         for number, opened in list(self._handles.items()):
-            if opened.entry.is_deleted:
+            if opened.entry.is_overtaken:
                 self.windows.close(number)
                 if opened.node:
                     self._drop(opened.node)
@@ -266,8 +266,8 @@ class FileSystem:
         window = opened.handle.window(position)
         if window is not None:
             self.windows.open(handle, *window, for_pages)
-            if opened.entry.is_deleted:
-                # It was deleted since it was read: whoever closes the windows of what is deleted may have been here.
+            if opened.entry.is_overtaken:
+                # It was deleted or cut since it was read: whoever closes the windows of that may have been here.
                 self.windows.close(handle)
 
     def _share_pages(self, handle: int, opened: _Open) -> None:

@@ -102,6 +102,7 @@ class Log:
     _is_restarting  see `restarting`
     _readers        see `register_reader`
     _queues         see `register_queue`
+    _after_cuts     see `register_cut`
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Log:
         self._is_restarting = False
         self._readers: tuple[Callable[[Sequence[Segment]], None], ...] = ()
         self._queues: tuple[Callable[[], None], ...] = ()
+        self._after_cuts: tuple[Callable[[], None], ...] = ()
         active = chain.active
         self.snapshot = Snapshot(
             start, start, high_watermark, end, active.base_offset, active.size, chain.segments, 0
@@ -158,6 +160,11 @@ class Log:
         """Register a queue of lines that is flushed before other records are appended, because its lines came first.
         `flush` is called without the lock, and an error in it refuses the append."""
         self._queues += (flush,)
+
+    def register_cut(self, after_cut: Callable[[], None]) -> None:
+        """Call `after_cut` when the log was truncated, or begun anew: what was read of it before is overtaken. It is
+        called without the lock."""
+        self._after_cuts += (after_cut,)
 
     def check_open(self) -> None:
         """Raise ClosedError if the log was closed or went offline."""
@@ -203,6 +210,11 @@ class Log:
         """Tell the registered readers that retention or compaction is about to remove these segments from the list."""
         for before_removal in self._readers:
             before_removal(segments)
+
+    def announce_cut(self) -> None:
+        """Tell those who registered for it that the log was cut."""
+        for after_cut in self._after_cuts:
+            after_cut()
 
     def flush_queues(self) -> None:
         """Append the lines that wait, before somebody else appends other records."""

@@ -827,6 +827,7 @@ class Store:
             last = partition.log.snapshot.segments.floor(ceiling)
             self.cleaning.offsets.lower(key, ceiling if last is None else last.base_offset)
             yield partition
+        partition.log.announce_cut()
 
     # -- settings -------------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class PartitionEntry(Entry):
         return self.views.partition.log.is_closed
 
     @property
+    def is_overtaken(self) -> bool:
+        return self.is_deleted or self.views.is_cut
+
+    @property
     def generation(self) -> Hashable:
         try:
             incarnation = self.views.incarnation
