@@ -38,6 +38,7 @@ class Fetcher:
     fetching    what is asked, and what becomes of the answers
     mirrors     the mirrors that the broker leads; replaced as a whole
     stopping    set when it must end
+    _has_some   set while there is a mirror, or the thread must end
     _told       the last error that was logged
     _thread     the thread
     """
@@ -47,6 +48,7 @@ class Fetcher:
         self.fetching = Fetching(cluster, moved)
         self.mirrors: Sequence[Mirror] = ()
         self.stopping = threading.Event()
+        self._has_some = threading.Event()
         self._told = ""
         self._thread = threading.Thread(target=self._work, name=f"link-{node}")
 
@@ -54,16 +56,28 @@ class Fetcher:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread, whose connection is closed already."""
+    def give(self, mirrors: Sequence[Mirror]) -> None:
+        """Have these mirrors fetched, and no others."""
+        self.mirrors = mirrors
+        if mirrors:
+            self._has_some.set()
+        else:
+            self._has_some.clear()
+
+    def end(self) -> None:
+        """Have the thread end when its connection does."""
         self.stopping.set()
+        self._has_some.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def _work(self) -> None:
         failures = 0
         while not self.stopping.is_set():
             if not self.mirrors:
-                self.stopping.wait(_IDLE_S)
+                self._has_some.wait()
                 continue
             began = time.monotonic()
             try:
@@ -144,12 +158,14 @@ class Link:
             self._stopping = True
             self._wake.notify()
         for fetcher in list(self._fetchers.values()):
-            fetcher.stopping.set()
+            fetcher.end()
         self.cluster.close()
         if self._thread.is_alive():
             self._thread.join()
         for fetcher in self._fetchers.values():
-            fetcher.stop()
+            # The thread may have started one since.
+            fetcher.end()
+            fetcher.join()
 
     def moved(self) -> None:
         """Look at the cluster soon: a leader is no longer the right one to ask."""
@@ -215,7 +231,7 @@ class Link:
             else:
                 by_node.setdefault(leader.leader, []).append(mirror)
         for node, fetcher in self._fetchers.items():
-            fetcher.mirrors = tuple(by_node.get(node, ()))
+            fetcher.give(by_node.get(node, ()))
 
     def _fetcher(self, node: int) -> Fetcher:
         found = self._fetchers.get(node)

@@ -99,6 +99,7 @@ class Cluster:
     _open       all connections
     _lock       guards both
     _is_closed  whether no more connections are opened
+    _answered   the broker that answered last
     """
 
     def __init__(self, bootstrap: Sequence[Address], client: ClientSettings) -> None:
@@ -110,6 +111,7 @@ class Cluster:
         self._open: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._answered: Address | None = None
 
     def close(self) -> None:
         """Close all connections. Who waits for an answer gets ClusterAwayError."""
@@ -159,16 +161,20 @@ class Cluster:
         return answer
 
     def _ask_any(self, request: Any) -> Any:
-        """Ask the brokers in random order until one answers, then those that were given at the start."""
+        """Ask the broker that answered last, then the others in random order, then those that were given at the start,
+        until one answers: each that is frozen costs the time of a request."""
         known = list(self.brokers.values())
         random.shuffle(known)
-        addresses = [*known, *(each for each in self.bootstrap if each not in known)]
+        known.sort(key=lambda address: address != self._answered)
         problems: list[LinkError] = []
-        for address in addresses:
+        for address in dict.fromkeys((*known, *self.bootstrap)):
             try:
-                return self._ask(address, request)
+                answer = self._ask(address, request)
             except LinkError as error:
                 problems.append(error)
+            else:
+                self._answered = address
+                return answer
         refused = [each for each in problems if isinstance(each, LinkRefusedError)]
         kind = LinkRefusedError if refused else ClusterAwayError
         raise kind("; ".join(dict.fromkeys(map(str, refused or problems))))

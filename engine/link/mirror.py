@@ -77,6 +77,7 @@ class Mirror:
     retry_at       when it is asked for again after an error, by time.monotonic
     failures       how many errors came one after the other
     _floor         offsets below are no longer in the cluster
+    _is_released   whether nobody mirrors it any more
     _lock          held while an answer is taken, or appended, or the owner changes
     _rated         when the rate was last computed, and the bytes mirrored until then
     """
@@ -91,6 +92,7 @@ class Mirror:
         self.retry_at = 0.0
         self.failures = 0
         self._floor = 0
+        self._is_released = False
         self._store = store
         self._lock = threading.RLock()
         self._rated = (time.monotonic(), 0)
@@ -121,7 +123,8 @@ class Mirror:
 
     @state.setter
     def state(self, state: MirrorState) -> None:
-        self._store.mirrors[self.topic, self.number] = state
+        if not self._is_released:
+            self._store.mirrors[self.topic, self.number] = state
 
     # -- who asks -------------------------------------------------------------------------------------
 
@@ -149,6 +152,7 @@ class Mirror:
         """End the mirror: nobody asks any more, and it has no state."""
         with self._lock:
             self.owner = None
+            self._is_released = True
             self._store.mirrors.pop((self.topic, self.number), None)
 
     def asks(self, owner: object) -> Asked | None:
