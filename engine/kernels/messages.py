@@ -42,20 +42,10 @@ _CLUSTER = 1 + _TOPICS.index("__cluster_metadata")
 
 # -- the tables ---------------------------------------------------------------------------------------
 
-_TYPES = [
-    "bool",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "int64",
-    "float64",
-    "uuid",
-    "string",
-    "protocol",
-    "bytes",
-    "{}",
-]
+_TYPES = (
+    "bool", "int8", "int16", "uint16", "int32", "int64", "float64",
+    "uuid", "string", "protocol", "bytes", "{}",
+)  # fmt: skip
 _BOOL, _INT8, _INT16, _UINT16, _INT32, _INT64, _FLOAT64 = range(7)
 _UUID, _STRING, _PROTOCOL, _BYTES, _STRUCTURE = range(7, 12)
 _SIZES = np.array([1, 1, 2, 2, 4, 8, 8, 16, 0, 0, 0, 0])
@@ -70,7 +60,13 @@ _FIELDS_FROM, _FIELDS_END, _LATEST, _FLEXIBLE, _LABEL, _LABEL_SIZE = range(6)
 
 
 class _Tables:
-    """The tables while they grow."""
+    """The tables while they grow.
+
+    text    names of fields and messages, one behind the other
+    fields  a row for each field; those of a shape lie together
+    shapes  a row for each message and each structure
+    rows    the row of each message, by its name
+    """
 
     def __init__(self) -> None:
         self.text = bytearray()
@@ -408,9 +404,10 @@ def _put_value(buffer, at, end, kind, out, position):
 def _put_message(buffer, at, end, message, version, out, position):
     """A message as an object: position behind it, or MALFORMED, and position behind the object in `out`.
 
-    What is around a structure is kept in a stack while its fields are read: numba does not keep the code of functions
-    that call themselves. Tagged fields that are not known are passed over, as Kafka does. Bytes that should be a
-    message and are none are shown as bytes."""
+    Each turn of the loop reads one value, or begins or ends a field, a structure or a message in a field. What is
+    around a structure is kept in a stack while its fields are read: numba does not keep the code of functions that call
+    themselves. Tagged fields that are not known are passed over, as Kafka does. Bytes that should be a message and are
+    none are shown as bytes."""
     if not 0 <= version <= _SHAPES[message, _LATEST]:
         return np.int64(MALFORMED), position
     frames, depth = _stack(), 0
