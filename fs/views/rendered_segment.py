@@ -133,7 +133,7 @@ class RenderedSegment:
         mapped as one unreadable byte: up to the end of the batch, or to the next batch that is recognised."""
         first = self.map.next_offset
         behind = None
-        problem = ""
+        problem = "no batch of the segment holds them"
         try:
             found = self.segment.position_of(first)
             if found is not None:
