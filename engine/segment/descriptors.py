@@ -312,6 +312,10 @@ class PinnedFile:
     def pins(self) -> int:
         return len(self._pins)
 
+    def may_be(self, status: os.stat_result) -> bool:
+        """Return whether a status that was found by its path is its own: another process may have replaced it."""
+        return self.identity is None or identity_of(status) == self.identity
+
     def descriptor(self) -> Descriptor:
         """Return the open file. Keep the object while its number is used."""
         found = self.cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,7 +118,10 @@ class PartitionViews:
         Some file systems do not store when a file was made, so there is a serial. FileNotFoundError: it was removed."""
         known = self._born.get(segment.base_offset)
         if known is None or known[0] is not segment:
-            known = segment, birth(segment.log.path), next(SERIALS)
+            born = birth(segment.log.path)
+            if not segment.log.file.may_be(os.stat(segment.log.path)):
+                raise FileNotFoundError(f"{segment.log.path} was replaced by another process")
+            known = segment, born, next(SERIALS)
             with self._lock:
                 present = self._born.get(segment.base_offset)
                 if present is not None and present[0] is segment:

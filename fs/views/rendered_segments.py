@@ -168,6 +168,8 @@ class RenderedSegments:
             status = os.stat(segment.path)
         except FileNotFoundError:
             return None
+        if not segment.log.file.may_be(status):
+            return None
         # The order matters: as long as the segment is in the list after the stat, the name is its own.
         if segment not in self.partition.log.snapshot.segments:
             return None

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from partition_opening import NEVER, NOW, without_fsync
 from test_viewing import files, told
 
+from topicfs.engine.errors import EngineError
 from topicfs.engine.files.birth import birth
 from topicfs.engine.format.paths import log_file
 from topicfs.engine.partition import following
@@ -322,3 +324,62 @@ def test_of_a_log_with_several_replicas_records_show_up_to_the_high_watermark(tm
     assert seen(beside) == list(range(10)), "it never falls"
     beside.mark = 25
     assert seen(beside) == list(range(20))
+
+
+DAMAGES = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "roll", "look", "flip", "cut", "remove", "zeros"]),
+        st.integers(0, 1000),
+        st.floats(0, 1, exclude_max=True),
+    ),
+    min_size=4,
+    max_size=25,
+)
+
+
+@given(DAMAGES)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_of_a_log_that_is_damaged_meanwhile_only_records_that_were_written_show(
+    steps: list[tuple[str, int, float]],
+) -> None:
+    """Or an error. No checksum covers a base offset: a record is known by its value."""
+    with tempfile.TemporaryDirectory() as place:
+        beside = Beside(Path(place) / "t-0")
+        written: set[bytes | None] = set()
+        for number, (kind, choice, at) in enumerate(steps):
+            if kind == "put":
+                pairs = [(each, f"{each} of {number}") for each in range(1 + choice % 7)]
+                written |= {value.encode() for _, value in pairs}
+                with suppress(EngineError, OSError):
+                    beside.written.put(*pairs)
+            elif kind == "roll":
+                with suppress(EngineError, OSError):
+                    beside.written.partition.roll()
+            elif kind == "look":
+                with suppress(EngineError, OSError):
+                    beside.reader.catch_up()
+                    assert {record.value for record in beside.reader.records()} <= written
+            else:
+                damage(beside.directory, kind, choice, at)
+        beside.written.partition.log.abandon()
+        beside.reader.log.abandon()
+
+
+def damage(directory: Path, kind: str, number: int, at: float) -> None:
+    every = sorted(directory.glob("0*.*"))
+    if not every:
+        return
+    path = every[number % len(every)]
+    size = path.stat().st_size
+    if kind == "remove":
+        path.unlink()
+    elif kind == "cut":
+        os.truncate(path, int(size * at))
+    elif kind == "zeros":
+        os.truncate(path, size + number)
+    elif size:
+        with path.open("r+b") as file:
+            file.seek(int(size * at))
+            byte = file.read(1)[0]
+            file.seek(int(size * at))
+            file.write(bytes([byte ^ 0x41]))

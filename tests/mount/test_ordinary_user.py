@@ -140,6 +140,10 @@ def test_a_read_only_mount_needs_no_right_to_write(script: Script) -> None:
         test "$(user tail -n 1 mnt/t-0/log.txt)" = 1000 || fail "its end is missing"
         test "$(user sh -c 'wc -l < mnt/t-0/log.txt')" = 1000 || fail "lines are missing"
         topicfs umount mnt
+        homeless() { user env HOME=/nonexistent "$PYTHON" -m topicfs.mountd.cli "$@"; }
+        homeless mount --read-only data mnt
+        test "$(user tail -n 1 mnt/t-0/log.txt)" = 1000 || fail "it needs a home"
+        homeless umount mnt
         test "$before" = "$(find data -printf '%p %s %T@ %C@\\n' | sort)" || fail "something changed"
         test -s .local/state/topicfs/*mnt.log || fail "no log"
         """
