@@ -8,10 +8,13 @@ from unittest import mock
 
 import pytest
 from compacted import cleaner
+from memory_view_cache import MemoryViewCache
 from tree_bench import TreeBench, lines, remove_below, tree_bench, view_of
 
+from topicfs import Store
 from topicfs.engine.record import Record
 from topicfs.fs.formats import Format
+from topicfs.fs.operations import FileSystem
 from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.rendered_segment import RenderedSegment
 from topicfs.fs.views.view import View
@@ -162,3 +165,22 @@ def test_a_segment_that_was_rewritten_twice_is_not_read_by_the_map_of_its_succes
         put(b"latest", b"b")
         compact()
         assert [b'"value":"x"' in line for line in view_of(view).splitlines()] == [True, True, True]
+
+
+def test_no_map_is_saved_for_a_file_that_took_the_name_of_a_segment_beside_a_read_only_store(
+    place: TreeBench,
+) -> None:
+    written = sealed(place).partition
+    with Store.open(place.place, place.settings, place.clock, read_only=True) as store:
+        view_cache = MemoryViewCache()
+        files = FileSystem(store, view_cache)
+        shown = files.context.views("t", 0)
+        look(shown, TXT)
+        first, *_, last = written.log.chain.segments.non_active
+        other = place.place / "other"
+        other.write_bytes(last.path.read_bytes())
+        other.rename(first.path)
+        files.keep_maps()
+        assert ("t-0", f"{first.base_offset:020d}.txt.map") not in view_cache.kept
+        assert ("t-0", f"{last.base_offset:020d}.txt.map") in view_cache.kept
+        files.close()
