@@ -330,12 +330,13 @@ class FileSystem:
 
     def follow(self) -> None:
         """Take up what another process has changed in the files of open views, so that nothing is removed of which they
-        hold nothing. Show nothing more of partitions that it has removed."""
+        hold nothing. Show nothing more of partitions that it has removed, and of logs that it has cut. Here, as the
+        kernel must not be asked to drop pages by the very call that reads them."""
         for views in self.context.looked_at():
             if views.rendered.open_views:
                 views.partition.catch_up()
-        if any(opened.entry.is_deleted for opened in list(self._handles.values())):
-            self._drop_deleted()
+        if any(opened.entry.is_overtaken for opened in list(self._handles.values())):
+            self._drop_overtaken()
 
     def keep_maps(self) -> None:
         """Save the size maps of sealed segments in the view cache, and remove those of segments that are gone."""

@@ -150,7 +150,7 @@ class Follower:
                 # It was removed since the directory was listed.
                 self._listed = None
             except _CutError as error:
-                logger.warning(f"{log.name}: was cut by another process, and is read anew: {error}")
+                logger.warning(f"{log.name}: is read anew, as another process has changed it: {error}")
                 self._begin_anew()
             self._given = known.start, known.high_watermark
 
@@ -265,8 +265,10 @@ class Follower:
 
     def _begin_anew(self) -> None:
         """Open the directory anew. Of a segment that was cut nobody knows any more what it had."""
-        log, old = self._log, tuple(self._log.chain.segments)
-        is_other = not self._mark_holds(old[-1])
+        log, old, before = self._log, tuple(self._log.chain.segments), self._end
+        changed = [each for each in old if _is_shorter(each)]
+        if self._mark_differs(old[-1]):
+            changed.append(old[-1])
         fresh = self._open().log
         log.announce_removal(old)
         log.chain, log.producers, log.epochs, log.metadata = (
@@ -283,10 +285,14 @@ class Follower:
             high_watermark=now.high_watermark,
             end=now.end,
             end_position=now.end_position,
-            is_cut=True,
+            # Without a cut, more was removed or compacted since the last look than can be followed.
+            cut=min(
+                [*(each.base_offset for each in changed), *([now.end] if now.end < before else [])],
+                default=None,
+            ),
         )
         for segment in old:
-            if (segment is old[-1] and is_other) or _is_shorter(segment):
+            if segment in changed:
                 segment.close()
             else:
                 segment.depart()
@@ -333,7 +339,7 @@ class Follower:
         if status.st_size < batches.size:
             raise _CutError(f"{batches.path}: expected {batches.size} bytes, found {status.st_size}")
         try:
-            if not self._mark_holds(segment):
+            if self._mark_differs(segment):
                 raise _CutError(f"{batches.path}: the batch at position {self._mark[0]} is another one")
             if status.st_size > batches.size:
                 self._take_in(segment, status.st_size)
@@ -345,10 +351,11 @@ class Follower:
             look if look.is_settled or batches.size < status.st_size else replace(look, is_settled=True)
         )
 
-    def _mark_holds(self, segment: Segment) -> bool:
+    def _mark_differs(self, segment: Segment) -> bool:
+        """Return whether the last batch that was taken in is another one now, if the file can be read."""
         position, header = self._mark
         try:
-            return segment.log.read(position, len(header)) == header
+            return segment.log.read(position, len(header)) != header
         except (ClosedError, CorruptSegmentError):
             return False
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from partition_opening import NEVER, NOW, without_fsync
 from test_viewing import files, told
 
-from topicfs.engine.errors import EngineError
+from topicfs.engine.errors import CorruptError, EngineError
 from topicfs.engine.files.birth import birth
 from topicfs.engine.format.paths import log_file
 from topicfs.engine.partition import following
@@ -383,3 +383,25 @@ def damage(directory: Path, kind: str, number: int, at: float) -> None:
             byte = file.read(1)[0]
             file.seek(int(size * at))
             file.write(bytes([byte ^ 0x41]))
+
+
+def test_a_cut_is_known_as_one_and_a_compaction_is_none(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "t-0")
+    for number in range(30):
+        beside.written.put((number % 3, "x" * 30))
+    beside.check()
+    beside.written.put((1, "one"))
+    beside.written.clean(cleaner())
+    beside.written.put((2, "two"))
+    beside.written.clean(cleaner())
+    beside.check()
+    assert beside.reader.log.snapshot.cuts == 0
+    end = beside.written.put((3, "three"))
+    beside.check()
+    beside.written.partition.truncate_to(end)
+    beside.is_cut = True
+    beside.written.put((4, "four"))
+    beside.check()
+    assert beside.reader.log.snapshot.cuts == 1
+    with pytest.raises(CorruptError, match="truncated"):
+        beside.reader.log.check_uncut(0, end + 1)
