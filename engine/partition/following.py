@@ -198,9 +198,10 @@ class Follower:
     # -- segments that came and went ------------------------------------------------------------------
 
     def _find_file(self) -> None:
-        """Have the segment that is shown where there is none become the first one that there is."""
+        """Have the segment that is shown where there is none become the first one that there is. Segments below the
+        start offset are hidden."""
         active = self._log.chain.active
-        if active.log.file.identity is None and self._found:
+        if active.log.file.identity is None and max(self._found, default=-1) >= active.base_offset:
             if min(self._found) != active.base_offset:
                 raise _CutError(f"{active.directory}: expected a segment {active.base_offset}")
             active.log.file.adopt(active.path_of(LOG_SUFFIX))

@@ -50,17 +50,23 @@ class Beside:
     is_cut whether the log was cut
     """
 
-    def __init__(self, directory: Path, lone: bool = True, clean: bool = False, **more: object) -> None:
+    def __init__(
+        self, directory: Path, lone: bool = True, clean: bool = False, start: int = 0, **more: object
+    ) -> None:
         self.written = Cleaning(directory, index_interval_bytes=200, **more)
         self.directory = directory
         self.lone = lone
-        self.start = 0
+        self.start = start
         self.mark: int | None = None
         self.gone = 0
         self.is_cut = False
         if clean:
             self.written.reopen()
-        born = birth(directory)
+        self.begin(clean)
+
+    def begin(self, clean: bool = False) -> None:
+        """Open the directory read-only."""
+        born = birth(self.directory)
         self.reader = self._open(clean)
         self.reader.log.catch_up = Follower(
             self.reader.log, born, self._known, lambda: self._open(False), self._left
@@ -405,3 +411,16 @@ def test_a_cut_is_known_as_one_and_a_compaction_is_none(tmp_path: Path) -> None:
     assert beside.reader.log.snapshot.cuts == 1
     with pytest.raises(CorruptError, match="truncated"):
         beside.reader.log.check_uncut(0, end + 1)
+
+
+def test_a_log_that_ends_below_its_start_offset_stays_empty_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    beside = Beside(tmp_path / "t-0", start=7)
+    beside.written.put((1, "one"))
+    beside.begin()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert seen(beside) == seen(beside) == []
+    assert beside.reader.start_offset == 7
+    assert caplog.messages == []
