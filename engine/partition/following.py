@@ -61,6 +61,10 @@ _TRIES: Final = 5
 """How often a directory is listed that changes meanwhile. Then the next look tries again."""
 
 
+_NO_MARK: Final = (0, b"")
+"""The mark of a segment of which no batch was taken in."""
+
+
 class _CutError(EngineError):
     """Batches that were taken in are gone."""
 
@@ -101,7 +105,7 @@ class Follower:
         self._listed: Look | None = None
         self._found: dict[int, tuple[str, os.stat_result]] = {}
         self._read: Look | None = None
-        self._mark: tuple[int, bytes] = (0, b"")
+        self._mark: tuple[int, bytes] = _NO_MARK
         self._aborted: list[AbortedTransaction] | None = None
         self._refused = -1
         self._note_mark()
@@ -267,10 +271,16 @@ class Follower:
     def _begin_anew(self) -> None:
         """Open the directory anew. Of a segment that was cut nobody knows any more what it had."""
         log, old, before = self._log, tuple(self._log.chain.segments), self._end
-        changed = [each for each in old if _is_shorter(each)]
-        if self._mark_differs(old[-1]):
-            changed.append(old[-1])
+        # Where that fails, the next look tries again.
+        self._listed = None
         fresh = self._open().log
+        changed = [each for each in old if _is_shorter(each)]
+        last = fresh.chain.active
+        if self._mark_differs(old[-1]) or (
+            # Compaction replaces a segment only when there is one behind it.
+            last.base_offset == old[-1].base_offset and last.log.file.identity != old[-1].log.file.identity
+        ):
+            changed.append(old[-1])
         log.announce_removal(old)
         log.chain, log.producers, log.epochs, log.metadata = (
             fresh.chain,
@@ -297,7 +307,7 @@ class Follower:
                 segment.close()
             else:
                 segment.depart()
-        self._listed = self._read = self._aborted = None
+        self._read = self._aborted = None
         self._note_mark()
 
     # -- growth ---------------------------------------------------------------------------------------
@@ -368,17 +378,20 @@ class Follower:
             read_exactly_into(batches.file.descriptor().fd, position, into, batches.path)
 
         indexer = Indexer(segment.finder)
-        for buffer, table, status in walk(fill, batches.size, size, True, RECOVERY_CHUNK, reuse=True):
-            good = rising_rows(table, segment.base_offset, self._end - 1) if status == FULL else 0
-            if good:
-                aborted += self._add(indexer, buffer, table[:good])
-            if good < len(table):
-                break
-        if aborted:
-            if self._aborted is None:
-                self._aborted = [each for each in segment.transactions.all() if each.last_offset < before]
-            self._aborted += aborted
-            segment.hold_transactions(self._aborted)
+        try:
+            for buffer, table, status in walk(fill, batches.size, size, True, RECOVERY_CHUNK, reuse=True):
+                good = rising_rows(table, segment.base_offset, self._end - 1) if status == FULL else 0
+                if good:
+                    aborted += self._add(indexer, buffer, table[:good])
+                if good < len(table):
+                    break
+        finally:
+            # Also where the disk fails halfway: what was taken in must not show what was aborted.
+            if aborted:
+                if self._aborted is None:
+                    self._aborted = [each for each in segment.transactions.all() if each.last_offset < before]
+                self._aborted += aborted
+                segment.hold_transactions(self._aborted)
 
     def _add(self, indexer: Indexer, buffer: Bytes, table: Longs) -> list[AbortedTransaction]:
         """Add sound batches to the state, and publish them in the segment. Return the transactions that they abort."""
@@ -416,9 +429,6 @@ class Follower:
         ):
             log.leader_epoch = log.epochs.latest_epoch or 0
             log.publish(high_watermark=mark, end=self._end)
-
-
-_NO_MARK: Final = (0, b"")
 
 
 def _is_shorter(segment: Segment) -> bool:

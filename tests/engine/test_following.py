@@ -424,3 +424,14 @@ def test_a_log_that_ends_below_its_start_offset_stays_empty_without_a_word(
         assert seen(beside) == seen(beside) == []
     assert beside.reader.start_offset == 7
     assert caplog.messages == []
+
+
+def test_an_active_segment_that_was_replaced_is_a_cut(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "t-0")
+    beside.written.put((1, "one"))
+    assert seen(beside) == [0]
+    beside.written.partition.restart_at(0)
+    beside.written.put((2, "two"), (3, "three"))
+    beside.is_cut = True
+    beside.check()
+    assert beside.reader.log.snapshot.cuts == 1
