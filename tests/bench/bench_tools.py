@@ -27,7 +27,7 @@ from topicfs.fs.entry import Attributes
 from topicfs.fs.fuse.adapter import Opened
 
 SIZE = 500_000_000
-ROUNDS = 3
+ROUNDS = 2
 _GOAL = 0.75
 _PATIENCE_S = 30.0
 
