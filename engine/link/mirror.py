@@ -176,6 +176,8 @@ class Mirror:
                 self.position = int(chunk.table[-1, LAST_OFFSET]) + 1
                 self.epoch = int(chunk.table[-1, LEADER_EPOCH])
             self._note_answer(high_watermark, int(told.last_stable_offset))
+            if chunk is None:
+                self._note_success()
             return chunk
 
     def _is_due(self, owner: object, asked: Asked) -> bool:
@@ -223,6 +225,7 @@ class Mirror:
             except (EngineError, OSError):
                 self._begin_at_end()
                 raise
+            self._note_success()
             self._note_lag()
 
     def _align(self, first: int) -> None:
@@ -284,12 +287,17 @@ class Mirror:
             self.retry_at = time.monotonic() + delay_s
             told = f"{words}; tried again"
             is_new = told != self.state.error
-            self.state = replace(self.state, error=told)
+            self.state = replace(self.state, error=told, bytes_per_second=0.0)
+            self._rated = time.monotonic(), self.state.mirrored_bytes
             return is_new
 
-    def _note_answer(self, high_watermark: int, stable: int) -> None:
+    def _note_success(self) -> None:
+        """Note that nothing is wrong: all of an answer is here. An answer that cannot be appended ends no error."""
         self.failures = 0
-        self.state = replace(self.state, high_watermark=high_watermark, stable_offset=stable, error=None)
+        self.state = replace(self.state, error=None)
+
+    def _note_answer(self, high_watermark: int, stable: int) -> None:
+        self.state = replace(self.state, high_watermark=high_watermark, stable_offset=stable)
         self._note_lag()
 
     def _note_lag(self) -> None:

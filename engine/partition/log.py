@@ -300,7 +300,9 @@ class Log:
 
     def _write(self, data: Bytes, table: Longs, origin: Origin, append_time: int, room: int = 0) -> Appended:
         """Append batches that have their offsets. The caller holds the lock."""
-        if data.size > self.settings.segment_bytes:
+        # A batch that its leader has taken gets a segment of its own: both may have had a larger segment.bytes then.
+        is_taken = origin is Origin.REPLICATION and len(table) == 1
+        if data.size > self.settings.segment_bytes and not is_taken:
             raise RecordBatchTooLargeError(
                 f"{self.name}: {data.size} bytes to append, segment.bytes is {self.settings.segment_bytes}"
             )

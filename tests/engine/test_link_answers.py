@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -368,6 +369,31 @@ def test_what_came_is_appended_though_the_connection_fails_with_the_next_request
         bench.fetching.exchange(connection, mirrors)
     cluster.let_go(connection)
     assert bench.values == ALL
+
+
+def test_what_cannot_be_appended_is_told_once_and_tried_more_and_more_slowly(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = bench.following.mirrors["t", 0]
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(mirror.partition, "append_scanned", side_effect=full):
+        bench.fetch(8)
+        assert mirror.failures >= 3
+        assert "No space left" in bench.error
+        assert bench.store.mirrors["t", 0].lag_records == 5
+    assert len([each for each in caplog.messages if "No space left" in each]) == 1
+    mended(bench)
+    assert mirror.failures == 0
+
+
+def test_a_batch_that_is_larger_than_a_segment_here_is_mirrored(bench: Bench) -> None:
+    bench.store.configure("t", {"segment.bytes": "1048576"})
+    large = b"x" * 1_500_000, b"small", b"y" * 1_200_000
+    for value in large:
+        bench.log.add(value)
+    bench.fetch(5)
+    assert bench.error == ""
+    assert bench.values == [*ALL, *large]
 
 
 def test_what_comes_behind_a_gap_is_not_appended_but_asked_for_anew(bench: Bench) -> None:
