@@ -97,10 +97,12 @@ def link(store: Store, topic: str, number: int) -> dict[str, Any] | None:
     if linked is None:
         return None
     state = store.mirrors.get((topic, number))
-    told = MirrorState(error=linked.ended or store.link_error or _NOT_FOLLOWED) if state is None else state
+    if state is None:
+        why = linked.ended or store.link_error or store.link_problems.get(topic) or _NOT_FOLLOWED
+        state = MirrorState(error=why)
     return {
         "cluster": linked.cluster,
         "began_at": linked.begins.get(number),
         "ended": linked.ended,
-        **told.told(store.clock()),
+        **state.told(store.clock()),
     }

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from topicfs.engine.errors import EngineError
+from topicfs.engine.errors import EngineError, LinkError
 from topicfs.engine.link.cluster import Cluster
 from topicfs.engine.link.fetch import Fetching, delay_s
 from topicfs.engine.link.following import Following
@@ -197,8 +197,12 @@ class Link:
         try:
             self.following.look()
             self._assign()
-        except (EngineError, OSError) as error:
+            if self.following.rest:
+                self.moved()
+        except LinkError as error:
             self._note(str(error))
+        except (EngineError, OSError) as error:
+            self._note(f"the mount's own store: {error}")
         except Exception as error:
             log.exception("the link failed unexpectedly, and looks at the cluster again")
             self._note(repr(error))
@@ -211,7 +215,7 @@ class Link:
         if self._stopping:
             return
         if words != self.error:
-            log.warning(f"the cluster cannot be asked, which is tried again: {words}")
+            log.warning(f"the cluster cannot be asked or followed, which is tried again: {words}")
         self._store.link_error = words
         self.failures += 1
 

@@ -293,7 +293,7 @@ class _Link(Collector):
         )
         if link.error is not None:
             problem.add_metric(("", link.error), 1)
-        for topic, why in sorted(dict(link.following.problems).items()):
+        for topic, why in sorted(dict(self._store.link_problems).items()):
             problem.add_metric((topic, why), 1)
         yield problem
 

@@ -9,8 +9,9 @@ a topic matches and is not here         its partitions are made here, under its 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 _CONFIGS_AT_ONCE: Final = 100
 """Topics whose settings are asked for in one request."""
 
+_NEW_AT_ONCE: Final = 100
+"""New topics that one look makes. Those that are made are mirrored while the next look makes more: a thousand take ten
+seconds, where a file written for each took minutes."""
+
 
 class Following:
     """The topics that are mirrored. One thread calls `look`, again and again.
@@ -44,8 +49,9 @@ class Following:
     cluster   the cluster
     options   what is mirrored
     mirrors   the mirrors, by topic and partition
-    problems  by topic: why a topic that is wanted is not mirrored
     leaders   by topic and partition: who led it at the last look
+    rest      how many new topics were left for the next look
+    _unset    by topic: why its settings in the cluster could not be had, as it was logged
     """
 
     def __init__(self, store: Store, cluster: Cluster, options: LinkOptions) -> None:
@@ -53,8 +59,9 @@ class Following:
         self.cluster = cluster
         self.options = options
         self.mirrors: dict[PartitionKey, Mirror] = {}
-        self.problems: dict[str, str] = {}
         self.leaders: dict[PartitionKey, ClusterPartition] = {}
+        self.rest = 0
+        self._unset: dict[str, str] = {}
 
     def look(self) -> None:
         """Ask the cluster, and make what is missing here. LinkError where the cluster cannot be asked: then all stays
@@ -66,17 +73,56 @@ class Following:
         for topic in here:
             self._note_end(topic, told)
         wanted = [topic for topic in told.topics.values() if self._wants(topic)]
-        configs = self._configs([topic.name for topic in wanted])
-        leaders: dict[PartitionKey, ClusterPartition] = {}
-        for each in wanted:
-            try:
-                leaders |= self._follow(each, told.cluster, configs.get(each.name))
-            except (EngineError, OSError) as error:
-                problems[each.name] = str(error)
+        here_already = self.store.topics()
+        failed = self.store.link_problems
+        new = [topic.name for topic in wanted if topic.name not in here_already]
+        # Those that have failed come last: however many they are, they hold up no others.
+        waiting = sorted(new, key=lambda name: name in failed)[_NEW_AT_ONCE:]
+        self.rest = len([name for name in waiting if name not in failed])
+        problems |= {name: failed[name] for name in waiting if name in failed}
+        wanted = [topic for topic in wanted if topic.name not in waiting]
+        leaders = self._follow(wanted, told.cluster, problems)
         for key in [each for each in self.mirrors if each not in leaders]:
             self.mirrors.pop(key).release()
         self.leaders = leaders
         self._tell(problems)
+
+    def _follow(
+        self, topics: Sequence[DescribedTopic], cluster: str, problems: dict[str, str]
+    ) -> dict[PartitionKey, ClusterPartition]:
+        """Make what is missing of topics, and return who leads their partitions. Why one of them cannot be mirrored is
+        added to the problems. The file of linked topics has all of them, and is written as rarely as can be."""
+        configs = self._configs([topic.name for topic in topics])
+        entries: dict[str, LinkedTopic] = {}
+        for topic in topics:
+            with self._noting(topic.name, problems):
+                entries[topic.name] = self._entry(topic, cluster, configs.get(topic.name))
+        self.store.note_linked(entries.values())
+        begun: dict[str, DescribedTopic] = {}
+        begins: dict[str, Mapping[int, int]] = {}
+        for topic in topics:
+            if topic.name in entries:
+                with self._noting(topic.name, problems):
+                    self.store.link(entries[topic.name], topic.partitions)
+                    for number in topic.partitions:
+                        self._have_mirror(topic.name, number, topic.topic_id)
+                    begins[topic.topic_id] = self._new_begins(topic)
+                    begun[topic.name] = topic
+        # Noted first: a crash in between leaves empty logs, which begin there the next time.
+        self.store.linked.begin(begins)
+        leaders: dict[PartitionKey, ClusterPartition] = {}
+        for topic in begun.values():
+            with self._noting(topic.name, problems):
+                leaders |= {(topic.name, number): topic.partitions[number] for number in self._begin(topic)}
+        return leaders
+
+    @contextlib.contextmanager
+    def _noting(self, topic: str, problems: dict[str, str]) -> Iterator[None]:
+        """Take an error inside for one of this topic: the others are followed."""
+        try:
+            yield
+        except (EngineError, OSError) as error:
+            problems[topic] = str(error)
 
     def _is_here(self, topic: LinkedTopic) -> bool:
         return self.store.linked_topic(topic.name) == topic
@@ -87,9 +133,9 @@ class Following:
 
     def _tell(self, problems: Mapping[str, str]) -> None:
         for name, why in problems.items():
-            if self.problems.get(name) != why:
+            if self.store.link_problems.get(name) != why:
                 log.warning(f"topic {name} is not mirrored: {why}")
-        self.problems = dict(problems)
+        self.store.link_problems = dict(problems)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -119,10 +165,8 @@ class Following:
             found |= self.cluster.topic_configs(names[first : first + _CONFIGS_AT_ONCE])
         return found
 
-    def _follow(
-        self, topic: DescribedTopic, cluster: str, config: TopicConfig | str | None
-    ) -> dict[PartitionKey, ClusterPartition]:
-        """Make what is missing of a topic, and return who leads its partitions."""
+    def _entry(self, topic: DescribedTopic, cluster: str, config: TopicConfig | str | None) -> LinkedTopic:
+        """Return what is to be known of a topic here. LinkError where it must not be mirrored."""
         name, topic_id = topic.name, topic.topic_id
         linked = self.store.linked_topic(name)
         if linked is None and name in self.store.topics():
@@ -133,14 +177,14 @@ class Following:
             raise LinkError(linked.ended or f"another topic is here, with id {linked.topic_id}")
         entry = linked or self.store.linked.by_id.get(topic_id) or LinkedTopic(topic_id, name, cluster)
         if isinstance(config, TopicConfig):
-            entry = replace(entry, settings=config.settings, broker=config.broker)
-        else:
-            log.info(f"topic {name}: its settings are not known, and its records are kept: {config}")
-        self.store.link(entry, topic.partitions)
-        for number in topic.partitions:
-            self._have_mirror(name, number, topic_id)
-        begun = self._begun(topic)
-        return {(name, number): leader for number, leader in topic.partitions.items() if number in begun}
+            self._unset.pop(name, None)
+            return replace(entry, settings=config.settings, broker=config.broker)
+        words = str(config)
+        if self._unset.get(name) != words:
+            self._unset[name] = words
+            kept = "its records are kept" if entry.settings is None else "those that were known stay"
+            log.info(f"topic {name}: its settings in the cluster are not known, and {kept}: {words}")
+        return entry
 
     def _have_mirror(self, topic: str, number: int, topic_id: str) -> None:
         """Have a mirror of a partition, and another one when the partition was deleted here and made again."""
@@ -156,25 +200,26 @@ class Following:
         if known is None and partition is not None:
             self.mirrors[topic, number] = Mirror(self.store, partition, topic_id)
 
-    def _begun(self, topic: DescribedTopic) -> set[int]:
-        """Decide where mirrors begin that have not begun yet. Return the partitions whose mirrors have begun."""
-        begins = dict(self.store.linked.by_id[topic.topic_id].begins)
+    def _mirrors_of(self, topic: DescribedTopic) -> dict[int, Mirror]:
+        found = {number: self.mirrors.get((topic.name, number)) for number in topic.partitions}
+        return {number: mirror for number, mirror in found.items() if mirror is not None}
+
+    def _new_begins(self, topic: DescribedTopic) -> dict[int, int]:
+        """Decide where mirrors begin that have not begun yet."""
+        begins = self.store.linked.by_id[topic.topic_id].begins
         new: dict[int, int] = {}
-        mirrors = {
-            number: mirror
-            for number in topic.partitions
-            if (mirror := self.mirrors.get((topic.name, number))) is not None
-        }
-        for number, mirror in mirrors.items():
+        for number, mirror in self._mirrors_of(topic).items():
             if number not in begins:
                 try:
                     new[number] = self._first_offset(topic.name, number, topic.partitions[number])
                 except LinkError as error:
                     mirror.fail(f"where to begin is not known: {error}", 0.0)
-        if new:
-            # Noted first: a crash in between leaves an empty log, which begins there the next time.
-            self.store.linked.begin(topic.topic_id, new)
-        begins |= new
+        return new
+
+    def _begin(self, topic: DescribedTopic) -> set[int]:
+        """Have empty logs begin where it was decided. Return the partitions whose mirrors have begun."""
+        begins = self.store.linked.by_id[topic.topic_id].begins
+        mirrors = self._mirrors_of(topic)
         for number in begins.keys() & mirrors.keys():
             now = mirrors[number].partition.offsets
             if now.start == now.end < begins[number]:

@@ -289,11 +289,12 @@ class Configuration:
         self._first_origins.pop(topic, None)
         self._origins.pop(topic, None)
 
-    def put_linked(self, topic: LinkedTopic) -> None:
-        """Note, durably, what a Kafka cluster says of a topic that is mirrored here."""
-        self.linked.put(topic)
-        self._first_origins.pop(topic.name, None)
-        self._origins.pop(topic.name, None)
+    def put_linked(self, topics: Collection[LinkedTopic]) -> None:
+        """Note, durably and in one step, what a Kafka cluster says of topics that are mirrored here."""
+        self.linked.put(topics)
+        for topic in topics:
+            self._first_origins.pop(topic.name, None)
+            self._origins.pop(topic.name, None)
 
     def find_again(self, topic: str, directory: Path) -> None:
         """Add the directory of a restored or a linked partition to those that were found."""

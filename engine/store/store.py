@@ -94,6 +94,7 @@ class Store:
     upkeep         the periodic work
     mirrors        the states of the mirrors of a Kafka cluster's partitions, while they are linked
     link_error     why the cluster cannot be asked what is to be mirrored; None if it can, or nobody asks it
+    link_problems  by topic: why it is not mirrored, though it is wanted
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Store:
         )
         self.mirrors: dict[PartitionKey, MirrorState] = {}
         self.link_error: str | None = None
+        self.link_problems: Mapping[str, str] = {}
         self._guard = threading.RLock()
         self._closed = False
 
@@ -434,15 +436,27 @@ class Store:
             slots = self._partitions.of_topic(topic.name)
             if slots:
                 self._topic_id(topic.name, topic.topic_id)
+            self.note_linked((topic,))
             missing = sorted({*numbers} - {slot.number for slot in slots})
-            if not missing and self._configuration.linked.by_id.get(topic.topic_id) == topic:
-                return
-            self._configuration.put_linked(topic)
             for number in missing:
                 self._check_free(topic.name, number)
                 slot = self._create(topic.name, number, topic.topic_id)
                 self._configuration.find_again(topic.name, slot.directory)
-            self._partitions.reconfigure(self._partitions.of_topic(topic.name))
+            if missing:
+                self._partitions.reconfigure(self._partitions.of_topic(topic.name))
+
+    def note_linked(self, topics: Iterable[LinkedTopic]) -> None:
+        """Note what a Kafka cluster says of topics that are mirrored here, or are about to be, and apply its settings.
+        The file that has all of them is written once."""
+        with self._guard:
+            self._check_writable()
+            known = self._configuration.linked.by_id
+            changed = [topic for topic in topics if known.get(topic.topic_id) != topic]
+            if not changed:
+                return
+            self._configuration.put_linked(changed)
+            for topic in changed:
+                self._partitions.reconfigure(self._partitions.of_topic(topic.name))
 
     def create_topic(
         self, topic: str, partitions: int | None = None, overrides: Mapping[str, str] | None = None
@@ -858,7 +872,7 @@ class Store:
     def linked_topic(self, topic: str) -> LinkedTopic | None:
         """Return what is known of a topic that is mirrored from a Kafka cluster; None if it is not."""
         linked = self._configuration.linked
-        if any(each.name == topic for each in linked.by_id.values()):
+        if topic in linked.names:
             # All partitions of a topic have its id. Whose file is damaged is shown elsewhere.
             with contextlib.suppress(EngineError, OSError):
                 return linked.of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,15 @@ from patience import eventually
 from stand_in_broker import Log, StandInBroker, Topic, damaged, values_of
 
 from topicfs import Store
-from topicfs.engine.errors import ClusterAwayError
+from topicfs.engine.errors import ClusterAwayError, LinkError
+from topicfs.engine.files.atomic import write_atomically
+from topicfs.engine.link import following
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.cluster import Cluster
 from topicfs.engine.link.fetch import Fetching
 from topicfs.engine.link.following import Following
 from topicfs.engine.link.options import LinkOptions
+from topicfs.engine.linked import topics
 from topicfs.engine.partition.partition import Partition
 
 BATCHES = [(b"one", b"two"), (b"three",), (b"four", b"five")]
@@ -308,6 +311,65 @@ def test_a_leader_that_has_moved_is_looked_for(bench: Bench) -> None:
     bench.look()
     bench.fetch()
     assert bench.values == ALL
+
+
+# -- many topics ------------------------------------------------------------------------------------------
+
+
+def test_a_look_makes_some_topics_and_writes_the_file_of_all_of_them_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_NEW_AT_ONCE", 10)
+    writes: list[Path] = []
+
+    def write(path: Path, data: bytes) -> None:
+        writes.append(path)
+        write_atomically(path, data)
+
+    monkeypatch.setattr(topics, "write_atomically", write)
+    with a_bench(tmp_path) as bench:
+        bench.broker.topics = {f"t{number}": Topic() for number in range(25)}
+        for made, rest in ((10, 15), (20, 5), (25, 0), (25, 0)):
+            bench.look()
+            assert len(bench.following.mirrors) == made
+            assert bench.following.rest == rest
+        assert len(writes) == 6
+        assert len(topics.LinkedTopics.load(bench.store.backing).by_id) == 25
+
+
+def test_topics_that_cannot_be_made_hold_up_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_NEW_AT_ONCE", 2)
+    with a_bench(tmp_path) as bench:
+        link = bench.store.link
+
+        def fail(topic: topics.LinkedTopic, numbers: Iterable[int]) -> None:
+            if topic.name.startswith("a"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            link(topic, numbers)
+
+        bench.broker.topics = {f"{word}{number}": Topic() for word in "az" for number in range(3)}
+        with mock.patch.object(bench.store, "link", fail):
+            for _ in range(4):
+                bench.look()
+            assert sorted(bench.store.topics()) == ["z0", "z1", "z2"]
+            assert sorted(bench.store.link_problems) == ["a0", "a1", "a2"]
+            assert bench.following.rest == 0
+        for _ in range(2):
+            bench.look()
+        assert len(bench.store.topics()) == 6
+        assert bench.store.link_problems == {}
+
+
+def test_more_linked_topics_than_their_file_may_have_are_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "_MOST_BYTES", 300)
+    bench.broker.topics["other"] = Topic({"segment.ms": "7" * 19})
+    with pytest.raises(LinkError, match="mirror fewer of them"):
+        bench.look()
+    assert bench.store.topics() == {"t": [0]}
 
 
 # -- where a mirror begins, and goes on -------------------------------------------------------------------

@@ -143,9 +143,9 @@ def test_certificates_that_cannot_be_read_are_said_in_words(tmp_path: Path) -> N
 def test_linked_topics_come_back_from_their_file(tmp_path: Path) -> None:
     topics = LinkedTopics.load(tmp_path)
     assert topics.by_id == {}
-    topics.put(TOPIC)
-    topics.put(replace(TOPIC, topic_id=ID[::-1], settings=None, begins={}, ended="gone"))
-    topics.begin(ID, {1: 9})
+    topics.put((TOPIC,))
+    topics.put((replace(TOPIC, topic_id=ID[::-1], settings=None, begins={}, ended="gone"),))
+    topics.begin({ID: {1: 9}})
     found = LinkedTopics.load(tmp_path)
     assert found.by_id == topics.by_id
     assert found.by_id[ID].begins == {0: 5, 7: 0, 1: 9}
