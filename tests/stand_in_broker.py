@@ -207,7 +207,7 @@ class StandInBroker:
                     error_code=3 if topic is None else 0,
                     name=name,
                     topic_id=uuid.UUID(int=0) if topic is None else topic.id,
-                    is_internal=False,
+                    is_internal=name.startswith("__"),
                     partitions=[
                         part.MetadataResponsePartition(
                             version=12,

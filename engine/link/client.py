@@ -94,7 +94,13 @@ class ClientSettings:
     def load(cls, path: Path) -> ClientSettings:
         """Read a `client.properties`. InvalidSettingError, with the file's name, where something in it is refused."""
         try:
-            return cls.of(read_properties(path), path)
+            lines = read_properties(path)
+        except OSError as error:
+            raise InvalidSettingError(
+                f"link.config: {path} cannot be read: {error.strerror or error}"
+            ) from error
+        try:
+            return cls.of(lines, path)
         except InvalidSettingError as error:
             raise InvalidSettingError(f"{path}: {error}") from None
 
@@ -102,17 +108,19 @@ class ClientSettings:
     def of(cls, lines: Mapping[str, str], path: Path) -> ClientSettings:
         """Return the settings of these lines; `path` is the file that they were in."""
         found: dict[str, str | int] = {"place": str(path)}
+        given: dict[str, str] = {}
         for name, value in lines.items():
             if name in _HINTS:
                 raise InvalidSettingError(f"{name}: {_HINTS[name]}")
             if name not in _NAMES:
                 raise InvalidSettingError(f"unknown setting {shown(name)}: known are {', '.join(_NAMES)}")
             found[_NAMES[name]] = value.strip()
+            given[_NAMES[name]] = name
         for field in [each for each in found if each.endswith(("_ms", "_bytes"))]:
             number = parse_int32(str(found[field]))
             if number is None or number < 1:
                 raise InvalidSettingError(
-                    f"{field.replace('_', '.')}: expected a number above 0, found {shown(str(found[field]))}"
+                    f"{given[field]}: expected a number above 0, found {shown(str(found[field]))}"
                 )
             found[field] = number
         _fill_in_user(found, path)
@@ -135,6 +143,12 @@ class ClientSettings:
                 f"security.protocol={self.security_protocol}"
             )
 
+        if self.fetch_max_wait_ms >= self.request_timeout_ms:
+            raise InvalidSettingError(
+                f"fetch.max.wait.ms: expected less than request.timeout.ms, {self.request_timeout_ms}, found "
+                f"{self.fetch_max_wait_ms}: the answer of a leader that has nothing new would come too late"
+            )
+
     @property
     def uses_sasl(self) -> bool:
         """Tell whether a user and a password are given to the brokers."""
@@ -148,12 +162,12 @@ class ClientSettings:
             context = ssl.create_default_context(cafile=self.ssl_cafile or None)
             context.check_hostname = bool(self.ssl_endpoint_identification_algorithm)
             if self.ssl_certfile:
-                context.load_cert_chain(
-                    self.ssl_certfile, self.ssl_keyfile or None, self.ssl_password or None
-                )
+                # Without a password OpenSSL would ask for one on the terminal; an empty one fails.
+                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile or None, self.ssl_password)
         except (OSError, ValueError) as error:
             files = ", ".join(filter(None, (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile)))
-            raise InvalidSettingError(f"{self.place}: {files}: not usable for TLS: {error}") from error
+            hint = "" if self.ssl_password else ". A key that is encrypted needs ssl.password"
+            raise InvalidSettingError(f"{self.place}: {files}: not usable for TLS: {error}{hint}") from error
         return context
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,6 +32,9 @@ _OWN: Final = 1
 
 _UNKNOWN: Final = 3
 _NOT_AUTHORIZED: Final = 29
+_AVOIDED_S: Final = 60.0
+"""For how long a broker that did not answer is asked after the others."""
+
 _MOST_PARTITIONS: Final = 200_000
 """More partitions than any cluster has: an answer with more is refused."""
 
@@ -53,7 +57,6 @@ class DescribedTopic:
 
     name: str
     topic_id: str
-    internal: bool
     partitions: Mapping[int, ClusterPartition]
 
 
@@ -99,7 +102,7 @@ class Cluster:
     _open       all connections
     _lock       guards both
     _is_closed  whether no more connections are opened
-    _answered   the broker that answered last
+    _failed     when brokers did not answer, by time.monotonic
     """
 
     def __init__(self, bootstrap: Sequence[Address], client: ClientSettings) -> None:
@@ -111,7 +114,7 @@ class Cluster:
         self._open: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._answered: Address | None = None
+        self._failed: dict[Address, float] = {}
 
     def close(self) -> None:
         """Close all connections. Who waits for an answer gets ClusterAwayError."""
@@ -161,19 +164,22 @@ class Cluster:
         return answer
 
     def _ask_any(self, request: Any) -> Any:
-        """Ask the broker that answered last, then the others in random order, then those that were given at the start,
-        until one answers: each that is frozen costs the time of a request."""
+        """Ask the brokers in random order, then those that were given at the start, until one answers. Not the same one
+        each time: who is cut off from the others still answers, with what was true before. Those that did not answer
+        lately come last: each that is frozen costs the time of a request."""
         known = list(self.brokers.values())
         random.shuffle(known)
-        known.sort(key=lambda address: address != self._answered)
+        recent = time.monotonic() - _AVOIDED_S
+        known.sort(key=lambda address: self._failed.get(address, recent) > recent)
         problems: list[LinkError] = []
         for address in dict.fromkeys((*known, *self.bootstrap)):
             try:
                 answer = self._ask(address, request)
             except LinkError as error:
                 problems.append(error)
+                self._failed[address] = time.monotonic()
             else:
-                self._answered = address
+                self._failed.pop(address, None)
                 return answer
         refused = [each for each in problems if isinstance(each, LinkRefusedError)]
         kind = LinkRefusedError if refused else ClusterAwayError
@@ -206,6 +212,7 @@ class Cluster:
         keep = {*brokers.values(), *self.bootstrap}
         with self._lock:
             gone = [self._idle.pop(address) for address in list(self._idle) if address not in keep]
+        self._failed = {address: at for address, at in self._failed.items() if address in keep}
         for connection in gone:
             self.let_go(connection)
 
@@ -260,13 +267,15 @@ def _topics(told: Iterable[Any]) -> dict[str, DescribedTopic]:
             if count > _MOST_PARTITIONS:
                 raise LinkError(f"expected at most {_MOST_PARTITIONS} partitions, found more")
             name = validate_topic(each.name)
-            topics[name] = DescribedTopic(name, uuid_text(each.topic_id.bytes), each.is_internal, partitions)
+            topics[name] = DescribedTopic(name, uuid_text(each.topic_id.bytes), partitions)
     return topics
 
 
 def _why(code: int) -> str:
     if code == _NOT_AUTHORIZED:
         return f"{words_of(code)}: this user needs Describe, DescribeConfigs and Read on the topic"
+    if code == _UNKNOWN:
+        return f"{words_of(code)}: the cluster has no topic of this name, or shows it to other users only"
     return words_of(code)
 
 

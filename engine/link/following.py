@@ -72,7 +72,7 @@ class Following:
         problems = {name: why for name, why in told.problems.items() if self.options.wants(name)}
         for topic in here:
             self._note_end(topic, told)
-        wanted = [topic for topic in told.topics.values() if self._wants(topic)]
+        wanted = [topic for topic in told.topics.values() if self.options.wants(topic.name)]
         here_already = self.store.topics()
         failed = self.store.link_problems
         new = [topic.name for topic in wanted if topic.name not in here_already]
@@ -113,7 +113,9 @@ class Following:
         leaders: dict[PartitionKey, ClusterPartition] = {}
         for topic in begun.values():
             with self._noting(topic.name, problems):
-                leaders |= {(topic.name, number): topic.partitions[number] for number in self._begin(topic)}
+                leaders |= {
+                    (topic.name, number): self._leader(topic, number) for number in self._begin(topic)
+                }
         return leaders
 
     @contextlib.contextmanager
@@ -126,10 +128,6 @@ class Following:
 
     def _is_here(self, topic: LinkedTopic) -> bool:
         return self.store.linked_topic(topic.name) == topic
-
-    def _wants(self, topic: DescribedTopic) -> bool:
-        name = topic.name
-        return self.options.wants(name) and (not topic.internal or name in self.options.exact())
 
     def _tell(self, problems: Mapping[str, str]) -> None:
         for name, why in problems.items():
@@ -225,6 +223,11 @@ class Following:
             if now.start == now.end < begins[number]:
                 self.store.restart_at(topic.name, number, begins[number])
         return begins.keys() & mirrors.keys()
+
+    def _leader(self, topic: DescribedTopic, number: int) -> ClusterPartition:
+        """Return who leads a partition. A broker that is cut off from the others tells of one who led it before."""
+        told, known = topic.partitions[number], self.mirrors[topic.name, number].leader
+        return told if told.leader_epoch >= known.leader_epoch else known
 
     def _first_offset(self, topic: str, number: int, leader: ClusterPartition) -> int:
         if leader.leader < 0:

@@ -22,6 +22,7 @@ from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.link import following
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.cluster import Cluster
+from topicfs.engine.link.connection import Address
 from topicfs.engine.link.fetch import Fetching
 from topicfs.engine.link.following import Following
 from topicfs.engine.link.options import LinkOptions
@@ -311,6 +312,43 @@ def test_a_leader_that_has_moved_is_looked_for(bench: Bench) -> None:
     bench.look()
     bench.fetch()
     assert bench.values == ALL
+
+
+def test_a_broker_that_is_behind_the_others_brings_no_former_leader_back(bench: Bench) -> None:
+    bench.log.epoch = 3
+    bench.look()
+    bench.log.epoch = 2
+    bench.look()
+    assert bench.following.leaders["t", 0].leader_epoch == 3
+    bench.log.epoch = 4
+    bench.look()
+    assert bench.following.leaders["t", 0].leader_epoch == 4
+
+
+def test_all_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> None:
+    cluster = Cluster((), ClientSettings())
+    cluster.brokers = {number: Address("here", number) for number in (1, 2, 3)}
+    asked: list[int] = []
+
+    def ask(address: Address, _: object) -> str:
+        asked.append(address.port)
+        if address.port == 2:
+            raise ClusterAwayError("frozen")
+        return "answer"
+
+    with mock.patch.object(cluster, "_ask", ask):
+        for _ in range(60):
+            assert cluster._ask_any(None) == "answer"
+    assert asked.count(2) == 1
+    assert min(asked.count(1), asked.count(3)) >= 10
+
+
+def test_kafkas_own_topics_are_mirrored_by_a_pattern(tmp_path: Path) -> None:
+    with a_bench(tmp_path, **{"link.topics": "t,__c*"}) as bench:
+        bench.broker.topics["__consumer_offsets"] = Topic()
+        bench.broker.topics["__share_group_state"] = Topic()
+        bench.look()
+        assert sorted(bench.store.topics()) == ["__consumer_offsets", "t"]
 
 
 # -- many topics ------------------------------------------------------------------------------------------

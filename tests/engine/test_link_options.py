@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,9 +102,9 @@ def test_settings_have_the_names_of_kafkas_clients(tmp_path: Path) -> None:
     found = client(
         tmp_path,
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.username=ann\n"
-        "sasl.password.file=secret\nrequest.timeout.ms=77\n",
+        "sasl.password.file=secret\nrequest.timeout.ms=777\n",
     )
-    assert (found.sasl_username, found.sasl_password, found.request_timeout_ms) == ("ann", "from a file", 77)
+    assert (found.sasl_username, found.sasl_password, found.request_timeout_ms) == ("ann", "from a file", 777)
     java = (
         "security.protocol=SASL_SSL\nsasl.mechanism=PLAIN\n"
         'sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username="bob" '
@@ -122,6 +123,8 @@ def test_settings_have_the_names_of_kafkas_clients(tmp_path: Path) -> None:
         ("bootstrap.servers=x:1", "--link"),
         ("fetch.max.byte=1", "unknown setting 'fetch.max.byte'"),
         ("fetch.max.bytes=none", "expected a number above 0"),
+        ("max.partition.fetch.bytes=0", "max.partition.fetch.bytes: expected a number above 0"),
+        ("fetch.max.wait.ms=10000", "fetch.max.wait.ms: expected less than request.timeout.ms, 10000"),
         ("sasl.password.file=missing", "cannot be read"),
     ],
 )
@@ -135,6 +138,22 @@ def test_certificates_that_cannot_be_read_are_said_in_words(tmp_path: Path) -> N
     found = client(tmp_path, f"security.protocol=SSL\nssl.cafile={tmp_path}/ca.pem\n")
     with pytest.raises(InvalidSettingError, match=r"ca\.pem: not usable for TLS"):
         found.tls()
+
+
+def test_a_key_that_is_encrypted_needs_its_password_in_the_file(tmp_path: Path) -> None:
+    place = tmp_path / "both.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=x"]
+    subprocess.run([*made, "-keyout", place, "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
+    place.write_text(place.read_text() + (tmp_path / "cert.pem").read_text())
+    text = f"security.protocol=SSL\nssl.certfile={place}\nssl.keyfile={place}\n"
+    with pytest.raises(InvalidSettingError, match=r"A key that is encrypted needs ssl\.password"):
+        client(tmp_path, text).tls()
+    assert client(tmp_path, f"{text}ssl.password=secret\n").tls() is not None
+
+
+def test_a_file_that_is_not_there_is_told_by_the_name_of_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettingError, match=r"link\.config: .*missing cannot be read: No such file"):
+        ClientSettings.load(tmp_path / "missing")
 
 
 # -- the file of linked topics --------------------------------------------------------------------------------
