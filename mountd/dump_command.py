@@ -47,6 +47,27 @@ _LIMIT: Final = _Limit()
 @click.option("--print-data-log", is_flag=True, help="Show records with their keys and values.")
 @click.option("--skip-record-metadata", is_flag=True, help="Show nothing else of records.")
 @click.option(
+    "--offsets-decoder", "topic", flag_value="__consumer_offsets", help="Show records of __consumer_offsets."
+)
+@click.option(
+    "--transaction-log-decoder",
+    "topic",
+    flag_value="__transaction_state",
+    help="Show records of __transaction_state.",
+)
+@click.option(
+    "--share-group-state-decoder",
+    "topic",
+    flag_value="__share_group_state",
+    help="Show records of __share_group_state.",
+)
+@click.option(
+    "--cluster-metadata-decoder",
+    "topic",
+    flag_value="__cluster_metadata",
+    help="Show records of __cluster_metadata, and of its snapshots.",
+)
+@click.option(
     "--verify", is_flag=True, help="Show only what is wrong: in batches, records, indexes, checkpoints."
 )
 @click.option("--json", "as_json", is_flag=True, help="Show each line as a JSON object.")
@@ -63,6 +84,7 @@ def dump_command(
     deep_iteration: bool,
     print_data_log: bool,
     skip_record_metadata: bool,
+    topic: str | None,
     verify: bool,
     as_json: bool,
     start: tuple[str, int] | None,
@@ -89,10 +111,11 @@ def dump_command(
             limits[f"{which}_{kind}"] = value
     wanted = Wanted(
         records=deep_iteration,
-        content=print_data_log,
+        content=print_data_log or topic is not None,
         metadata=not skip_record_metadata,
         as_json=as_json,
         only_check=verify,
+        topic=topic,
         max_bytes=max_bytes,
         **limits,
     )

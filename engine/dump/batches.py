@@ -24,6 +24,7 @@ from topicfs.engine.format.batch_header import (
 from topicfs.engine.kernels import decode as decoding
 from topicfs.engine.kernels import dump as dumping
 from topicfs.engine.kernels import scan as scanning
+from topicfs.engine.kernels.messages import NONE, topic_of
 from topicfs.engine.record import Codec
 
 _WINDOW: Final = 8 << 20
@@ -68,6 +69,7 @@ class Batches:
         self._state[dumping.END_OFFSET] = wanted.end_offset
         self._state[dumping.FIRST_TIME] = wanted.first_time
         self._state[dumping.END_TIME] = wanted.end_time
+        self._state[dumping.TOPIC] = NONE if wanted.topic is None else topic_of(wanted.topic)
         self._told = -1
         self._plain: tuple[int, Bytes] = (-1, self._window)
 

@@ -18,6 +18,7 @@ class Wanted:
     metadata      whether records are shown with more than that
     as_json       whether each line is a JSON object
     only_check    whether nothing but problems is shown
+    topic         whose messages keys and values are shown as, one of Kafka's own; None: as they are
     max_bytes     how much of a `.log` is looked at; None: all
     first_offset  the lowest wanted offset of a `.log`
     end_offset    the lowest offset behind the wanted ones
@@ -30,6 +31,7 @@ class Wanted:
     metadata: bool = True
     as_json: bool = False
     only_check: bool = False
+    topic: str | None = None
     max_bytes: int | None = None
     first_offset: int = MIN_INT64
     end_offset: int = MAX_INT64

@@ -4,11 +4,13 @@ Text
     baseOffset: 0 lastOffset: 1 count: 2 … isvalid: true           a batch
     | offset: 0 CreateTime: 17… keySize: 1 … headerKeys: []        a record, where DEEP is asked for
     … key: k payload: v                                            with CONTENT; null is left out
+    … key: {"type":"2","data":{…}} payload: {"version":"3",…}      with CONTENT and a TOPIC; <DELETE> for null
 Bytes that are no UTF-8 become U+FFFD, as many as Java makes of them.
 
 JSON
     {"type":"batch","baseOffset":0,…}
     {"type":"record","offset":0,…,"headers":[{"key":"h"}]}         with CONTENT key and value, also of headers
+    … "key":{"type":2,"data":{…}},"value":{"version":3,…}}         with CONTENT and a TOPIC
 
 A line is written only where the most that it may take has room. Behind it, up to 15 bytes may have been written.
 """
@@ -32,8 +34,9 @@ from topicfs.engine.format.batch_header import (
 from topicfs.engine.kernels.compile import INT, LONGS, READ, WRITE, inline, kernel, results
 from topicfs.engine.kernels.crc import crc32c_of
 from topicfs.engine.kernels.decode import BAD_LENGTH, BAD_OFFSET, GOOD, TOO_FEW, TOO_MANY, walk_record
-from topicfs.engine.kernels.escapes import utf8_end
+from topicfs.engine.kernels.escapes import QUOTE, utf8_end
 from topicfs.engine.kernels.members import MOST_OF_A_BYTE, put_literal, put_member
+from topicfs.engine.kernels.messages import CLUSTER, NONE, measure, write_key, write_value
 from topicfs.engine.kernels.numbers import put_base64, put_decimal
 from topicfs.engine.kernels.scan import (
     BAD_CRC,
@@ -46,7 +49,7 @@ from topicfs.engine.kernels.scan import (
     offsets_are_possible,
     status_of_head,
 )
-from topicfs.engine.kernels.varint import copy, read_varint
+from topicfs.engine.kernels.varint import MALFORMED, copy, read_varint
 
 DEEP = 1
 CONTENT = 2
@@ -64,7 +67,8 @@ FIRST_OFFSET = 5
 END_OFFSET = 6
 FIRST_TIME = 7
 END_TIME = 8
-STATE = 9
+TOPIC = 9
+STATE = 10
 """The state of a walk, an array of numbers.
 
 AT            where the batch begins in the buffer
@@ -76,6 +80,7 @@ FIRST_OFFSET  the lowest wanted offset
 END_OFFSET    the lowest offset behind the wanted ones
 FIRST_TIME    the lowest wanted timestamp
 END_TIME      the lowest timestamp behind the wanted ones
+TOPIC         whose messages keys and values are, see `messages.topic_of`
 """
 
 ENDED = 0
@@ -402,6 +407,39 @@ def _put_names(out, position, body, at, end):
 
 
 @inline
+def _quote_number(out, position, name_size):
+    """Move the name that an object begins with two bytes back, to `position`, and have its number in quotes."""
+    for at in range(position, position + name_size):
+        out[at] = out[at + 2]
+    at = position + name_size
+    out[at] = QUOTE
+    at += 1
+    while out[at + 1] != _COMMA:
+        out[at] = out[at + 1]
+        at += 1
+    out[at] = QUOTE
+
+
+@inline
+def _put_message_key(out, position, topic, body, key, key_length):
+    """A key that is a message, as Kafka's tool prints it: {"type":"2","data":{…}}."""
+    end = write_key(topic, body, key, key_length, out, position + 2)
+    _quote_number(out, position, 8)
+    return end
+
+
+@inline
+def _put_message_value(out, position, topic, body, key, value, value_length):
+    """A value that is a message, as Kafka's tool prints it: {"version":"3","data":{…}}; the metadata of a cluster has
+    no quotes there."""
+    if topic == CLUSTER:
+        return write_value(topic, body, key, value, value_length, out, position)
+    end = write_value(topic, body, key, value, value_length, out, position + 2)
+    _quote_number(out, position, 11)
+    return end
+
+
+@inline
 def _put_json_headers(out, position, body, at, end, with_values):
     to = types.uintp(out.ctypes.data)
     count, at = read_varint(body, at, end)
@@ -424,7 +462,7 @@ def _put_json_headers(out, position, body, at, end, with_values):
 @inline
 def _put_record(
     out, position, body, options, attributes, offset, timestamp, sequence,
-    key, key_length, value, value_length, headers, end,
+    key, key_length, value, value_length, headers, end, topic, is_key, is_value,
 ):  # fmt: skip
     to = types.uintp(out.ctypes.data)
     if options & NO_METADATA == 0:
@@ -449,12 +487,20 @@ def _put_record(
             position = (
                 put_literal(to, position, "| key: ") if is_first else put_literal(to, position, " key: ")
             )
-            position = _put_utf8(out, position, body, key, key_length)
+            if is_key:
+                position = _put_message_key(out, position, topic, body, key, key_length)
+            else:
+                position = _put_utf8(out, position, body, key, key_length)
             is_first = False
         if value_length >= 0:
             position = put_literal(to, position, "|") if is_first else position
             position = put_literal(to, position, " payload: ")
-            position = _put_utf8(out, position, body, value, value_length)
+            if is_value:
+                position = _put_message_value(out, position, topic, body, key, value, value_length)
+            else:
+                position = _put_utf8(out, position, body, value, value_length)
+        elif is_key:
+            position = put_literal(to, position, " payload: <DELETE>")
     out[position] = _NEWLINE
     return position + 1
 
@@ -462,7 +508,7 @@ def _put_record(
 @inline
 def _put_json_record(
     out, position, body, options, attributes, offset, timestamp, sequence,
-    key, key_length, value, value_length, headers, end,
+    key, key_length, value, value_length, headers, end, topic, is_key, is_value,
 ):  # fmt: skip
     to = types.uintp(out.ctypes.data)
     position = put_literal(to, position, '{"type":"record"')
@@ -480,8 +526,17 @@ def _put_json_record(
         if attributes & CONTROL:
             position = _put_control(out, position, body, key, key_length, value, value_length, True)
     if options & CONTENT and attributes & CONTROL == 0:
-        position = put_member(out, put_literal(to, position, ',"key'), body, key, key_length)
-        position = put_member(out, put_literal(to, position, ',"value'), body, value, value_length)
+        position = put_literal(to, position, ',"key')
+        if is_key:
+            position = write_key(topic, body, key, key_length, out, put_literal(to, position, '":'))
+        else:
+            position = put_member(out, position, body, key, key_length)
+        position = put_literal(to, position, ',"value')
+        if is_value:
+            position = put_literal(to, position, '":')
+            position = write_value(topic, body, key, value, value_length, out, position)
+        else:
+            position = put_member(out, position, body, value, value_length)
     return put_literal(to, position, "}\n")
 
 
@@ -498,6 +553,7 @@ def _put_records(buffer, body, end, options, state, out, position):
     count = int32_at(buffer, at + 57)
     first_offset, end_offset = state[FIRST_OFFSET], state[END_OFFSET]
     first_time, end_time = state[FIRST_TIME], state[END_TIME]
+    topic = state[TOPIC]
     place, before, pending = state[PLACE], state[BEFORE], state[PENDING]
     what, code, where = ENDED, GOOD, place
     index = state[INDEX]
@@ -531,6 +587,11 @@ def _put_records(buffer, body, end, options, state, out, position):
                 most += (MOST_OF_A_BYTE if is_json else _MOST_OF_A_TEXT_BYTE) * (
                     max(key_length, 0) + max(value_length, 0)
                 )
+            is_key, is_value = False, False
+            if options & CONTENT and attributes & CONTROL == 0 and topic != NONE:
+                key_size, value_size = measure(topic, body, key, key_length, value, value_length)
+                is_key, is_value = key_size != MALFORMED, value_size != MALFORMED
+                most += max(key_size, 0) + max(value_size, 0)
             if out.size - position < most:
                 what, code, where = NO_ROOM, most, place
                 break
@@ -538,12 +599,12 @@ def _put_records(buffer, body, end, options, state, out, position):
             if is_json:
                 position = _put_json_record(
                     out, position, body, options, attributes, offset, timestamp, sequence,
-                    key, key_length, value, value_length, headers, body_end,
+                    key, key_length, value, value_length, headers, body_end, topic, is_key, is_value,
                 )  # fmt: skip
             else:
                 position = _put_record(
                     out, position, body, options, attributes, offset, timestamp, sequence,
-                    key, key_length, value, value_length, headers, body_end,
+                    key, key_length, value, value_length, headers, body_end, topic, is_key, is_value,
                 )  # fmt: skip
             pending = -1
         before = step

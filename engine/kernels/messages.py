@@ -38,7 +38,8 @@ NONE = 0
 """In place of a topic's number: its records are not Kafka's own."""
 
 _TOPICS = tuple(OF_TOPICS)
-_CLUSTER = 1 + _TOPICS.index("__cluster_metadata")
+CLUSTER = 1 + _TOPICS.index("__cluster_metadata")
+"""The number of the metadata of a cluster, whose values name their type, and whose records have no keys."""
 
 # -- the tables ---------------------------------------------------------------------------------------
 
@@ -552,7 +553,7 @@ def _put_record_value(topic, buffer, kind, value, value_length, out, position):
     """A value. `kind` is the type that its key tells; a value of the metadata tells its own."""
     end = value + max(value_length, 0)
     at = value
-    if topic == _CLUSTER:
+    if topic == CLUSTER:
         frame, at = read_unsigned(buffer, at, end)
         if at == MALFORMED or frame != 1:
             return np.int64(MALFORMED)
@@ -567,7 +568,7 @@ def _put_record_value(topic, buffer, kind, value, value_length, out, position):
     message = _row_of(_VALUES, topic, kind)
     if at == MALFORMED or message < 0:
         return np.int64(MALFORMED)
-    if topic == _CLUSTER:
+    if topic == CLUSTER:
         position = _put(out, position, _TYPE_IS)
         position = _put_piece(out, position, _TEXT, _SHAPES[message, _LABEL], _SHAPES[message, _LABEL_SIZE])
         position = _put(out, position, _AND_VERSION)
@@ -594,7 +595,7 @@ def measure(topic, buffer, key, key_length, value, value_length):
     if not 0 < topic < _KEYS.shape[0] or not _are_spans(buffer, key, key_length, value, value_length):
         return bad, bad
     key_size = _put_key(topic, buffer, key, key_length, None, np.int64(0))
-    if key_size == MALFORMED and topic != _CLUSTER:
+    if key_size == MALFORMED and topic != CLUSTER:
         return bad, bad
     kind = int16_at(buffer, key) if key_size != MALFORMED else np.int64(0)
     return key_size, _put_record_value(topic, buffer, kind, value, value_length, None, np.int64(0))
@@ -609,5 +610,5 @@ def write_key(topic, buffer, key, key_length, out, position):
 @kernel(INT, INT, READ, INT, INT, INT, WRITE, INT)
 def write_value(topic, buffer, key, value, value_length, out, position):
     """Write a value of which `measure` gave a size: there is room for it. Gives the position behind it."""
-    kind = int16_at(buffer, key) if topic != _CLUSTER else np.int64(0)
+    kind = int16_at(buffer, key) if topic != CLUSTER else np.int64(0)
     return _put_record_value(topic, buffer, kind, value, value_length, out, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from plain_messages import CASES, record_of
 
 from topicfs import Record, Store
 
@@ -63,6 +65,30 @@ def test_the_files_of_a_store_itself_are_shown_where_no_partition_is_named(backi
     assert done.returncode == 0
     assert "topic: orders partition: 1 offset: 3\n" in done.stdout
     assert "cluster.id: " in done.stdout
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_a_decoder_shows_messages_and_what_is_none_as_it_is(tmp_path: Path, codec: str) -> None:
+    records = []
+    expected = []
+    for topic, message, version in CASES:
+        if topic == "__transaction_state":
+            key, value, key_data, value_data = record_of(topic, message, version, random.Random(1))
+            records += [Record(value, key), Record(None, key), Record(b"plain", b"k"), Record(b"\0\0", key)]
+            expected += [(key_data, value_data), (key_data, None), ("k", "plain"), (key_data, "\0\0")]
+    with Store.open(tmp_path / "data", create=True) as store:
+        store.create("log", overrides={"compression.type": codec}).append(records)
+    done = run("--transaction-log-decoder", "--json", tmp_path / "data", "log-0")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["key"], row["value"]) for row in rows if row["type"] == "record"] == expected
+    done = run("--transaction-log-decoder", "--skip-record-metadata", tmp_path / "data", "log-0")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert lines[0].startswith('| key: {"type":"0","data":{"transactionalId":')
+    assert ' payload: {"version":"0","data":{"producerId":' in lines[0]
+    assert lines[1].endswith("}} payload: <DELETE>")
+    assert lines[2] == "| key: k payload: plain"
+    assert len(lines) == len(records)
 
 
 def test_limits_are_offsets_or_times(backing: Path) -> None:
