@@ -4,7 +4,8 @@
 <topic>-<partition>.<uuid>-delete  a deleted partition, which is to be removed
 <topic>-<partition>.<uuid>-stray   a partition that a broker set aside: kept, not used
 <topic>-<partition>.<uuid>-future  a partition that a broker was moving here from another disk: kept, not used
-__cluster_metadata-0 and its like  a directory of a broker, which is ignored
+__cluster_metadata-0               a controller's log: no partition of a store, and shown where nothing is written
+remote-log-index-cache             a directory of a broker, which is ignored
 any other directory                refused, as a broker would refuse to start with it
 plain files                        files of the log directory itself, or unknown ones, which are ignored
 """
@@ -14,11 +15,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.format.paths import (
     DELETE_SUFFIX,
     LOG_SUFFIX,
+    METADATA_LOG,
     NOT_PARTITIONS,
     offset_before,
     parse_partition_directory,
@@ -27,19 +30,29 @@ from topicfs.engine.format.paths import (
 PartitionKey = tuple[str, int]
 """The topic and the number of a partition."""
 
+METADATA_PARTITION: Final[PartitionKey] = ("__cluster_metadata", 0)
+"""The controller's log, by the name of its directory."""
+
 
 @dataclass(slots=True)
 class Listing:
     """The directories in a log directory.
 
     partitions  the live partitions
+    controller  the controller's log, if it is there
     condemned   the directories that wait for their removal
     strays      the names of directories that are kept and not used
     """
 
     partitions: list[PartitionKey] = field(default_factory=list)
+    controller: list[PartitionKey] = field(default_factory=list)
     condemned: list[Path] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> list[PartitionKey]:
+        """Return what a read-only store shows."""
+        return self.partitions + self.controller
 
     @classmethod
     def of(cls, directory: Path) -> Listing:
@@ -48,6 +61,8 @@ class Listing:
             names = sorted(entry.name for entry in entries if entry.is_dir())
         listing = cls()
         for name in names:
+            if name == METADATA_LOG:
+                listing.controller.append(METADATA_PARTITION)
             if name in NOT_PARTITIONS:
                 continue
             try:

@@ -15,7 +15,7 @@ from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError, InvalidNameError, UnknownPartitionError
 from topicfs.engine.files.birth import birth
-from topicfs.engine.files.listing import Listing, PartitionKey
+from topicfs.engine.files.listing import METADATA_PARTITION, Listing, PartitionKey
 from topicfs.engine.files.look import Look
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.format.paths import parse_partition_directory, partition_directory
@@ -191,7 +191,7 @@ class Partitions:
                 if not _is_listed(place, status):
                     place.listed = Look.begin(status)
                     try:
-                        place.keys = Listing.of(logs).partitions
+                        place.keys = Listing.of(logs).shown
                     except InvalidNameError as error:
                         log.warning(f"{logs}: partitions that come or go are not seen: {error}")
             departed = self._merge()
@@ -277,7 +277,8 @@ class Partitions:
     def _known_now(self, slot: Slot, clean: bool) -> Known:
         checkpoints = self._places[slot.directory.parent].checkpoints
         checkpoints.catch_up()
-        return checkpoints.known(slot.key, clean)
+        # The marker is the broker's: a controller writes none, and has no checkpoint of its log.
+        return checkpoints.known(slot.key, clean and slot.key != METADATA_PARTITION)
 
     def known(self, slot: Slot) -> Known:
         """Return what the checkpoints say of a slot that is not loaded. A slot whose load has failed does not count as

@@ -211,11 +211,11 @@ class Store:
         logs = place.logs_in(backing)
         listing = Listing.of(logs)
         meta = MetaProperties.load_or_create(logs, clock, read_only=True)
-        configuration = configured(backing, settings, clock, listing.partitions, meta.node_id)
+        configuration = configured(backing, settings, clock, listing.shown, meta.node_id)
         tell_of_others(configuration, backing)
         clean = CleanShutdown.of(logs).exists() or not listing.partitions
         partitions = Partitions.open(
-            logs, listing.partitions, configuration, clean, clock, steady, lone, True, others
+            logs, listing.shown, configuration, clean, clock, steady, lone, True, others
         )
         held = DirectoryLock.is_held(logs)
         log.info(

@@ -19,7 +19,7 @@ from kafka_broker import JARS, Broker, dump, run_tool
 from kafka_clients import create_topics, produce, transact
 from plain_messages import CASES, METADATA, record_of
 
-from topicfs import Record
+from topicfs import Record, Store
 from topicfs.engine import batch as batches
 from topicfs.engine.format.messages import OF_TOPICS, messages_of, protocols
 from topicfs.engine.format.paths import log_file
@@ -138,6 +138,12 @@ def test_a_dump_with_a_decoder_has_the_lines_of_kafkas_tool(logs: Path, topic: s
     rows = {row["offset"]: row for row in map(json.loads, lines.splitlines()) if "key" in row}
     messages = shown(log)
     assert {offset: (rows[offset]["key"], rows[offset]["value"]) for offset in messages} == messages
+
+
+def test_a_controllers_log_is_read_to_its_end_in_a_read_only_store_alone(logs: Path) -> None:
+    with Store.open(logs, read_only=True) as store:
+        found = [record.offset for record in store.partition(METADATA, 0).records(start=0)]
+    assert found == list(dumped(logs / f"{METADATA}-0" / log_file(0), METADATA))
 
 
 def test_the_members_of_a_classic_group_are_shown_with_their_assignment(logs: Path) -> None:

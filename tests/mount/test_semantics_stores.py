@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_metadata import changed, partition, shown, topic, write
+from cluster_metadata import NO_OP, changed, partition, shown, topic, write
 from daemon_mount import ROOT, DaemonMount, append, eventually, own_mount
 
 from topicfs import Record, Store
@@ -550,6 +550,32 @@ def test_a_terabyte_of_many_partitions(tmp_path: Path) -> None:
         assert taken(mount.process.pid)["VmRSS"] < 250_000
         eventually(lambda: [*tmp_path.glob("cache/topicfs/views/*/t-0/*.txt.map")], "a size map")
     assert not list((tmp_path / "store").rglob("*.map"))
+
+
+def test_a_controllers_log(tmp_path: Path) -> None:
+    """K14. A controller's log, `__cluster_metadata-0`, shows in a mount made with `--read-only`, and in no other: up to
+    its end, as a controller writes down nowhere how far it is committed. Where several controllers vote, its last
+    records may be taken back. Its snapshots do not show.
+    """
+    backing = tmp_path / "backing"
+    with Store.open(backing, create=True) as store:
+        store.create("t", 0)
+    logs = backing / "logs"
+    write(logs, topic("a"), NO_OP)
+    (logs / "__cluster_metadata-0" / f"{1:020}-{1:010}.checkpoint").write_bytes(b"a snapshot")
+    with read_only(tmp_path, logs) as mount:
+        rows = (mount / "__cluster_metadata-0/log.jsonl").read_bytes().splitlines()
+        assert [json.loads(row)["value"]["type"] for row in rows] == ["TOPIC_RECORD", "NO_OP_RECORD"]
+        assert len(os.listdir(mount / "__cluster_metadata-0/segments")) == len(
+            os.listdir(mount / "t-0/segments")
+        )
+        assert topicfs("sql", mount.path, "SELECT * FROM __cluster_metadata")[0] != 0
+        look_everywhere(mount)
+    (logs / "__cluster_metadata-0" / f"{1:020}-{1:010}.checkpoint").unlink()
+    with own_mount_of(tmp_path, backing) as mount:
+        assert "t-0" in os.listdir(mount.path)
+        assert "__cluster_metadata-0" not in os.listdir(mount.path)
+        assert "__cluster_metadata" not in os.listdir(mount / "topics")
 
 
 def taken(pid: int) -> dict[str, int]:
