@@ -7,6 +7,10 @@ from typing import Final
 BACKING: Final = "user.topicfs.backing"
 """Of the mount's root: the path of the backing directory."""
 
+LOG_DIRECTORIES: Final = "user.topicfs.log_directories"
+"""Of the mount's root: the paths of all log directories, with a zero byte between them. A read-only mount may have
+several."""
+
 FIRST_OFFSET: Final = "user.topicfs.first_offset"
 """Of a partition's directory and of views: the first offset."""
 

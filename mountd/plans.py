@@ -22,6 +22,7 @@ from topicfs.engine.plan.plan import plan as planned
 from topicfs.engine.record import now_ms
 from topicfs.engine.retention.rules import Reason
 from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.unlocked.place import shown_at
 from topicfs.fs.upkeep_status import SHOWN, cleaning, next_removal, waiting
 from topicfs.mountd import mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
@@ -42,10 +43,13 @@ class Plan:
 def make(place: Path, given: dict[str, str]) -> Plan:
     """Make the plan of a backing directory, or of what is mounted at a place."""
     backing = backing_of(place)
+    mount = mounts.find(place)
+    # Only a read-only mount shows several directories. Without its daemon nobody can tell which.
+    shown = shown_at(place) if mount is not None and mount.read_only else None
     owner = mounts.lock_owner(backing)
     if owner is not None:
         given = {**settings_of(owner), **given}
-    partitions = planned(backing, given, now_ms(), owner is not None)
+    partitions = planned(backing, given, now_ms(), owner is not None, shown.others if shown else ())
     return Plan(partitions, _waiting(backing, partitions))
 
 

@@ -54,18 +54,20 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
             from topicfs.mountd import size_maps  # noqa: PLC0415
         from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
-        backing = place_of(str(where), or_logs=True).backing
+        place = place_of(str(where), or_logs=True)
         wanted = _Wanted(names)
-        growing = mounts.lock_owner(backing) is not None
+        totals = run.Totals()
         counts: dict[str, int] = {}
         with Progress() as progress:
-            check = run.Check(backing, wanted, growing, _reported(progress))
-            for finding in chain(check.findings(), size_maps.check(backing, wanted)):
-                counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
-                progress.close()
-                _show(finding, as_json)
+            for backing in (place.backing, *place.others):
+                growing = mounts.lock_owner(backing) is not None
+                check = run.Check(backing, wanted, growing, _reported(progress), totals)
+                for finding in chain(check.findings(), size_maps.check(backing, wanted)):
+                    counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
+                    progress.close()
+                    _show(finding, as_json)
     wanted.refuse_missing(where)
-    _show_totals(check.totals, counts, as_json)
+    _show_totals(totals, counts, as_json)
     if counts.get("damage") or counts.get("repairable"):
         sys.exit(_FOUND)
 

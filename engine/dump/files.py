@@ -61,26 +61,27 @@ def files_of(paths: Iterable[str]) -> Iterator[Path]:
     """Yield the files that are meant: a file; the files of a partition's directory, which may be in a mount; those of
     the partitions whose names follow a store, a mount or a log directory, or its own where none follow.
     InvalidNameError where there are none."""
-    logs: Path | None = None
+    place: Place | None = None
     named = 0
     for text in paths:
         path = Path(text)
-        if logs is not None and _is_partition(text):
+        if place is not None and _is_partition(text):
             named += 1
-            yield from _in(logs / text)
+            yield from _in(place.logs_of(text) / text)
             continue
-        if logs is not None and not named:
-            yield from _in(logs)
-        logs, named = None, 0
+        if place is not None and not named:
+            yield from _of_all(place)
+        place, named = None, 0
         if not path.is_dir():
             yield path
         elif _is_partition(path.resolve().name):
-            backing = shown_at(path.resolve().parent)
-            yield from _in(path if backing is None else Place(backing, None).logs / path.resolve().name)
+            name = path.resolve().name
+            shown = shown_at(path.resolve().parent)
+            yield from _in(path if shown is None else shown.logs_of(name) / name)
         else:
-            logs = place_of(text, or_logs=True).logs
-    if logs is not None and not named:
-        yield from _in(logs)
+            place = place_of(text, or_logs=True)
+    if place is not None and not named:
+        yield from _of_all(place)
 
 
 def show(path: Path, wanted: Wanted, report: Report) -> None:
@@ -138,6 +139,11 @@ def _is_partition(name: str) -> bool:
     except InvalidNameError:
         return False
     return True
+
+
+def _of_all(place: Place) -> Iterator[Path]:
+    for logs in place.log_directories:
+        yield from _in(logs)
 
 
 def _in(directory: Path) -> Iterator[Path]:

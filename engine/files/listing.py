@@ -13,6 +13,7 @@ plain files                        files of the log directory itself, or unknown
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,16 @@ class Listing:
             else:
                 listing.strays.append(name)
         return listing
+
+
+def partitions_in(log_directories: Iterable[Path]) -> dict[PartitionKey, Path]:
+    """Return the partitions in log directories, each with the log directory that it is in; of one that is in several,
+    the first."""
+    found: dict[PartitionKey, Path] = {}
+    for logs in log_directories:
+        for key in Listing.of(logs).partitions:
+            found.setdefault(key, logs)
+    return found
 
 
 def newest_log(directory: Path) -> Path | None:

@@ -7,7 +7,7 @@ says in words what names, sizes, time indexes and checkpoints do not tell.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from topicfs.engine.cleaner.candidates import Candidate, assess
 from topicfs.engine.errors import CorruptCheckpointError, CorruptError
 from topicfs.engine.files.checkpoint import OffsetCheckpoint
-from topicfs.engine.files.listing import Listing, PartitionKey
+from topicfs.engine.files.listing import PartitionKey, partitions_in
 from topicfs.engine.files.metadata import CleanShutdown, MetaProperties
 from topicfs.engine.files.place import logs_in
 from topicfs.engine.format.paths import (
@@ -30,7 +30,8 @@ from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import LogOffsets
 from topicfs.engine.partition.on_disk import SegmentOnDisk, listed, offsets_of
 from topicfs.engine.retention.rules import Due, Forecast, due, forecast
-from topicfs.engine.settings.configured import configured
+from topicfs.engine.settings.configuration import Configuration
+from topicfs.engine.settings.configured import found_in
 from topicfs.engine.settings.topic import TopicSettings
 
 log = logging.getLogger(__name__)
@@ -92,17 +93,32 @@ class _Checkpoints:
             return {}
 
 
-def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) -> list[PartitionPlan]:
+def plan(
+    backing: Path, given: Mapping[str, str], now: int, is_running: bool, others: Sequence[Path] = ()
+) -> list[PartitionPlan]:
     """Return the plan for each partition of a backing directory, in order.
 
     given       lines that take precedence over those of server.properties, as a mount may be given them
     is_running  whether a daemon has the directory open
+    others      further log directories of the same broker
 
     It raises what Configuration.load and Listing.of raise, and NoStoreError where there is no log directory."""
     logs = logs_in(backing)
-    partitions = Listing.of(logs).partitions
+    partitions = partitions_in((logs, *others))
     node_id = MetaProperties.load_or_create(logs, lambda: now, read_only=True).node_id
-    configuration = configured(backing, given, lambda: now, partitions, node_id)
+    found, cluster = found_in((logs, *others), partitions, node_id)
+    configuration = Configuration.load(backing, given, lambda: now, cluster, found)
+    plans: list[PartitionPlan] = []
+    for each in (logs, *others):
+        keys = [key for key, place in partitions.items() if place == each]
+        plans += _plans_in(each, keys, configuration, now, is_running)
+    return sorted(plans, key=lambda plan: (plan.topic, plan.number))
+
+
+def _plans_in(
+    logs: Path, keys: Iterable[PartitionKey], configuration: Configuration, now: int, is_running: bool
+) -> Iterator[PartitionPlan]:
+    """Yield the plan for each of these partitions of a log directory."""
     checkpoints = _Checkpoints(logs)
     points, starts, marks, cleaned = (
         checkpoints.read(name) for name in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS, CLEANER_OFFSETS)
@@ -111,14 +127,12 @@ def plan(backing: Path, given: Mapping[str, str], now: int, is_running: bool) ->
     general = list(checkpoints.problems)
     if not clean and not is_running:
         general.append("it was not stopped cleanly: recovery comes first, and may cut off the end of the log")
-    plans = []
-    for key in sorted(partitions):
+    for key in keys:
         known = Known(clean, points.get(key, 0), starts.get(key, 0), marks.get(key))
         planned = _planned(
             logs, key, known, cleaned.get(key), configuration.topic(key[0]), now, general, is_running
         )
-        plans.append(replace(planned, kept=configuration.why_kept(key[0])))
-    return plans
+        yield replace(planned, kept=configuration.why_kept(key[0]))
 
 
 def _planned(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
-from topicfs.engine.files.listing import Listing
 from topicfs.engine.format.index import Index
 from topicfs.engine.spark.options import EARLIEST, LATEST, Key, Limit, Options
 from topicfs.engine.unlocked.files import Files, offset_index, time_index
@@ -23,7 +22,7 @@ TASK_BYTES: Final = 128 * 1024 * 1024
 def chosen(place: Place, options: Options, missing_ok: bool = False) -> list[Key]:
     """Return the partitions that a query reads. UnknownPartitionError if a named one does not exist, unless
     `missing_ok`."""
-    present = Listing.of(place.logs).partitions
+    present = place.partitions()
     if not missing_ok:
         refuse_missing_topics(place, options, present)
         absent = sorted((options.assigned or frozenset()).difference(present))
@@ -38,7 +37,7 @@ def refuse_missing_topics(place: Place, options: Options, present: Iterable[Key]
     """Raise UnknownPartitionError if a named topic does not exist among the present partitions, which are listed where
     they are not given."""
     named = options.topics or {topic for topic, _ in options.assigned or ()}
-    found = Listing.of(place.logs).partitions if present is None else present
+    found = place.partitions() if present is None else present
     missing = sorted(named - {topic for topic, _ in found})
     if missing:
         raise UnknownPartitionError(f"{place.logs}: expected a topic {missing[0]}, found none of this name")

@@ -25,7 +25,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -135,7 +135,7 @@ class TopicStreamReader(SentToWorkers, DataSourceStreamReader, SupportsTriggerAv
         except (ClosedError, InvalidNameError):
             if self._place is None:
                 raise
-            return Place(self._place.backing, None)
+            return replace(self._place, mount=None)
         return self._place
 
     def _look(self, list_files: bool = False) -> dict[Key, TopicPartition]:

@@ -14,7 +14,6 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.errors import InvalidNameError
-from topicfs.engine.files.listing import Listing
 from topicfs.engine.spark.columns import COLUMNS
 from topicfs.engine.spark.options import INTERNAL
 from topicfs.engine.unlocked.place import place_of
@@ -28,7 +27,7 @@ TABLE: Final = "topicfs"
 def tables(spark: SparkSession, path: str | os.PathLike[str]) -> list[str]:
     """Make a temporary view of each topic, under its name, and return these names. See `topicfs.spark.tables`."""
     given = os.fspath(path).removeprefix("file://")
-    present = {topic for topic, _ in Listing.of(place_of(given).logs).partitions}
+    present = {topic for topic, _ in place_of(given).partitions()}
     topics = sorted(present - INTERNAL)
     _refuse_one_name(topics)
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in COLUMNS.fields)

@@ -26,7 +26,6 @@ import pyarrow as pa
 from topicfs.engine.arrow.dataset import Span, TopicDataset
 from topicfs.engine.arrow.reader import Shaped
 from topicfs.engine.errors import EngineError
-from topicfs.engine.files.listing import Listing
 from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.parquet.present import present
 from topicfs.engine.unlocked.offset_range import OffsetRange
@@ -83,7 +82,7 @@ class Topics:
     def _by_name(self) -> dict[str, list[str]]:
         """Return the topics of each view."""
         found: dict[str, list[str]] = {}
-        for topic in sorted({topic for topic, _ in Listing.of(self.place.logs).partitions}):
+        for topic in sorted({topic for topic, _ in self.place.partitions()}):
             found.setdefault(topic.casefold(), []).append(topic)
         return {topics[0]: topics for topics in found.values()}
 

@@ -63,7 +63,7 @@ def found(
     """Return these partitions, without deleted ones. `tails` keeps what is known of the ends of logs from one call to
     the next. Without `list_files` only the bounds are needed, and where a daemon tells them, no file is looked at."""
     partitions = {}
-    starts = cache(OffsetCheckpoint(place.logs / LOG_STARTS).read)
+    starts = cache(_starts_in)
     for key in keys:
         partition = while_files_change(partial(_found, place, key, starts, tails, list_files))
         if partition is not None:
@@ -71,15 +71,20 @@ def found(
     return partitions
 
 
+def _starts_in(logs: Path) -> dict[PartitionKey, int]:
+    return OffsetCheckpoint(logs / LOG_STARTS).read()
+
+
 def _found(
     place: Place,
     key: PartitionKey,
-    starts: Callable[[], dict[PartitionKey, int]],
+    starts: Callable[[Path], dict[PartitionKey, int]],
     tails: Tails | None,
     list_files: bool,
 ) -> TopicPartition | None:
     topic, number = key
-    directory = place.logs / f"{topic}-{number}"
+    logs = place.logs_of(f"{topic}-{number}")
+    directory = logs / f"{topic}-{number}"
     # If the topic is made again in the meantime, its new offsets come with the old id, and the next look shows that.
     topic_id = PartitionMetadata.load(directory).topic_id
     bounds, files = told(place, topic, number), None
@@ -92,7 +97,7 @@ def _found(
             from topicfs.engine.unlocked.tail import seen  # noqa: PLC0415 - loads the kernels
 
             known = None if tails is None else tails.get((key, topic_id))
-            bounds, tail = seen(files, starts().get(key, 0), known)
+            bounds, tail = seen(files, starts(logs).get(key, 0), known)
             if tails is not None and tail is not None:
                 tails[key, topic_id] = tail
     return TopicPartition(topic, number, directory, bounds, topic_id, files)

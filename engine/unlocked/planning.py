@@ -8,7 +8,6 @@ from datetime import datetime
 from operator import attrgetter
 
 from topicfs.engine.errors import InvalidSettingError, OffsetOutOfRangeError, UnknownPartitionError
-from topicfs.engine.files.listing import Listing
 from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.unlocked.limits import Limit, ms_of
 from topicfs.engine.unlocked.offset_range import EVERYTHING, OffsetRange, TimeBounds
@@ -19,7 +18,7 @@ from topicfs.engine.unlocked.times import within_times
 
 def partitions_of(place: Place, topic: str) -> list[TopicPartition]:
     """Return the partitions of a topic by their numbers. UnknownPartitionError if there is none."""
-    keys = sorted(key for key in Listing.of(place.logs).partitions if key[0] == topic)
+    keys = sorted(key for key in place.partitions() if key[0] == topic)
     partitions = list(found(place, keys).values())
     if not partitions:
         raise UnknownPartitionError(f"{place.logs}: expected a topic {topic}, found no partition of it")

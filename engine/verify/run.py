@@ -82,14 +82,14 @@ class Check:
             yield from confirmed(partial(beside.store, self.backing))
         reports: list[PartitionReport] = []
         pieces = [self._piece(key) for key in sorted(directory.partitions) if self.wanted(key)]
-        self.totals.expected = sum(_size(piece.directory) for piece in pieces)
+        self.totals.expected += sum(_size(piece.directory) for piece in pieces)
         with ThreadPoolExecutor(_threads(), "verify") as pool:
             try:
                 yield from self._partitions(pool, pieces, reports)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         yield from directory.compared(reports)
-        self.totals.seconds = time.monotonic() - began
+        self.totals.seconds += time.monotonic() - began
 
     def _piece(self, key: PartitionKey) -> PartitionPiece:
         name = partition_directory(*key)

@@ -9,7 +9,7 @@ from functools import partial
 
 from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.format.paths import parse_partition_directory
-from topicfs.engine.mount_attributes import BACKING
+from topicfs.engine.mount_attributes import BACKING, LOG_DIRECTORIES
 from topicfs.fs import errors
 from topicfs.fs.context import TOPICS, Context
 from topicfs.fs.entry import Entry, FleetingFile
@@ -60,7 +60,12 @@ class RootDirectory(Deleting):
         return True
 
     def xattr(self, name: str) -> bytes | None:
-        return os.fsencode(self.context.store.backing) if name == BACKING else super().xattr(name)
+        store = self.context.store
+        if name == BACKING:
+            return os.fsencode(store.backing)
+        if name == LOG_DIRECTORIES:
+            return b"\0".join(map(os.fsencode, store.log_directories))
+        return super().xattr(name)
 
     def names(self) -> Iterable[str]:
         yield from self._about_all()

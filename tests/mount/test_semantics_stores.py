@@ -438,7 +438,8 @@ def test_a_brokers_server_properties(tmp_path: Path) -> None:
 def test_several_log_directories(tmp_path: Path) -> None:
     """K10. All log directories of one broker show together where they are named before the mount point: `topicfs
     mount --read-only DIRECTORY… MOUNT`. A partition that its broker is moving from one to the other shows once; of one
-    that is in two of them that in the first is shown, and the log names both.
+    that is in two of them that in the first is shown, and the log names both. `topicfs plan`, `sql`, `verify` and
+    `dump`, `topicfs.arrow` and Spark, given the mount, see all of them.
     """
     furnish(tmp_path / "store", crash=True)
     one, two = tmp_path / "store" / "logs", tmp_path / "two"
@@ -451,11 +452,11 @@ def test_several_log_directories(tmp_path: Path) -> None:
         assert (mount / "old-0/log.txt").read_bytes().endswith(b"\nlast\n")
         assert (mount / "keys-0/offset/39").read_bytes() == b"39" * 50
         assert f"empty-0 is in {one} and in {two}: that in {one} is shown" in mount.said()
-        assert sorted(each for each in os.listdir(mount.path) if each.endswith("-0")) == [
-            "empty-0",
-            "keys-0",
-            "old-0",
-        ]
+        names = ["empty-0", "keys-0", "old-0"]
+        assert sorted(each for each in os.listdir(mount.path) if each.endswith("-0")) == names
+        # `test_two_directories` and `test_two_directories_mounted` look at each of the others.
+        plans = json.loads(topicfs("plan", "--json", mount.path)[1])
+        assert [each["partition"] for each in plans] == names
     assert (held(tmp_path / "store"), held(two)) == before
     assert topicfs("mount", one, two, tmp_path / "mnt")[0] == 2
     assert topicfs("mount", "--read-only", one, one, tmp_path / "mnt")[0] == 1

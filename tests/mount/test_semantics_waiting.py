@@ -444,9 +444,10 @@ def test_sizes_are_never_stale(mount: DaemonMount) -> None:
 
 
 def test_the_mount_tells_what_it_shows(mount: DaemonMount, tmp_path: Path) -> None:
-    """T8. `user.topicfs.backing` of the mount's root is the path of BACKING, and a partition's directory has
-    `user.topicfs.first_offset` and `user.topicfs.next_offset`, as `log.<fmt>` has: for whoever may look into the
-    mount, with `--read-only` too; directories list no attributes, so nothing that copies them sets any.
+    """T8. `user.topicfs.backing` of the mount's root is the path of BACKING, `user.topicfs.log_directories` those of
+    all log directories with a zero byte between them, and a partition's directory has `user.topicfs.first_offset` and
+    `user.topicfs.next_offset`, as `log.<fmt>` has: for whoever may look into the mount, with `--read-only` too;
+    directories list no attributes, so nothing that copies them sets any.
     """
     partition = mount.new()
     append(partition / "log.txt", b"a\nb\nc\n")
@@ -463,6 +464,8 @@ def test_the_mount_tells_what_it_shows(mount: DaemonMount, tmp_path: Path) -> No
                 os.getxattr(directory / "log.txt", name) for name in os.listxattr(directory / "log.txt")
             ]
             assert Path(os.fsdecode(os.getxattr(shown.path, "user.topicfs.backing"))) == mount.backing
+            logs = os.getxattr(shown.path, "user.topicfs.log_directories")
+            assert Path(os.fsdecode(logs)) == mount.backing / "logs"
             assert os.listxattr(shown.path) == os.listxattr(directory) == []
         assert own.stop() == 0
     finally:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from topicfs.engine.files.listing import Listing
 from topicfs.engine.format.paths import VIEWS
 from topicfs.engine.spark.jobs.spread import spread
 from topicfs.engine.unlocked.files import listed
@@ -58,9 +57,9 @@ class VerifyPiece:
 def verify(spark: SparkSession, place: Place, topics: Collection[str] | None = None) -> DataFrame:
     """Return a row for each segment of all topics, or of these, with all of its problems. A good segment has none."""
     pieces = []
-    for topic, number in sorted(Listing.of(place.logs).partitions):
+    for (topic, number), logs in sorted(place.partitions().items()):
         if topics is None or topic in topics:
-            directory = place.logs / f"{topic}-{number}"
+            directory = logs / f"{topic}-{number}"
             views = place.backing / VIEWS / directory.name
             bases = listed(directory).bases
             pieces += [
