@@ -68,6 +68,9 @@ class Slot:
             if self.error is None or self._may_try_again():
                 try:
                     self.partition = load(self)
+                except UnknownPartitionError:
+                    # It is gone, and nothing is wrong.
+                    raise
                 except (EngineError, OSError) as error:
                     log.error(f"{self.name}: offline, {self.directory} cannot be loaded: {error!r}")
                     self.error = error

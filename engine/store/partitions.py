@@ -173,11 +173,12 @@ class Partitions:
             return slot.use(self._load)
         if slot.error is not None:
             slot = self._present(slot)
-        partition = slot.use(self._load)
-        partition.catch_up()
-        if partition.is_open:
-            return partition
-        # Another process has deleted it, and may have made it again.
+        # Another process may have deleted it since it was found, and may have made it again.
+        with contextlib.suppress(UnknownPartitionError):
+            partition = slot.use(self._load)
+            partition.catch_up()
+            if partition.is_open:
+                return partition
         self.catch_up()
         return self.find(*slot.key).use(self._load)
 
@@ -246,14 +247,25 @@ class Partitions:
         return self._look(slot) if self.read_only else self.load(slot, self.known(slot))
 
     def _look(self, slot: Slot) -> Partition:
-        """Load the slot's directory without changing it. Another process may open the store meanwhile. It removes the
-        marker of a clean stop before it changes anything: if the marker or a file goes, the load is tried again."""
+        """Load the slot's directory without changing it. UnknownPartitionError where it is gone."""
+        try:
+            return self._looked(slot)
+        except FileNotFoundError as error:
+            if slot.directory.exists():
+                raise
+            self._failed.pop(slot.directory, None)
+            self._replace(slot)
+            raise UnknownPartitionError(f"{slot.directory}: deleted by another process") from error
+
+    def _looked(self, slot: Slot) -> Partition:
+        """Load the slot's directory. Another process may open the store meanwhile. It removes the marker of a clean
+        stop before it changes anything: if the marker or a file goes, the load is tried again."""
         marker = CleanShutdown.of(slot.directory.parent)
         self._failed[slot.directory] = Look.begin(os.stat(slot.directory))
         for rest in reversed(range(_TRIES)):
             clean = marker.exists()
-            born = birth(slot.directory)
             try:
+                born = birth(slot.directory)
                 partition = self.load(slot, self._known_now(slot, clean))
             except FileNotFoundError:
                 if not rest:

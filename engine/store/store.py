@@ -363,8 +363,12 @@ class Store:
         slot = self._partitions.find(topic, number)
         if not self.read_only or slot.partition is not None:
             return None
-        newest = newest_log(slot.directory)
-        return None if newest is None else os.stat(newest).st_mtime_ns
+        try:
+            newest = newest_log(slot.directory)
+            return None if newest is None else os.stat(newest).st_mtime_ns
+        except FileNotFoundError:
+            # It was removed meanwhile, or its partition deleted, which the load finds out.
+            return None
 
     def catch_up(self) -> None:
         """Take up the partitions that another process has made and removed, where the store is opened read-only."""

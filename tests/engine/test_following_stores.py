@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,38 @@ def test_topics_that_are_made_deleted_and_made_again_are_the_present_ones(tmp_pa
         assert [record.value for record in held.records()] == [b"third"], (
             "without a look at the log directory"
         )
+
+
+def test_a_partition_that_is_deleted_between_look_up_and_load_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or it is the one that was made again meanwhile."""
+    birth = partitions.birth
+    meanwhile: Callable[[], object]
+
+    def deleted_just_before(directory: Path) -> object:
+        monkeypatch.setattr(partitions, "birth", birth)
+        meanwhile()
+        return birth(directory)
+
+    def made_again() -> None:
+        store.delete_topic("b")
+        store.create("b", 0).append(Record(b"second"))
+
+    with Store.open(tmp_path, create=True) as store:
+        for name in ("a", "b"):
+            store.create(name, 0).append(Record(b"first"))
+        with Store.open(tmp_path, read_only=True) as reader:
+            caplog.clear()
+            meanwhile = partial(store.delete_topic, "a")
+            monkeypatch.setattr(partitions, "birth", deleted_just_before)
+            with pytest.raises(UnknownPartitionError):
+                reader.partition("a-0")
+            assert reader.partitions() == [("b", 0)]
+            meanwhile = made_again
+            monkeypatch.setattr(partitions, "birth", deleted_just_before)
+            assert [record.value for record in reader.partition("b-0").records()] == [b"second"]
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_start_offsets_follow_their_checkpoint(tmp_path: Path) -> None:
