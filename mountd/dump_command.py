@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -20,6 +20,12 @@ _INTERRUPTED: Final = 128 + 2
 _WRONG: Final = 1
 _USAGE: Final = 2
 _OFFSET: Final = re.compile(r"[0-9]+", re.ASCII)
+
+
+def _end_interrupted() -> NoReturn:
+    # click's own end has the status 1, by which something is wrong in the files.
+    say("interrupted")
+    sys.exit(_INTERRUPTED)
 
 
 class _Limit(click.ParamType[tuple[str, int]]):
@@ -99,10 +105,13 @@ def dump_command(
 
     TIME is as in 2026-05-01T06:30, in UTC if it has no zone. The exit status is 0 if all is well, 1 if something is
     wrong, which is told on standard error with its position, and 2 if the command makes no sense."""
-    with kernels.loading():
-        from topicfs.engine.dump.files import files_of, show  # noqa: PLC0415 - loads the engine
-        from topicfs.engine.dump.report import Report  # noqa: PLC0415
-        from topicfs.engine.dump.wanted import Wanted  # noqa: PLC0415
+    try:
+        with kernels.loading():
+            from topicfs.engine.dump.files import files_of, show  # noqa: PLC0415 - loads the engine
+            from topicfs.engine.dump.report import Report  # noqa: PLC0415
+            from topicfs.engine.dump.wanted import Wanted  # noqa: PLC0415
+    except KeyboardInterrupt:
+        _end_interrupted()
 
     limits: dict[str, int] = {}
     for which, limit in (("first", start), ("end", end)):
@@ -128,8 +137,7 @@ def dump_command(
         with contextlib.suppress(OSError):
             os.close(sys.stdout.fileno())
     except KeyboardInterrupt:
-        say("interrupted")
-        sys.exit(_INTERRUPTED)
+        _end_interrupted()
     except (EngineError, OSError) as error:
         report.flush()
         say(str(error))

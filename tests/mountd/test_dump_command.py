@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from click.testing import CliRunner
 from patience import PATIENCE_S
 from plain_messages import CASES, record_of
 
 from topicfs import Record, Store
+from topicfs.mountd import kernels
+from topicfs.mountd.cli import main
 
 PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "dump"]
 README = Path(__file__).parents[2] / "README.md"
@@ -126,6 +130,17 @@ def test_a_command_that_makes_no_sense_has_the_status_2(tmp_path: Path, words: l
     done = run(*words, where=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
+
+
+def test_an_interrupt_while_the_engine_is_loaded_is_no_finding(
+    backing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "loading", interrupted)
+    done = CliRunner().invoke(main, ["dump", str(backing)])
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", "topicfs: interrupted\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(backing: Path) -> None:
