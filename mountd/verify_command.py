@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -66,8 +67,9 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
                     counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
                     progress.close()
                     _show(finding, as_json)
-    wanted.refuse_missing(where)
-    _show_totals(totals, counts, as_json)
+        wanted.refuse_missing(where)
+        _show_totals(totals, counts, as_json)
+        sys.stdout.flush()
     if counts.get("damage") or counts.get("repairable"):
         sys.exit(_FOUND)
 
@@ -157,6 +159,10 @@ def _told() -> Iterator[None]:
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # `head` has seen enough, and what was not checked is not known to be right
+        with contextlib.suppress(OSError):
+            os.close(sys.stdout.fileno())
+        sys.exit(_FOUND)
     except (EngineError, mounts.MountError, OSError) as error:
         _fail(str(error))
 

@@ -54,6 +54,28 @@ def damage(log: Path) -> None:
     os.close(descriptor)
 
 
+def test_what_cannot_be_printed_is_no_traceback(data: Path) -> None:
+    damage(next((data / "logs/orders-0").glob("*.log")))
+    reading, writing = os.pipe()
+    os.close(reading)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        for out, code, told in ((writing, 1, ""), (full, 2, "topicfs: [Errno 28] No space left on device\n")):
+            for names in ((), ("orders-1",)):
+                done = subprocess.run(
+                    [sys.executable, "-m", "topicfs.mountd.cli", "verify", str(data), *names],
+                    stdout=out,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                    timeout=PATIENCE_S,
+                )
+                assert (done.returncode, done.stderr) == (code, told), names
+    finally:
+        os.close(writing)
+        os.close(full)
+
+
 def test_a_good_store_is_one_line_and_exit_code_0(written: Path) -> None:
     done = verified(written)
     assert done.exit_code == 0
