@@ -126,13 +126,21 @@ class Cluster:
 
     def connect(self, address: Address) -> Connection:
         """Return a connection of the caller's own, which `let_go` closes."""
+        if self._is_closed:
+            raise ClusterAwayError(f"{address}: the link is closed")
         connection = Connection.open(address, self.client, self._tls)
         with self._lock:
-            if not self._is_closed:
-                self._open.add(connection)
-                return connection
-        connection.close()
-        raise ClusterAwayError(f"{address}: the link is closed")
+            # Before it begins: `close` ends it also while a broker is slow to answer then.
+            self._open.add(connection)
+            is_closed = self._is_closed
+        try:
+            if is_closed:
+                raise ClusterAwayError(f"{address}: the link is closed")
+            connection.begin()
+        except BaseException:
+            self.let_go(connection)
+            raise
+        return connection
 
     def let_go(self, connection: Connection) -> None:
         """Close a connection."""

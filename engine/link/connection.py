@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 _LENGTH: Final = struct.Struct(">i")
 _HEADER_BYTES: Final = 1024
 """The header of an answer is read from this many bytes: it has 4, and tagged fields of which no broker sends any."""
+
+_LEAST_BYTES: Final = 64 * 1024
+"""An answer that is longer comes in pieces of at least this size, each within the time of a request: a broker that
+sends a byte now and then would hold up its reader for days."""
 
 _BROKEN: Final = (ValueError, KeyError, IndexError, TypeError, OverflowError, struct.error, KafkaError)
 """What kafka-python raises for a message that breaks its format."""
@@ -70,8 +75,8 @@ class Connection:
 
     @classmethod
     def open(cls, address: Address, client: ClientSettings, tls: ssl.SSLContext | None) -> Self:
-        """Connect, within the settings' time. ClusterAwayError where nobody answers; LinkRefusedError where the
-        certificate or the password is not good; LinkError where the broker is too old."""
+        """Connect, within the settings' time: `begin` comes next. ClusterAwayError where nobody answers;
+        LinkRefusedError where the certificate is not good."""
         try:
             connected = socket.create_connection(address, client.connect_timeout_ms / 1000)
         except OSError as error:
@@ -81,14 +86,10 @@ class Connection:
             if tls is not None:
                 connected = _with_tls(tls, connected, address, client)
             connected.settimeout(client.request_timeout_ms / 1000)
-            connection = cls(address, connected, client)
-            connection._greet()
-            if client.uses_sasl:
-                connection._authenticate()
         except BaseException:
             connected.close()
             raise
-        return connection
+        return cls(address, connected, client)
 
     def close(self) -> None:
         """End the connection, also while another thread waits for an answer: that fails then."""
@@ -147,12 +148,18 @@ class Connection:
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         rest = memoryview(data)
+        limit_s = self._client.request_timeout_ms / 1000
+        deadline, left = time.monotonic() + limit_s, size - _LEAST_BYTES
         try:
             while rest:
                 count = self._socket.recv_into(rest)
                 if not count:
                     raise ConnectionResetError("the broker has closed the connection")
                 rest = rest[count:]
+                if len(rest) <= left:
+                    deadline, left = time.monotonic() + limit_s, len(rest) - _LEAST_BYTES
+                elif rest and time.monotonic() > deadline:
+                    raise TimeoutError
         except OSError as error:
             raise self._gone(error) from error
         return data
@@ -160,11 +167,19 @@ class Connection:
     def _gone(self, error: OSError) -> ClusterAwayError:
         if isinstance(error, TimeoutError):
             return ClusterAwayError(
-                f"{self.address}: no answer within {self._client.request_timeout_ms} ms (request.timeout.ms)"
+                f"{self.address}: no answer, or too little of it, within {self._client.request_timeout_ms} ms "
+                f"(request.timeout.ms)"
             )
         return ClusterAwayError(f"{self.address}: the connection is lost: {error}")
 
     # -- the beginning --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Ask which versions the broker knows, and give it the password if it wants one. LinkRefusedError where the
+        password is not good; LinkError where the broker is too old."""
+        self._greet()
+        if self._client.uses_sasl:
+            self._authenticate()
 
     def _greet(self) -> None:
         """Ask which versions the broker knows. It must know those that are used here."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -494,6 +497,48 @@ def test_a_batch_that_is_larger_than_a_segment_here_is_mirrored(bench: Bench) ->
     bench.fetch(5)
     assert bench.error == ""
     assert bench.values == [*ALL, *large]
+
+
+@contextmanager
+def a_slow_broker(pause_s: float) -> Iterator[Address]:
+    """A broker that says how long its answer is, and then sends a byte of it after each pause."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with suppress(OSError), connection:
+                connection.sendall(struct.pack(">i", 100_000))
+                while True:
+                    connection.sendall(b"\0")
+                    time.sleep(pause_s)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield Address("127.0.0.1", server.getsockname()[1])
+        serving.join()
+
+
+def test_an_answer_that_comes_a_byte_at_a_time_is_not_waited_for() -> None:
+    with a_slow_broker(0.01) as address:
+        cluster = Cluster((address,), ClientSettings(request_timeout_ms=200))
+        with pytest.raises(ClusterAwayError, match="or too little of it, within 200 ms"):
+            cluster.describe()
+
+
+def test_a_link_that_ends_waits_for_no_broker_that_is_slow_to_begin() -> None:
+    with a_slow_broker(0.01) as address:
+        cluster = Cluster((address,), ClientSettings(request_timeout_ms=600_000))
+
+        def ask() -> None:
+            with suppress(ClusterAwayError):
+                cluster.describe()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        eventually(lambda: bool(cluster._open), "it is connected")
+        cluster.close()
+        asking.join(60)
+        assert not asking.is_alive()
 
 
 def test_what_comes_behind_a_gap_is_not_appended_but_asked_for_anew(bench: Bench) -> None:
