@@ -219,8 +219,10 @@ class Following:
         begins = self.store.linked.by_id[topic.topic_id].begins
         mirrors = self._mirrors_of(topic)
         for number in begins.keys() & mirrors.keys():
-            now = mirrors[number].partition.offsets
-            if now.start == now.end < begins[number]:
+            mirror = mirrors[number]
+            now = mirror.partition.offsets
+            # Once somebody fetches it, an empty log may begin below: with a whole batch, or where the cluster was cut.
+            if mirror.owner is None and now.start == now.end < begins[number]:
                 self.store.restart_at(topic.name, number, begins[number])
         return begins.keys() & mirrors.keys()
 

@@ -273,6 +273,16 @@ class Mirror:
                 self._floor = earliest
                 self._begin_at_end()
                 return
+            now = self.partition.offsets
+            if now.start == now.end and self._floor <= now.end and latest < asked.position:
+                # Nothing is here that could part from the leader's log.
+                self._note(
+                    f"the cluster lost offsets {latest} to {asked.position - 1} by an unclean election before anything "
+                    f"was mirrored: the mirror begins at {latest}"
+                )
+                self._store.restart_at(self.topic, self.number, latest)
+                self._begin_at_end()
+                return
             raise LinkError(
                 f"{self.name}: the leader has offsets {earliest} to {latest} and does not tell where its log parts "
                 f"from the mirror's, which ends at {asked.position}: nothing is removed or added"

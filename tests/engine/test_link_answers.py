@@ -272,6 +272,28 @@ def test_several_epochs_that_the_leader_does_not_have_are_cut_off(bench: Bench) 
     assert bench.values == [*ALL, b"of epoch 4"]
 
 
+@pytest.mark.parametrize("had", [b"mirrored", b""])
+def test_a_mirror_goes_on_below_its_beginning_where_the_cluster_lost_what_was_there(
+    tmp_path: Path, had: bytes
+) -> None:
+    with a_bench(tmp_path, **{"link.from": "latest"}) as bench:
+        bench.look()
+        if had:
+            bench.log.add(had)
+        bench.fetch()
+        assert bench.partition.end_offset == len(ALL) + bool(had)
+        bench.log.cut(2, epoch=1)
+        bench.look()
+        bench.fetch(4)
+        bench.look()
+        for number in range(5):
+            bench.log.add(b"%d" % number)
+        bench.fetch(5)
+        assert bench.values == [b"%d" % number for number in range(5)]
+        assert bench.partition.start_offset == 2
+        assert bench.error == ""
+
+
 @pytest.mark.parametrize(("epoch", "end"), [(0, 900), (0, 5), (9, 2), (-2, 3), (0, -7)])
 def test_a_leader_that_cannot_tell_where_logs_part_has_nothing_cut_off(
     bench: Bench, epoch: int, end: int
