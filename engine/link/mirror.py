@@ -176,7 +176,10 @@ class Mirror:
                 self.position = int(chunk.table[-1, LAST_OFFSET]) + 1
                 self.epoch = int(chunk.table[-1, LEADER_EPOCH])
             self._note_answer(high_watermark, int(told.last_stable_offset))
-            if chunk is None:
+            if chunk is None and self.position != max(self.partition.end_offset, self._floor):
+                # All that came before was appended. So somebody else has changed the log since.
+                self._begin_at_end()
+            elif chunk is None:
                 self._note_success()
             return chunk
 

@@ -20,6 +20,7 @@ from patience import eventually
 from stand_in_broker import Log, StandInBroker, Topic, damaged, values_of
 
 from topicfs import Store
+from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import ClusterAwayError, LinkError
 from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.link import following
@@ -30,6 +31,7 @@ from topicfs.engine.link.fetch import Fetching
 from topicfs.engine.link.following import Following
 from topicfs.engine.link.options import LinkOptions
 from topicfs.engine.linked import topics
+from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
 
 BATCHES = [(b"one", b"two"), (b"three",), (b"four", b"five")]
@@ -453,6 +455,30 @@ def test_a_mirror_begins_where_it_is_told_to(
         bench.log.add(b"more")
         bench.fetch()
         assert bench.values == [*shown, b"more"]
+
+
+def test_a_look_empties_no_log_that_is_being_fetched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_bench(tmp_path, **{"link.from": "4"}) as bench:
+        bench.look()
+        append = bench.partition.append_scanned
+
+        def look_first(data: Bytes, table: Longs) -> Appended:
+            bench.following.look()
+            return append(data, table)
+
+        with mock.patch.object(bench.following.mirrors["t", 0].partition, "append_scanned", look_first):
+            bench.fetch()
+        assert bench.values == ALL[3:]
+        assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
+
+
+def test_a_log_that_was_emptied_behind_the_mirror_is_fetched_again_without_news(bench: Bench) -> None:
+    bench.fetch()
+    bench.store.restart_at("t", 0, 2)
+    bench.fetch(4)
+    assert bench.values == ALL[2:]
 
 
 def test_a_mirror_of_nothing_yet_goes_on_where_it_began(tmp_path: Path) -> None:
