@@ -12,12 +12,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness import missing
+from patience import eventually
+
+from topicfs import Record
+
+sys.path.append(str(Path(__file__).parents[1] / "interop"))  # kafka_broker.py: a real broker
+import kafka_broker
+from kafka_clients import create_topics, produce
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(np.__file__).parents[1]
@@ -149,6 +157,44 @@ def test_a_read_only_mount_needs_no_right_to_write(script: Script) -> None:
         """
     )
     assert code == 0, said
+
+
+def test_the_directory_of_a_running_broker_is_followed_without_the_right_to_write(
+    place: Path, script: Script
+) -> None:
+    """It is another user's, and he reads in the mount what comes meanwhile."""
+    lack = kafka_broker.missing()
+    if lack is not None:
+        pytest.skip(lack)
+    asked = place / "home/asked"
+    with kafka_broker.Broker.start(place / "broker", place / "broker-home") as broker:
+        create_topics(broker.bootstrap, {"orders": {}})
+        produce(broker.bootstrap, "orders", [Record(b"one"), Record(b"two")])
+
+        def produce_when_asked() -> None:
+            eventually(asked.exists, "the script", LIMIT_S)
+            produce(broker.bootstrap, "orders", [Record(b"three")])
+
+        producer = threading.Thread(target=produce_when_asked, daemon=True)
+        producer.start()
+        code, said = script(
+            """
+            ! user touch ../broker/x ../broker/orders-0/x 2>/dev/null || fail "it may write"
+            topicfs mount --read-only ../broker followed
+            [ "$(user cat followed/orders-0/log.txt | xargs)" = "one two" ] || fail "what was produced is not there"
+            touch asked
+            for _ in $(seq 600); do
+                [ "$(user cat followed/orders-0/log.txt | xargs)" = "one two three" ] && break
+                sleep 0.1
+            done
+            [ "$(user tail -n 1 followed/orders-0/log.txt)" = three ] || fail "what came later is not there"
+            topicfs umount followed
+            ! grep ' ERROR \\| WARNING ' .local/state/topicfs/*followed.log || fail "something was wrong"
+            """
+        )
+        assert code == 0, said
+        producer.join()
+        assert broker.libfuse_stderr() == []
 
 
 def test_mount_append_read_and_unmount(script: Script) -> None:
