@@ -206,6 +206,10 @@ class LinkRefusedError(LinkError):
     """A Kafka cluster refuses this client: its password, its certificate, or what it may do."""
 
 
+class DeliveryTimeoutError(LinkError):
+    """A Kafka cluster has not acknowledged a batch in time: whether it has it may not be known."""
+
+
 class LinkedTopicError(ReadOnlyError):
     """Records would be appended to a topic that mirrors one of a Kafka cluster."""
 

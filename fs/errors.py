@@ -197,6 +197,11 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.RecordBatchTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     # "No data available" is what happened. EINVAL would send its reader to look for a bad line.
     EmptyBatchError: Answer(errno.ENODATA, _TOLD),
+    # -- a Kafka cluster
+    # What a socket gives whose peer does not answer: whether it has what was sent is not known.
+    engine.DeliveryTimeoutError: Answer(errno.ETIMEDOUT, _TOLD),
+    engine.LinkRefusedError: Answer(errno.EACCES, _TOLD),
+    engine.LinkError: Answer(errno.EIO, _WRONG),
     # -- extended attributes
     NoAttributeError: Answer(errno.ENODATA, _QUIET),
     # cp -a, rsync -X and tar ignore this errno, and warn after any other.

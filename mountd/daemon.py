@@ -166,7 +166,7 @@ class Daemon:
                 metrics.tell_of_link(store, link)
                 link.start()
             try:
-                self._serve(operations, ready)
+                self._serve(operations, ready, link)
             finally:
                 if link is not None:
                     link.stop()
@@ -235,7 +235,7 @@ class Daemon:
 
     # -- serving --------------------------------------------------------------------------------------
 
-    def _serve(self, operations: Operations, ready: Callable[[], None]) -> None:
+    def _serve(self, operations: Operations, ready: Callable[[], None], link: Link | None) -> None:
         """Mount, and return when the mount is gone."""
         self.report(f"mounting {self.mount}")
         before = self.mount.stat().st_dev
@@ -249,6 +249,8 @@ class Daemon:
         session.start()
         try:
             self._wait(session, before, ready)
+            if link is not None:
+                link.end_appends()
             if not session.ended.done():
                 operations.end_commits()
         finally:

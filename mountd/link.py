@@ -20,6 +20,7 @@ from topicfs.engine.link.fetch import Fetching, delay_s
 from topicfs.engine.link.following import Following
 from topicfs.engine.link.mirror import Mirror
 from topicfs.engine.link.options import LinkOptions
+from topicfs.engine.link.produce import Producer
 from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Link:
     looks      how often it was asked
     failures   how many looks failed one after the other
     _fetchers  the fetchers, by the ids of their brokers
+    _no_appends  set when nobody may wait for the cluster any more
     _wake      guards _is_woken and _stopping; the thread waits on it between looks
     """
 
@@ -140,6 +142,7 @@ class Link:
         self._wake = threading.Condition()
         self._is_woken = False
         self._stopping = False
+        self._no_appends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="link")
 
     @property
@@ -157,6 +160,7 @@ class Link:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self.end_appends()
         for fetcher in list(self._fetchers.values()):
             fetcher.end()
         self.cluster.close()
@@ -166,6 +170,10 @@ class Link:
             # The thread may have started one since.
             fetcher.end()
             fetcher.join()
+
+    def end_appends(self) -> None:
+        """Have who waits for an acknowledgement of the cluster wait no longer: the mount is going away."""
+        self._no_appends.set()
 
     def moved(self) -> None:
         """Look at the cluster soon: a leader is no longer the right one to ask."""
@@ -234,6 +242,9 @@ class Link:
                 mirror.fail("the partition has no leader in the cluster", 0.0)
             else:
                 by_node.setdefault(leader.leader, []).append(mirror)
+                if mirror.partition.log.remote is None:
+                    producer = Producer(mirror, self.cluster, self.moved, self._no_appends)
+                    mirror.partition.log.remote = producer.append
         for node, fetcher in self._fetchers.items():
             fetcher.give(by_node.get(node, ()))
 

@@ -20,16 +20,25 @@ from kafka.protocol.metadata import (
     MetadataRequest,
     MetadataResponse,
 )
+from kafka.protocol.producer import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
 
 from topicfs.engine import batch as batches
 from topicfs.engine.kernels import encode
+from topicfs.engine.kernels.scan import BASE_SEQUENCE, COUNT, PRODUCER_ID
 from topicfs.engine.record import Record, now_ms
 
 REQUESTS: Final[dict[int, Any]] = {
+    0: ProduceRequest,
     1: FetchRequest,
     2: ListOffsetsRequest,
     3: MetadataRequest,
     18: ApiVersionsRequest,
+    22: InitProducerIdRequest,
     32: DescribeConfigsRequest,
 }
 HEAD: Final = struct.Struct(">hhih")
@@ -46,12 +55,14 @@ class Log:
     epoch    the leader's epoch
     start    the first offset that there is
     stable   the stable offset; None: the end
+    last     by producer: the sequence of its last batch, and the offset where that lies
     """
 
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     epoch: int = 0
     start: int = 0
     stable: int | None = None
+    last: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -64,6 +75,19 @@ class Log:
         end = self.end
         encode.stamp(built.data, 0, end, self.epoch if epoch is None else epoch)
         self.batches.append((end + len(values), built.data.tobytes()))
+
+    def produce(self, records: bytes) -> int:
+        """Append a producer's batch once, and return its offset."""
+        data = np.frombuffer(records, np.uint8).copy()
+        row = batches.scan(data)[0]
+        producer, sequence, end = int(row[PRODUCER_ID]), int(row[BASE_SEQUENCE]), self.end
+        known = self.last.get(producer)
+        if known is not None and known[0] == sequence:
+            return known[1]
+        encode.stamp(data, 0, end, self.epoch)
+        self.batches.append((end + int(row[COUNT]), data.tobytes()))
+        self.last[producer] = sequence, end
+        return end
 
     def cut(self, offset: int, epoch: int) -> None:
         """Lose all batches from an offset on, as an unclean election does, whose leader has this epoch."""
@@ -105,6 +129,7 @@ class StandInBroker:
     topics    the topics by name
     twist     changes an answer before it is sent; by the class of its request
     garble    changes the bytes of an answer, without the length before them
+    refuse    the error codes with which the next batches are refused, before anything is appended
     asked     how many requests of each kind came
     port      where it listens; it stays the same when it is away, and comes back
     """
@@ -113,6 +138,7 @@ class StandInBroker:
         self.topics: dict[str, Topic] = {}
         self.twist: dict[Any, Callable[[Any, Any], None]] = {}
         self.garble: Callable[[Any, bytes], bytes] = lambda _, data: data
+        self.refuse: list[int] = []
         self.asked: dict[Any, int] = {}
         self.port = 0
         self._server: socket.socket | None = None
@@ -182,6 +208,8 @@ class StandInBroker:
             DescribeConfigsRequest: self._configs,
             ListOffsetsRequest: self._offsets,
             FetchRequest: self._fetch,
+            InitProducerIdRequest: self._new_producer,
+            ProduceRequest: self._produce,
         }
         return answers[kind](request)
 
@@ -270,6 +298,36 @@ class StandInBroker:
                 )
             told.append(topic(version=7, name=each.name, partitions=parts))
         return ListOffsetsResponse[7](throttle_time_ms=0, topics=told)
+
+    def _new_producer(self, _: Any) -> Any:
+        number = self.asked[InitProducerIdRequest]
+        return InitProducerIdResponse[4](
+            throttle_time_ms=0, error_code=0, producer_id=1000 + number, producer_epoch=0
+        )
+
+    def _produce(self, request: Any) -> Any:
+        topic = ProduceResponse.TopicProduceResponse
+        ids = {each.id: each for each in self.topics.values()}
+        told = []
+        for wanted in request.topic_data:
+            parts = []
+            for part in wanted.partition_data:
+                code = self.refuse.pop(0) if self.refuse else 0
+                log = ids[wanted.topic_id].logs[part.index]
+                parts.append(
+                    topic.PartitionProduceResponse(
+                        version=13,
+                        index=part.index,
+                        error_code=code,
+                        base_offset=-1 if code else log.produce(part.records),
+                        log_append_time_ms=-1,
+                        log_start_offset=log.start,
+                        record_errors=[],
+                        error_message=None,
+                    )
+                )
+            told.append(topic(version=13, topic_id=wanted.topic_id, partition_responses=parts))
+        return ProduceResponse[13](responses=told, throttle_time_ms=0)
 
     def _fetch(self, request: Any) -> Any:
         topic = FetchResponse.FetchableTopicResponse

@@ -44,6 +44,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "reconnect.backoff.ms": "reconnect_backoff_ms",
     "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
     "metadata.max.age.ms": "metadata_max_age_ms",
+    "delivery.timeout.ms": "delivery_timeout_ms",
     "fetch.max.bytes": "fetch_max_bytes",
     "max.partition.fetch.bytes": "partition_max_bytes",
     "fetch.max.wait.ms": "fetch_max_wait_ms",
@@ -85,6 +86,7 @@ class ClientSettings:
     reconnect_backoff_ms: int = 100
     reconnect_backoff_max_ms: int = 5_000
     metadata_max_age_ms: int = 5_000
+    delivery_timeout_ms: int = 120_000
     fetch_max_bytes: int = 16 * 1024 * 1024
     partition_max_bytes: int = 8 * 1024 * 1024
     fetch_max_wait_ms: int = 500

@@ -6,16 +6,18 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
 
 from topicfs.engine.errors import ClusterAwayError, InvalidNameError, LinkError, LinkRefusedError
-from topicfs.engine.files.metadata import uuid_text
+from topicfs.engine.files.metadata import uuid_bytes, uuid_text
 from topicfs.engine.format.paths import validate_topic
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.connection import Address, Connection, words_of
@@ -29,6 +31,11 @@ _TOPIC: Final = 2
 
 _OWN: Final = 1
 """The source of a value in DescribeConfigs that the topic itself has."""
+
+_PRODUCE: Final = 0
+_BY_ID: Final = 13
+_BY_NAME: Final = 9
+"""The first version of Produce that names topics by their ids, and one that brokers before it know."""
 
 _UNKNOWN: Final = 3
 _NOT_AUTHORIZED: Final = 29
@@ -155,13 +162,15 @@ class Cluster:
             raise ClusterAwayError(f"broker {node}: the cluster does not tell its address")
         return address
 
-    def _ask(self, address: Address, request: Any) -> Any:
+    @contextlib.contextmanager
+    def _connected(self, address: Address) -> Iterator[Connection]:
+        """Lend a connection. It is closed where it fails, and kept for the next question else."""
         with self._lock:
             connection = self._idle.pop(address, None)
         if connection is None:
             connection = self.connect(address)
         try:
-            answer = connection.ask(request)
+            yield connection
         except BaseException:
             self.let_go(connection)
             raise
@@ -169,9 +178,12 @@ class Cluster:
             other = self._idle.setdefault(address, connection)
         if other is not connection:
             self.let_go(connection)
-        return answer
 
-    def _ask_any(self, request: Any) -> Any:
+    def _ask(self, address: Address, request: Any) -> Any:
+        with self._connected(address) as connection:
+            return connection.ask(request)
+
+    def ask_any(self, request: Any) -> Any:
         """Ask the brokers in random order, then those that were given at the start, until one answers. Not the same one
         each time: who is cut off from the others still answers, with what was true before. Those that did not answer
         lately come last: each that is frozen costs the time of a request."""
@@ -193,12 +205,41 @@ class Cluster:
         kind = LinkRefusedError if refused else ClusterAwayError
         raise kind("; ".join(dict.fromkeys(map(str, refused or problems))))
 
+    def produce(
+        self, node: int, topic: str, topic_id: str, number: int, records: bytes, timeout_ms: int
+    ) -> Any:
+        """Send a batch to the leader of a partition. Return what it answers about it, once all replicas that are in
+        sync have the batch, or the time is over."""
+        longest_ms = self.client.request_timeout_ms * 4 // 5
+        with self._connected(self.address_of(node)) as connection:
+            version = _BY_ID if connection.versions.get(_PRODUCE, (0, 0))[1] >= _BY_ID else _BY_NAME
+            data = ProduceRequest.TopicProduceData
+            part = data.PartitionProduceData(version=version, index=number, records=records)
+            of_topic = data(
+                version=version,
+                name=topic,
+                topic_id=uuid.UUID(bytes=uuid_bytes(topic_id)),
+                partition_data=[part],
+            )
+            answer = connection.ask(
+                ProduceRequest[version](
+                    transactional_id=None,
+                    acks=-1,
+                    timeout_ms=min(timeout_ms, longest_ms),
+                    topic_data=[of_topic],
+                )
+            )
+        found = [each for told in answer.responses for each in told.partition_responses]
+        if len(found) != 1 or found[0].index != number:
+            raise ClusterAwayError(f"{topic}-{number}: the leader's answer to a batch is about others")
+        return found[0]
+
     # -- questions ------------------------------------------------------------------------------------
 
     def describe(self, by_name: Iterable[str] = ()) -> Description:
         """Return the brokers and the topics. Topics `by_name` that are not among those that we may see are asked
         for by their names, to learn why."""
-        answer = self._ask_any(MetadataRequest[12](topics=None, allow_auto_topic_creation=False))
+        answer = self.ask_any(MetadataRequest[12](topics=None, allow_auto_topic_creation=False))
         brokers = {each.node_id: Address(each.host, each.port) for each in answer.brokers}
         if not brokers or answer.cluster_id is None:
             raise LinkError("the cluster names none of its brokers yet, or not itself")
@@ -210,7 +251,7 @@ class Cluster:
         unknown: frozenset[str] = frozenset()
         if missing:
             wanted = [MetadataRequest.MetadataRequestTopic(version=12, name=name) for name in missing]
-            asked = self._ask_any(MetadataRequest[12](topics=wanted, allow_auto_topic_creation=False))
+            asked = self.ask_any(MetadataRequest[12](topics=wanted, allow_auto_topic_creation=False))
             topics |= _topics(asked.topics)
             problems = {each.name: _why(each.error_code) for each in asked.topics if each.error_code}
             unknown = frozenset(each.name for each in asked.topics if each.error_code == _UNKNOWN)
@@ -232,7 +273,7 @@ class Cluster:
             )
             for topic in topics
         ]
-        answer = self._ask_any(DescribeConfigsRequest[4](resources=resources, include_synonyms=True))
+        answer = self.ask_any(DescribeConfigsRequest[4](resources=resources, include_synonyms=True))
         return {
             each.resource_name: _why(each.error_code) if each.error_code else _config(each.configs)
             for each in answer.results

@@ -64,6 +64,7 @@ class Connection:
     _client    the settings
     _waiting   the requests that were sent and not answered, the oldest first
     _sent      how many requests were sent: each has its number, which its answer repeats
+    versions   the lowest and the highest version of each request that the broker knows, by its key
     """
 
     def __init__(self, address: Address, connected: socket.socket, client: ClientSettings) -> None:
@@ -72,6 +73,7 @@ class Connection:
         self._client = client
         self._waiting: list[Any] = []
         self._sent = 0
+        self.versions: Mapping[int, tuple[int, int]] = {}
 
     @classmethod
     def open(cls, address: Address, client: ClientSettings, tls: ssl.SSLContext | None) -> Self:
@@ -192,6 +194,7 @@ class Connection:
         if answer.error_code:
             raise LinkError(f"{self.address}: {words_of(answer.error_code)}: {_OLD}")
         known = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+        self.versions = known
         for key, (name, version) in VERSIONS.items():
             least, most = known.get(key, (0, -1))
             if not least <= version <= most:
@@ -235,6 +238,7 @@ VERSIONS: Final[Mapping[int, tuple[str, int]]] = {
     1: ("Fetch", 13),
     2: ("ListOffsets", 7),
     3: ("Metadata", 12),
+    22: ("InitProducerId", 4),
     32: ("DescribeConfigs", 4),
 }
 """The version in which each request is sent, by its key. From version 13 on Fetch names topics by their ids."""

@@ -152,6 +152,7 @@ class Mirror:
         """End the mirror: nobody asks any more, and it has no state."""
         with self._lock:
             self.owner = None
+            self.partition.log.remote = None
             self._is_released = True
             self._store.mirrors.pop((self.topic, self.number), None)
 

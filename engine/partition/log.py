@@ -92,6 +92,7 @@ class Log:
     is_closed       whether it was deleted, or its store was closed
     read_only       whether changes are forbidden
     is_mirror       whether it mirrors a partition of a Kafka cluster, whose leader alone decides what is appended
+    remote          appends a batch of lines there, and returns when the mirror has it; None without a link
     promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
@@ -131,6 +132,7 @@ class Log:
         self.lone = lone
         self.read_only = read_only
         self.is_mirror = False
+        self.remote: Callable[[batches.Batch], Appended] | None = None
         self.leader_epoch = epochs.latest_epoch or 0
         self.failure: Exception | None = None
         self.promised = 0
@@ -186,6 +188,12 @@ class Log:
             raise LinkedTopicError(
                 f"{self.name}: mirrors a partition of a Kafka cluster, and is only read here: append to it there"
             )
+
+    def check_takes_lines(self) -> None:
+        """Raise as `check_leads` does, but where lines are appended in the cluster."""
+        if self.remote is None:
+            self.check_leads()
+        self.check_writable()
 
     def check_uncut(self, cuts: int, end: int | None) -> None:
         """Raise CorruptError if a truncation, after the first `cuts` of them, has removed offsets below `end`, or any
@@ -410,7 +418,9 @@ class Log:
         full. Return how many bytes are promised: 0 if there is no room for at least `least`. `lines`: the bytes are
         for whole lines, which are appended very soon."""
         with self.lock:
-            self.check_leads()
+            self.check_takes_lines()
+            if self.is_mirror:
+                return 0
             active, now = self.chain.active, self.clock()
             if active.should_roll(
                 least + self.promised,
@@ -436,7 +446,7 @@ class Log:
         with self.lock:
             if self.promise(size, size, lines=False):
                 return True
-            if self.lines_wait or size > self.settings.segment_bytes:
+            if self.lines_wait or self.is_mirror or size > self.settings.segment_bytes:
                 return False
             end, now = self.snapshot.end, self.clock()
             self._maybe_roll(size + self.promised, end, end, now, self._longest_ms)
@@ -692,6 +702,10 @@ class Log:
             self._waiters.wait_until(lambda: self.snapshot.stable > offset or self.is_closed, timeout)
             self.check_open()
         return self.snapshot.stable > offset
+
+    def wait_for_end(self, offset: int, timeout: float) -> None:
+        """Wait until the end is above `offset`, or the log is closed, for at most `timeout` seconds."""
+        self._waiters.wait_until(lambda: self.snapshot.end > offset or self.is_closed, timeout)
 
     def set_high_watermark(self, offset: int) -> None:
         """Set the high watermark, limited to the offsets of the log. It no longer follows the end by itself."""

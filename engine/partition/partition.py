@@ -311,7 +311,11 @@ class Partition:
         return self._append_own(batch, self.log.clock(), Origin.CLIENT)
 
     def append_waiting(self, batch: batches.Batch, room: int) -> Appended:
-        """Append a batch of lines that waited. `room` of the log's promised bytes belong to it."""
+        """Append a batch of lines that waited. `room` of the log's promised bytes belong to it. A mirror of a Kafka
+        cluster's partition has it appended there."""
+        remote = self.log.remote
+        if remote is not None:
+            return remote(batch)
         return self._append_own(batch, self.log.clock(), Origin.CLIENT, room)
 
     def _append_own(self, batch: batches.Batch, now: int, origin: Origin, room: int = 0) -> Appended:

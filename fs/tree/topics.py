@@ -98,7 +98,7 @@ class InFile(TopicEntry):
             raise errors.NotFoundError(f"there is no topic {self.topic}")
         writers = [self.context.views(self.topic, number).writers for number in numbers]
         for each in writers:
-            each.partition.log.check_leads()
+            each.partition.log.check_takes_lines()
             each.await_closing()
         size = self.context.batch_size_for(flags)
         parts = [PartitionTarget(each, self.format, size) for each in writers]

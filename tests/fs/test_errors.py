@@ -31,9 +31,6 @@ NOT_FOR_USERS: set[type[BaseException]] = {
     engine.NoStoreError,
     engine.TooFewDescriptorsError,
     engine.InconsistentTopicIdError,
-    engine.LinkError,
-    engine.ClusterAwayError,
-    engine.LinkRefusedError,
 }
 
 

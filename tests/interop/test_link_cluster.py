@@ -5,16 +5,21 @@ LINK_ROUNDS says how often a leader is taken away: 50 rounds take a quarter of a
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_mount import opened
+from daemon_mount import append, opened
 from kafka_clients import create_topics, ends_of, leaders_of, produce
 from kafka_cluster import KafkaCluster, Node
 from linked import LinkedMount, log_bytes
@@ -44,6 +49,7 @@ def linked(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         "is not mirrored",
         "were lost in the cluster",
         "EIO: unclean-0: was truncated",
+        "lines are lost",
     ):
         mount.expect(words)
     mount.link()
@@ -75,13 +81,54 @@ def disturb(cluster: KafkaCluster, node: Node, freeze: bool) -> None:
     node.start()
 
 
+@dataclass
+class LineWriter:
+    """A thread that appends lines to a file, as `echo >>` does, also while there is no mount.
+
+    acknowledged  the lines whose close has done well, in their order
+    failed        the others: the cluster may have them, or not
+    """
+
+    file: Path
+    acknowledged: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def running(self) -> Iterator[LineWriter]:
+        """Append until the block ends."""
+        thread = threading.Thread(target=self._write, name="lines")
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stopping.set()
+            thread.join(120)
+            assert not thread.is_alive(), "a write hangs"
+
+    def _write(self) -> None:
+        for number in itertools.count():
+            if self._stopping.wait(0.01):
+                return
+            line = f"line-{number}"
+            try:
+                append(self.file, f"{line}\n".encode())
+            except OSError:
+                self.failed.add(line)
+            else:
+                self.acknowledged.append(line)
+
+
 def test_nothing_is_missing_doubled_or_out_of_order_while_leaders_die(
     cluster: KafkaCluster, linked: LinkedMount
 ) -> None:
-    create_topics(cluster.bootstrap, {"plain": {}, "exact": {}}, PARTITIONS, 3)
+    create_topics(cluster.bootstrap, {"plain": {}, "exact": {}, "lines": {}}, PARTITIONS, 3)
+    for number in range(PARTITIONS):
+        linked.await_end(f"lines-{number}", 0)
     plain = SteadyProducer(cluster.bootstrap, "plain", PARTITIONS)
     exact = SteadyProducer(cluster.bootstrap, "exact", PARTITIONS, "exactly")
-    with plain.running(), exact.running():
+    lines = LineWriter(linked / "lines-0/log.txt")
+    with plain.running(), exact.running(), lines.running():
         for number in range(2 * ROUNDS):
             before = len(plain.acknowledged)
             leader = leaders_of(cluster.bootstrap, "plain")[0]
@@ -90,6 +137,11 @@ def test_nothing_is_missing_doubled_or_out_of_order_while_leaders_die(
                 linked.kill()
                 linked.link()
             eventually(lambda known=before: len(plain.acknowledged) > known, "it is produced again")
+            known = len(lines.acknowledged)
+            eventually(lambda known=known: len(lines.acknowledged) > known, "it is appended again")
+    linked.await_end("lines-0", ends_of(cluster.bootstrap, "lines", PARTITIONS)[0])
+    there = [line for line in (linked / "lines-0/log.txt").read_text().split() if line not in lines.failed]
+    assert there == lines.acknowledged, "each line that was acknowledged is there once, and in its order"
     for topic, producer in (("plain", plain), ("exact", exact)):
         ends = ends_of(cluster.bootstrap, topic, PARTITIONS)
         for number in range(PARTITIONS):

@@ -135,13 +135,29 @@ def test_a_mirror_has_the_settings_of_the_cluster(broker: Broker, linked: Linked
     assert "segment.ms=999999" in config.read_text()
 
 
-def test_nothing_is_appended_to_a_mirror(broker: Broker, linked: LinkedMount) -> None:
+def test_lines_are_appended_in_the_cluster(broker: Broker, linked: LinkedMount) -> None:
+    create_topics(
+        broker.bootstrap,
+        {"lines": {"compression.type": "zstd"}, "stamped": {"message.timestamp.type": "LogAppendTime"}},
+        2,
+    )
+    produce(broker.bootstrap, "lines", records(3))
+    linked.await_end("lines-0", 3)
+    append(linked / "lines-0/log.txt", b"one\ntwo\n")
+    assert (linked / "lines-0/offset/3-.txt").read_bytes() == b"one\ntwo\n"
+    append(linked / "topics/lines/in.jsonl", b'{"partition":0,"key":"k","value":"three"}\n')
+    assert [record.value for record in consume(broker.bootstrap, "lines")][3:] == [b"one", b"two", b"three"]
+    assert linked.log_bytes("lines-0") == log_bytes(broker.log_dir / "lines-0")
+    linked.await_end("stamped-0", 0)
+    append(linked / "stamped-0/log.txt", b"now\n")
+    assert linked.log_bytes("stamped-0") == log_bytes(broker.log_dir / "stamped-0")
+    assert shown(linked, "stamped-0") == consume(broker.bootstrap, "stamped")
+
+
+def test_what_is_not_lines_is_not_appended_to_a_mirror(broker: Broker, linked: LinkedMount) -> None:
     create_topics(broker.bootstrap, {"refused": {}})
     produce(broker.bootstrap, "refused", records(3))
     linked.await_end("refused-0", 3)
-    for name in ("refused-0/log.txt", "topics/refused/in.jsonl"):
-        with refused(errno.EROFS):
-            append(linked / name, b"line\n")
     with refused(errno.EROFS):
         (linked / "topics/refused/inbox/batch").mkdir()
     with refused(errno.EROFS):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Linked:
         self.mount = mount
         self.client = place / "client.properties"
         self.client.write_text(
-            "metadata.max.age.ms=200\nreconnect.backoff.max.ms=200\nfetch.max.wait.ms=50\n"
+            "metadata.max.age.ms=200\nreconnect.backoff.max.ms=200\nfetch.max.wait.ms=50\ndelivery.timeout.ms=1500\n"
         )
         for words in WARNINGS:
             mount.expect(words)
@@ -63,8 +63,10 @@ class Linked:
         expected = b"".join(value + b"\n" for value in values)
 
         def is_shown() -> bool:
-            file = self.mount / partition / "log.txt"
-            return file.exists() and file.read_bytes() == expected
+            # A file that was opened before a cut gives EIO.
+            with suppress(OSError):
+                return (self.mount / partition / "log.txt").read_bytes() == expected
+            return False
 
         eventually(is_shown, f"{partition} has {expected!r}")
 
@@ -137,29 +139,44 @@ def test_what_comes_later_is_mirrored_too(linked: Linked) -> None:
     linked.shows("local-0", b"ours", b"still ours")
 
 
-def test_nothing_is_appended_to_a_mirror_here(tmp_path: Path) -> None:
-    """M3. Nothing is appended to a mirrored topic here: an open of `log.<fmt>` or `in.<fmt>` for writing, what
-    is made in `inbox`, and mkdir of a partition are EROFS, also without `--link`, and `last_refusal` says why."""
+def test_an_append_goes_to_the_cluster(tmp_path: Path) -> None:
+    """M3. An append to `log.<fmt>` or `in.<fmt>` of a mirrored topic is one in the cluster: when the write(2) of whole
+    lines returns, or close(2), its leader and all replicas in sync have acknowledged it, and every view here shows it.
+    What is made in `inbox`, and mkdir of a partition, are EROFS; without `--link` every append is, and `last_refusal`
+    says why."""
     with a_link(tmp_path) as linked:
         mount = linked.mount
-        linked.topic("refused", b"one")
-        linked.shows("refused-0", b"one")
+        log = linked.topic("appended", b"one").logs[0]
+        linked.shows("appended-0", b"one")
+        eventually(lambda: linked.told("appended-0")["lag_records"] == 0, "the mirror has begun")
+        append(mount / "appended-0/log.txt", b"two\nthree\n")
+        assert log.end == 3
+        assert (mount / "appended-0/log.txt").read_bytes() == b"one\ntwo\nthree\n"
+        append(mount / "topics/appended/in.jsonl", b'{"key":"k","value":"four"}\n')
+        assert (mount / "appended-0/offset/-1.tsv").read_bytes() == b"k\tfour\n"
+        with opened(mount / "appended-0/log.txt", os.O_WRONLY | os.O_APPEND) as writer:
+            for number in range(20):
+                os.write(writer, b"line %d\n" % number)
+                assert log.end == 5 + number
+        shown = (mount / "appended-0/log.txt").read_bytes()
+        assert shown.endswith(b"".join(b"line %d\n" % number for number in range(20)))
+        assert (mount / "appended-0/segments/00000000000000000000.log").read_bytes() == log.data()
         for again in (False, True):
-            for name in ("refused-0/log.txt", "refused-0/log.jsonl", "topics/refused/in.tsv"):
-                with refused(errno.EROFS):
-                    append(mount / name, b"two\n")
             with refused(errno.EROFS):
-                (mount / "topics/refused/inbox/batch").mkdir()
+                (mount / "topics/appended/inbox/batch").mkdir()
             with refused(errno.EROFS):
-                (mount / "topics/refused/inbox/.file").write_bytes(b"two\n")
+                (mount / "topics/appended/inbox/.file").write_bytes(b"two\n")
             with refused(errno.EROFS):
-                (mount / "refused-1").mkdir()
-            assert "mirrors" in mount.status(mount / "refused-0")["last_refusal"]["reason"]
-            linked.shows("refused-0", b"one")
+                (mount / "appended-1").mkdir()
             if not again:
                 assert mount.stop() == 0
                 mount.start()
-        assert "no --link" in linked.told("refused-0")["last_error"]
+        for name in ("appended-0/log.txt", "appended-0/log.jsonl", "topics/appended/in.tsv"):
+            with refused(errno.EROFS):
+                append(mount / name, b"two\n")
+        assert "mirrors" in mount.status(mount / "appended-0")["last_refusal"]["reason"]
+        assert "no --link" in linked.told("appended-0")["last_error"]
+        assert (mount / "appended-0/log.txt").read_bytes() == shown
 
 
 def test_a_mirror_has_the_clusters_settings(linked: Linked) -> None:
@@ -316,3 +333,34 @@ def test_a_link_that_cannot_be_right_makes_no_mount(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert words in " ".join(done.stderr.split())
         assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "number", "words"),
+    [
+        ([19] * 500, errno.ETIMEDOUT, "does not have the lines"),
+        ([7] * 500, errno.ETIMEDOUT, "may have the lines, or not"),
+        ([10], errno.EMSGSIZE, "the cluster refuses"),
+        ([29], errno.EACCES, "this user needs Write"),
+        ([44], errno.EINVAL, "the cluster refuses the lines"),
+    ],
+)
+def test_an_append_that_the_cluster_does_not_take_fails(
+    linked: Linked, codes: list[int], number: int, words: str
+) -> None:
+    """M10. An append that the cluster does not acknowledge within `delivery.timeout.ms` is ETIMEDOUT, and the words in
+    `last_refusal` say whether it may have the lines; what is too large there is EMSGSIZE, what this user may not do
+    EACCES, what a rule of the topic forbids EINVAL."""
+    name = f"refused-{codes[0]}"
+    log = linked.topic(name, b"one").logs[0]
+    linked.shows(f"{name}-0", b"one")
+    eventually(lambda: linked.told(f"{name}-0")["lag_records"] == 0, "the mirror has begun")
+    linked.broker.refuse = codes
+    file = linked.mount / f"{name}-0/log.txt"
+    with refused(number):
+        append(file, b"two\n")
+    linked.broker.refuse = []
+    assert words in linked.mount.status(linked.mount / f"{name}-0")["last_refusal"]["reason"]
+    assert log.end == 1
+    append(file, b"three\n")
+    assert file.read_bytes() == b"one\nthree\n"
