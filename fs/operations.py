@@ -95,7 +95,7 @@ class FileSystem:
     def connected(self, given_up: Callable[[], bool], drop: Callable[[int], object]) -> None:
         """Set the function that a waiting read calls now and then, to learn whether its caller has given up, and the
         one that makes the kernel drop the pages of an inode."""
-        self.context.given_up = given_up
+        self.context.given_up = self.context.store.given_up = given_up
         self._drop = drop
 
     def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:

@@ -175,6 +175,9 @@ class Link:
         """Have who waits for an acknowledgement of the cluster wait no longer: the mount is going away."""
         self._no_appends.set()
 
+    def _has_given_up(self) -> bool:
+        return self._store.given_up()
+
     def moved(self) -> None:
         """Look at the cluster soon: a leader is no longer the right one to ask."""
         with self._wake:
@@ -243,7 +246,9 @@ class Link:
             else:
                 by_node.setdefault(leader.leader, []).append(mirror)
                 if mirror.partition.log.remote is None:
-                    producer = Producer(mirror, self.cluster, self.moved, self._no_appends)
+                    producer = Producer(
+                        mirror, self.cluster, self.moved, self._no_appends, self._has_given_up
+                    )
                     mirror.partition.log.remote = producer.append
         for node, fetcher in self._fetchers.items():
             fetcher.give(by_node.get(node, ()))

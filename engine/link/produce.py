@@ -60,8 +60,8 @@ _PRODUCER: Final = struct.Struct(">qhi")
 _PRODUCER_AT: Final = 43
 """Producer id, epoch and base sequence, and where they are in a batch."""
 
-_CATCH_UP_S: Final = 0.2
-"""How often a wait for the mirror looks whether the link ends."""
+_LOOK_S: Final = 0.2
+"""How often a wait looks whether the link ends, or its caller has given up."""
 
 
 class Producer:
@@ -72,6 +72,7 @@ class Producer:
     _cluster     the cluster
     _moved       called when the leader is no longer the right one to ask
     _stopping    set when the link ends: then nobody waits any more
+    _given_up    tells whether the caller waits no longer, as a signal has come for it
     _producer    the producer's id and epoch; None: a new one is asked for
     _sequence    the sequence number of the next record
     _lock        held while a batch is under way
@@ -83,12 +84,14 @@ class Producer:
         cluster: Cluster,
         moved: Callable[[], None],
         stopping: threading.Event,
+        given_up: Callable[[], bool],
     ) -> None:
         self.mirror = mirror
         self.delivery_ms = cluster.client.delivery_timeout_ms
         self._cluster = cluster
         self._moved = moved
         self._stopping = stopping
+        self._given_up = given_up
         self._producer: tuple[int, int] | None = None
         self._sequence = 0
         self._lock = threading.Lock()
@@ -148,12 +151,20 @@ class Producer:
                 words = str(error)
             wait_s = delay_s(self._cluster.client, failures)
             failures += 1
-            if time.monotonic() + wait_s >= deadline or self._stopping.wait(wait_s):
+            if not self._waits(wait_s, deadline):
                 outcome = "may have the lines, or not" if was_sent else "does not have the lines"
                 raise DeliveryTimeoutError(
                     f"{self.mirror.name}: no acknowledgement within {self.delivery_ms} ms (delivery.timeout.ms), or "
-                    f"before the mount ends: {words}. The cluster {outcome}"
+                    f"before the mount or the writer ends: {words}. The cluster {outcome}"
                 )
+
+    def _waits(self, wait_s: float, deadline: float) -> bool:
+        """Wait before the next attempt. Return False where none is to be made any more."""
+        end = time.monotonic() + wait_s
+        while (left_s := end - time.monotonic()) > 0:
+            if end >= deadline or self._given_up() or self._stopping.wait(min(left_s, _LOOK_S)):
+                return False
+        return True
 
     def _new_producer(self) -> tuple[int, int]:
         request = InitProducerIdRequest[4](
@@ -197,10 +208,10 @@ class Producer:
         """Wait until the mirror has an offset: whoever reads here then sees what was written here."""
         partition_log = self.mirror.partition.log
         while partition_log.snapshot.end <= last and partition_log.is_open:
-            if time.monotonic() >= deadline or self._stopping.is_set():
+            if time.monotonic() >= deadline or self._stopping.is_set() or self._given_up():
                 log.warning(f"{self.mirror.name}: offset {last} is acknowledged, and not mirrored yet")
                 return
-            partition_log.wait_for_end(last, _CATCH_UP_S)
+            partition_log.wait_for_end(last, _LOOK_S)
 
 
 class _AgainError(LinkError):

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -93,6 +93,7 @@ class Store:
     inboxes        the inboxes of the topics, whose commits append all records of a batch or none
     upkeep         the periodic work
     mirrors        the states of the mirrors of a Kafka cluster's partitions, while they are linked
+    given_up       tells, in a call of a user, whether the user waits for its answer no longer
     link_error     why the cluster cannot be asked what is to be mirrored; None if it can, or nobody asks it
     link_problems  by topic: why it is not mirrored, though it is wanted
     """
@@ -143,6 +144,7 @@ class Store:
         self.mirrors: dict[PartitionKey, MirrorState] = {}
         self.link_error: str | None = None
         self.link_problems: Mapping[str, str] = {}
+        self.given_up: Callable[[], bool] = lambda: False
         self._guard = threading.RLock()
         self._closed = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from daemon_mount import ROOT, DaemonMount, append, delete, opened, refused
 from harness import missing
-from patience import eventually
+from kafka.protocol.producer import ProduceRequest
+from patience import PATIENCE_S, eventually
 from stand_in_broker import StandInBroker, Topic
 
 WARNINGS = (
@@ -364,3 +366,25 @@ def test_an_append_that_the_cluster_does_not_take_fails(
     assert log.end == 1
     append(file, b"three\n")
     assert file.read_bytes() == b"one\nthree\n"
+
+
+def test_a_signal_ends_the_wait_for_the_cluster(tmp_path: Path) -> None:
+    """M11. A signal for who writes ends the wait for the cluster within seconds: the write fails as if its time were
+    over."""
+    with a_link(tmp_path) as linked:
+        linked.client.write_text(linked.client.read_text().replace("1500", "600000"))
+        assert linked.mount.stop() == 0
+        linked.start()
+        log = linked.topic("waits", b"one").logs[0]
+        linked.shows("waits-0", b"one")
+        eventually(lambda: linked.told("waits-0")["lag_records"] == 0, "the mirror has begun")
+        linked.broker.refuse = [19] * 10_000
+        command = f"echo two >> {linked.mount / 'waits-0/log.txt'}"
+        writer = subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL)
+        try:
+            eventually(lambda: linked.broker.asked.get(ProduceRequest, 0) > 2, "it is sent again and again")
+            writer.send_signal(signal.SIGINT)
+            assert writer.wait(PATIENCE_S)
+        finally:
+            writer.kill()
+        assert log.end == 1
