@@ -43,6 +43,7 @@ REQUESTS: Final[dict[int, Any]] = {
 }
 HEAD: Final = struct.Struct(">hhih")
 OWN: Final = 1
+UNKNOWN: Final = 3
 DEFAULT: Final = 5
 CLUSTER: Final = "StandInForACluster0000"
 
@@ -232,7 +233,7 @@ class StandInBroker:
             topics.append(
                 part(
                     version=12,
-                    error_code=3 if topic is None else 0,
+                    error_code=UNKNOWN if topic is None else 0,
                     name=name,
                     topic_id=uuid.UUID(int=0) if topic is None else topic.id,
                     is_internal=name.startswith("__"),
@@ -263,14 +264,15 @@ class StandInBroker:
         entry = result.DescribeConfigsResourceResult
         results = []
         for resource in request.resources:
-            topic = self.topics[resource.resource_name]
+            known = self.topics.get(resource.resource_name)
+            topic = known or Topic()
             told = [_entry(entry, name, value, OWN, name) for name, value in topic.settings.items()]
             if "retention.ms" not in topic.settings:
                 told.append(_entry(entry, "retention.ms", "604800000", DEFAULT, "log.retention.hours", "168"))
             results.append(
                 result(
                     version=4,
-                    error_code=0,
+                    error_code=UNKNOWN if known is None else 0,
                     error_message=None,
                     resource_type=2,
                     resource_name=resource.resource_name,
@@ -285,12 +287,13 @@ class StandInBroker:
         for each in request.topics:
             parts = []
             for part in each.partitions:
-                log = self.topics[each.name].logs[part.partition_index]
+                known = self.topics.get(each.name)
+                log = Log() if known is None else known.logs[part.partition_index]
                 parts.append(
                     topic.ListOffsetsPartitionResponse(
                         version=7,
                         partition_index=part.partition_index,
-                        error_code=0,
+                        error_code=UNKNOWN if known is None else 0,
                         timestamp=-1,
                         offset={-2: log.start, -1: log.end}.get(part.timestamp, log.start),
                         leader_epoch=log.epoch,
