@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_mount import append, delete, refused
-from kafka_broker import Broker
+from kafka_broker import PROJECT, Broker
 from kafka_clients import (
     add_partitions,
     change_topic,
@@ -228,3 +229,19 @@ def test_what_the_cluster_deleted_before_it_was_mirrored_is_told(broker: Broker,
     offsets = [record.offset for record in shown(linked, "late-0")]
     assert offsets[0] in (0, 30)
     assert offsets[-1] == 49
+
+
+def test_the_example_reads_and_appends(broker: Broker) -> None:
+    create_topics(broker.bootstrap, {"shown": {"retention.ms": "86400000"}}, 2)
+    produce(broker.bootstrap, "shown", [Record(b"pears %d" % number) for number in range(5)])
+    done = subprocess.run(
+        [PROJECT / "examples/link.sh", broker.bootstrap, "shown"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("retention.ms=86400000", "5 shown-0/log.txt", "pears 4", "a line from a shell"):
+        assert words in done.stdout, words
+    assert consume(broker.bootstrap, "shown")[-1].value == b"a line from a shell"
