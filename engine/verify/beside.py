@@ -18,6 +18,7 @@ from topicfs.engine.format.paths import (
     DELETED,
     DELETION_RECORD,
     JOURNAL,
+    LINKED_TOPICS,
     PARQUET_LIST,
     PARQUET_SUFFIX,
     STAGING,
@@ -26,6 +27,7 @@ from topicfs.engine.format.paths import (
 )
 from topicfs.engine.inbox.committed_names import is_written
 from topicfs.engine.inbox.journal import Journal
+from topicfs.engine.linked.topics import LinkedTopics
 from topicfs.engine.parquet.table import TableFile, listed_in
 from topicfs.engine.store.deletion import Deletion
 from topicfs.engine.verify.batches import Gathered
@@ -49,6 +51,7 @@ def _finding(
 def store(backing: Path) -> Iterator[Finding]:
     """Check the files of a store that belong to no partition."""
     yield from _created(backing / CREATED_TOPICS)
+    yield from _linked(backing)
     for topic in _directories(backing / STAGING):
         yield from _journal(topic / JOURNAL)
         yield from _committed(topic / COMMITTED)
@@ -85,6 +88,15 @@ def _created(path: Path) -> Iterator[Finding]:
                 repr(line[:80]),
                 effect,
             )
+
+
+def _linked(backing: Path) -> Iterator[Finding]:
+    try:
+        LinkedTopics.load(backing)
+    except (CorruptError, OSError) as error:
+        effect = "the store cannot be opened; without the file its linked topics are ordinary ones"
+        path = backing / LINKED_TOPICS
+        yield _finding(Severity.DAMAGE, Kind.LINKED_TOPICS, path, "", "the linked topics", str(error), effect)
 
 
 def _journal(path: Path) -> Iterator[Finding]:

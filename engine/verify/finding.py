@@ -51,6 +51,7 @@ class Kind(Enum):
     SIZE_MAP = "size map"
     STAGING = "staging"
     CREATED_TOPICS = "created topics"
+    LINKED_TOPICS = "linked topics"
     DELETION = "deletion"
 
 

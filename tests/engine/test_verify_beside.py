@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from topicfs import Record, Store
+from topicfs.engine.linked.topics import LinkedTopic
 from topicfs.engine.min_timestamps.build import build
 from topicfs.engine.min_timestamps.file import MinTimestamps, write
 from topicfs.engine.parquet.table import Tables
@@ -29,7 +30,8 @@ def _nobody_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backing(tmp_path: Path) -> Path:
-    """A store with two sealed segments, a Parquet file and a file of early timestamps for each, and a deletion."""
+    """A store with two sealed segments, a Parquet file and a file of early timestamps for each, a deletion, and a linked
+    topic."""
     place = tmp_path / "store"
     with Store.open(place, clock=lambda: NOW, create=True) as store:
         partition = store.create("t", 0, overrides={"parquet.enable": "true"})
@@ -43,6 +45,7 @@ def backing(tmp_path: Path) -> Path:
             write(early(place, segment.base_offset), noted)
         store.create("gone", 0).append(Record(b"x"))
         store.delete_topic("gone")
+        store.link(LinkedTopic("J6pgF__USIy1e43ss1bohg", "linked", "a cluster"), (0,))
     staging = place / "staging" / "t"
     staging.mkdir(parents=True, exist_ok=True)
     (staging / "committed").write_text('["a", "1"]\n"b"\n')
@@ -92,6 +95,7 @@ def other_rows(path: Path) -> None:
     ("pattern", "harm", "kind", "severity"),
     [
         ("created-topics", lambda path: path.write_text("nonsense\n"), Kind.CREATED_TOPICS, Severity.NOTE),
+        ("linked-topics", lambda path: path.write_text("nonsense\n"), Kind.LINKED_TOPICS, Severity.DAMAGE),
         ("staging/t/journal", lambda path: path.write_text("{"), Kind.STAGING, Severity.DAMAGE),
         ("staging/t/journal", lambda path: path.write_text("[" * 100_000), Kind.STAGING, Severity.DAMAGE),
         ("staging/t/committed", lambda path: path.write_text("x\n"), Kind.STAGING, Severity.DAMAGE),
