@@ -30,8 +30,8 @@ def _nobody_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backing(tmp_path: Path) -> Path:
-    """A store with two sealed segments, a Parquet file and a file of early timestamps for each, a deletion, and a linked
-    topic."""
+    """A store with two sealed segments, a Parquet file and a file of early timestamps for each, a deletion, and a
+    linked topic."""
     place = tmp_path / "store"
     with Store.open(place, clock=lambda: NOW, create=True) as store:
         partition = store.create("t", 0, overrides={"parquet.enable": "true"})
