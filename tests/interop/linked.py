@@ -42,9 +42,11 @@ class LinkedMount(DaemonMount):
         """Wait until the mirror ends at this offset, and has all that the leader has."""
 
         def has_come() -> bool:
-            if not (self / partition).is_dir():
+            try:
+                status = self.status(self / partition)
+            except FileNotFoundError:
+                # It is not here yet, or just begins at the offset of its mirror.
                 return False
-            status = self.status(self / partition)
             return status["end_offset"] == end and (status["link"] or {}).get("lag_records") == 0
 
         eventually(has_come, f"{partition} is mirrored up to offset {end}")
