@@ -93,8 +93,8 @@ def tables(spark: SparkSession, path: str | os.PathLike[str]) -> list[str]:
     """Make each topic a table of SQL, under the topic's name, and return these names: `SELECT … FROM orders`.
 
     They are temporary views of this session, and each query looks at the log anew. Topics that are made later need
-    another call. `path` is a mount or a backing directory. A table `topicfs` is added to the session's database, which
-    has no records itself, but gives those of any topic: `SELECT … FROM topicfs WITH (path = '…', subscribe = '…')`."""
+    another call. `path` is a mount or a backing directory. For each topic a table `topicfs_<topic>`, which has no
+    records itself, is added to the session's database."""
     from topicfs.engine.spark.tables import tables as made  # noqa: PLC0415 - tasks import this package
 
     if spark not in _registered:

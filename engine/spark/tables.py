@@ -4,13 +4,19 @@ A view made by `CREATE TEMPORARY VIEW … USING topicfs OPTIONS (…)`, or of a 
 query found: Spark plans a source in Python once. And of `CREATE TABLE … USING topicfs OPTIONS (…)` the reader is not
 given the options. What does work is a table without options, which gets them in the query, and views of such queries:
 
-    CREATE TABLE topicfs (key BINARY, value BINARY, …) USING topicfs
-    CREATE TEMPORARY VIEW orders AS SELECT * FROM topicfs WITH (path = '/data', subscribe = 'orders')
+    CREATE TABLE topicfs_orders (key BINARY, value BINARY, …) USING topicfs
+    CREATE TEMPORARY VIEW orders AS SELECT * FROM topicfs_orders WITH (path = '/data', subscribe = 'orders')
+
+Each topic has a table of its own. Where a query names one table twice, Spark may plan the source once, and give both
+the records of whichever was planned first: of two topics that were joined through one table, both sides were the same
+topic in one run of five.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.errors import InvalidNameError
@@ -21,7 +27,7 @@ from topicfs.engine.unlocked.place import place_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TABLE: Final = "topicfs"
+_PREFIX: Final = "topicfs_"
 
 
 def tables(spark: SparkSession, path: str | os.PathLike[str]) -> list[str]:
@@ -31,23 +37,33 @@ def tables(spark: SparkSession, path: str | os.PathLike[str]) -> list[str]:
     topics = sorted(present - INTERNAL)
     _refuse_one_name(topics)
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in COLUMNS.fields)
-    spark.sql(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns}) USING topicfs")
+    # With its database's name, a table is not taken for a view that has the same name.
+    database = f"`{spark.catalog.currentCatalog()}`.`{spark.catalog.currentDatabase()}`"
     for topic in topics:
+        table = f"{database}.{_table_of(topic)}"
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING topicfs")
         # Names of topics have no character that could end the quotes.
         options = f"path = {_quoted(os.path.abspath(given))}, subscribe = '{topic}'"
-        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{topic}` AS SELECT * FROM {TABLE} WITH ({options})")
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{topic}` AS SELECT * FROM {table} WITH ({options})")
     return topics
+
+
+def _table_of(topic: str) -> str:
+    """Return the name of a topic's table. Tables have letters, digits and underscores in their names only."""
+    plain = re.sub(r"\W", "_", topic.lower())
+    digest = hashlib.sha256(topic.encode()).hexdigest()[:8]
+    return f"{_PREFIX}{plain}" if plain == topic.lower() else f"{_PREFIX}{plain}_{digest}"
 
 
 def _refuse_one_name(topics: list[str]) -> None:
     """Raise InvalidNameError for names that Spark does not tell apart: one view would replace the other."""
-    seen = {TABLE: TABLE}
+    seen: dict[str, str] = {}
     for topic in topics:
         other = seen.setdefault(topic.lower(), topic)
-        if other != topic or topic == TABLE:
+        if other != topic:
             raise InvalidNameError(
-                f"topic {topic}: expected names that differ by more than their case, and none like the table "
-                f"{TABLE}, found {other} too: make the views with CREATE TEMPORARY VIEW yourself"
+                f"topic {topic}: expected names that differ by more than their case, found {other} too: make the views "
+                f"with CREATE TEMPORARY VIEW yourself"
             )
 
 

@@ -59,7 +59,7 @@ def every_file(logs: Path) -> list[Path]:
 
 
 def log_of(logs: Path, topic: str = "plain") -> Path:
-    return next((logs / f"{topic}-0").glob("*.log"))
+    return min((logs / f"{topic}-0").glob("*.log"))
 
 
 def copied(path: Path, place: Path) -> Path:

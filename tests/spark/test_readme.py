@@ -93,5 +93,5 @@ def test_all_python_of_readme_runs(mount: DaemonMount, spark: SparkSession, tmp_
     assert rows.where("value = cast('streamed' as binary)").count() == 2, (
         "by the data source, and by the inbox"
     )
-    spark.sql("DROP TABLE topicfs")
+    spark.sql("DROP TABLE topicfs_orders")
     spark.catalog.dropTempView("orders")

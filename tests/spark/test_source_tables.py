@@ -21,8 +21,11 @@ def log(spark: SparkSession, tmp_path: Path) -> Iterator[Logs]:
     place.mkdir()
     with logs(spark, place) as made:
         yield made
-        for view in spark.catalog.listTables():
-            spark.sql(f"DROP {'VIEW' if view.tableType == 'TEMPORARY' else 'TABLE'} IF EXISTS `{view.name}`")
+        for each in spark.catalog.listTables():
+            if each.tableType == "TEMPORARY":
+                spark.catalog.dropTempView(each.name)
+        for each in spark.catalog.listTables():
+            spark.sql(f"DROP {'VIEW' if each.tableType == 'VIEW' else 'TABLE'} IF EXISTS `{each.name}`")
 
 
 def answer(spark: SparkSession, query: str) -> Any:
@@ -46,7 +49,7 @@ def test_each_topic_is_a_table_that_every_query_looks_at_anew(spark: SparkSessio
 def test_the_table_topicfs_gives_any_topic_and_permanent_views_of_it(spark: SparkSession, log: Logs) -> None:
     log.create("empty")
     numbered(log.create("orders"), 5)
-    tables(spark, log.place)
+    spark.sql("CREATE TABLE topicfs (value BINARY, offset BIGINT) USING topicfs")
     place = str(log.place).replace("'", "\\'")
     chosen = f"topicfs WITH (path = '{place}', subscribe = 'orders', startingOffsets = '2')"
     assert answer(spark, f"SELECT count(*) FROM {chosen}") == 3
@@ -85,7 +88,19 @@ def test_topics_that_spark_would_take_for_one_are_named(spark: SparkSession, log
         tables(spark, log.place)
 
 
-def test_a_topic_that_is_called_as_the_table_is_named(spark: SparkSession, log: Logs) -> None:
-    log.create("topicfs")
-    with pytest.raises(InvalidNameError, match="topic topicfs: expected"):
-        tables(spark, log.place)
+def test_topics_may_be_called_as_their_tables_are(spark: SparkSession, log: Logs) -> None:
+    for count, name in enumerate(("topicfs", "orders", "topicfs_orders", "web-clicks", "web.clicks"), 1):
+        numbered(log.create(name), count)
+    assert len(tables(spark, log.place)) == 5
+    for count, name in enumerate(("topicfs", "orders", "topicfs_orders", "web-clicks", "web.clicks"), 1):
+        assert answer(spark, f"SELECT count(*) FROM `{name}`") == count
+
+
+def test_topics_that_are_joined_are_each_read_by_themselves(spark: SparkSession, log: Logs) -> None:
+    """When all of them rested on one table, each fifth query took both sides from the same topic."""
+    numbered(log.create("orders"), 4)
+    numbered(log.create("clicks"), 2)
+    tables(spark, log.place)
+    query = "SELECT o.topic, c.topic, offset FROM orders o JOIN clicks c USING (offset)"
+    for _ in range(15):
+        assert sorted(spark.sql(query).collect()) == [("orders", "clicks", 0), ("orders", "clicks", 1)]
