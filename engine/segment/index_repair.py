@@ -52,7 +52,8 @@ def resume(finder: Finder, position: int, before: int) -> int | None:
         if at >= finder.log.size:
             break
     index = finder.offset_index
-    for number in range(_first_behind(finder, position), index.entries):
+    # By positions alone: in a damaged index the offsets of its entries need not rise with them.
+    for number in range(index.entries_before(position + 1), index.entries):
         offset, at = index.entry(number)
         if offset <= before or not finder.log.ends_with(at, offset):
             continue
@@ -60,11 +61,6 @@ def resume(finder: Finder, position: int, before: int) -> int | None:
         if row[BASE_OFFSET] > before and _is_sound(finder, at, row[SIZE]):
             return at
     return None
-
-
-def _first_behind(finder: Finder, position: int) -> int:
-    found = finder.offset_index.upper_bound(position, 1)
-    return finder.offset_index.entries if found is None else finder.offset_index.floor(found[0])[0]
 
 
 def _is_sound(finder: Finder, position: int, size: int) -> bool:
@@ -88,7 +84,7 @@ def latest_behind(finder: Finder, known: Latest, position: int) -> tuple[Latest,
         if limit == end:
             return largest, True
         index = finder.offset_index
-        first = _first_behind(finder, limit)
+        first = index.entries_before(limit + 1)
         for number in np.unique(np.linspace(first, index.entries - 1, _SAMPLES, dtype=np.int64)).tolist():
             if 0 <= number < index.entries:
                 row = finder.log.header_at(index.entry(number)[1])
