@@ -108,8 +108,11 @@ def scan(contests: Contests, place: Path, scale: float) -> None:
             sealed = Way.command(
                 "cat segments/*.txt", f"cat {partition}/segments/*.txt > /dev/null", ours.pid
             )
-            found = Way.command("grep -c log.txt", f"grep -c qzx {partition}/log.txt > /dev/null", ours.pid)
-            piped = Way.command("kcat -C | grep -c", f"{consume} | grep -c qzx > /dev/null", server)
+            # With /dev/null for its output grep stops at the first line that it finds.
+            found = Way.command(
+                "grep -c log.txt", f"grep -c qzx {partition}/log.txt | cat > /dev/null", ours.pid
+            )
+            piped = Way.command("kcat -C | grep -c", f"{consume} | grep -c qzx | cat > /dev/null", server)
             contests.hold(work, whole, rivals, 10, amount=amount)
             contests.hold(f"{work}, again", sealed, rivals[:1], 10, amount=amount)
             if may_be_cold():
