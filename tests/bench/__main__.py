@@ -16,7 +16,7 @@ import bench_spark
 import bench_sql
 import bench_tools
 import bench_upkeep
-from report import Report
+from report import Report, chosen
 
 GROUPS = {
     "nothing": bench_nothing.run,
@@ -34,13 +34,9 @@ GROUPS = {
 
 
 def main(wanted: list[str]) -> None:
-    unknown = sorted(set(wanted) - set(GROUPS))
-    if unknown:
-        sys.exit(f"ROWS: expected some of {', '.join(GROUPS)}, found {', '.join(unknown)}")
     report, start = Report(), time.monotonic()
-    for name, measure in GROUPS.items():
-        if not wanted or name in wanted:
-            measure(report)
+    for measure in chosen(GROUPS, wanted).values():
+        measure(report)
     if not wanted:
         report.save(time.monotonic() - start)
 

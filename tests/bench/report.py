@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 RESULTS: Final = Path(__file__).parent / "results" / "bench.md"
+
+Group = TypeVar("Group")
 
 _LIBRARIES: Final = ("numpy", "numba", "fusepy", "cramjam", "pyarrow", "pyspark")
 
@@ -82,6 +85,14 @@ class Report:
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def chosen(groups: Mapping[str, Group], wanted: list[str]) -> Mapping[str, Group]:
+    """Return the groups that are wanted, all without a wish. A name that is none ends the program."""
+    unknown = sorted(set(wanted) - set(groups))
+    if unknown:
+        sys.exit(f"ROWS: expected some of {', '.join(groups)}, found {', '.join(unknown)}")
+    return {name: group for name, group in groups.items() if not wanted or name in wanted}
 
 
 def machine() -> str:
