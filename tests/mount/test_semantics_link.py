@@ -369,8 +369,8 @@ def test_an_append_that_the_cluster_does_not_take_fails(
 
 
 def test_a_signal_ends_the_wait_for_the_cluster(tmp_path: Path) -> None:
-    """M11. A signal for who writes ends the wait for the cluster within seconds: the write fails as if its time were
-    over."""
+    """M11. A signal for who writes ends the wait for the cluster, at the latest when `request.timeout.ms` of a request
+    under way is over: the write fails as if its time were over."""
     with a_link(tmp_path) as linked:
         linked.client.write_text(linked.client.read_text().replace("1500", "600000"))
         assert linked.mount.stop() == 0
