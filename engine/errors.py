@@ -93,6 +93,14 @@ class OutOfOrderSequenceError(EngineError):
     """A producer's sequence number neither continues nor repeats what was written."""
 
 
+class DuplicateSequenceError(EngineError):
+    """What a named producer writes was appended before."""
+
+
+class UnknownProducerError(EngineError):
+    """There is no producer of that name."""
+
+
 class InvalidProducerEpochError(EngineError):
     """A producer writes with an epoch that a newer one has fenced."""
 
@@ -143,6 +151,10 @@ class NoStoreError(EngineError):
     """A directory is not a store, or no store can be made there."""
 
 
+class NewerLayoutError(EngineError):
+    """A newer version of topicfs wrote the store."""
+
+
 class ReadOnlyError(EngineError):
     """The operation would change a store that was opened read-only."""
 
@@ -189,6 +201,33 @@ class InvalidSettingError(EngineError):
 
 class PolicyViolationError(EngineError):
     """The topic's cleanup policy does not allow the operation."""
+
+
+# -- consumer groups ----------------------------------------------------------------------------------
+
+
+class UnknownGroupError(EngineError):
+    """There is no such group, or no such member or position of it."""
+
+
+class GroupExistsError(EngineError):
+    """The group, or the member, exists already."""
+
+
+class GroupNotEmptyError(EngineError):
+    """A group was to be removed only if it is empty, and it has positions or members."""
+
+
+class PositionMovedError(EngineError):
+    """A position was to be set only if it is still what somebody has read, and it is not."""
+
+
+class NotOwnerError(EngineError):
+    """A position is set by somebody who does not own the partition in its group, or no longer."""
+
+
+class GroupLimitError(EngineError):
+    """There are as many positions of groups as fit into memory."""
 
 
 # -- a Kafka cluster ----------------------------------------------------------------------------------

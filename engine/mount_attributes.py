@@ -16,3 +16,7 @@ FIRST_OFFSET: Final = "user.topicfs.first_offset"
 
 NEXT_OFFSET: Final = "user.topicfs.next_offset"
 """Of a partition's directory and of views: the offset behind the last committed record."""
+
+COMMITTED: Final = "user.topicfs.committed."
+"""Of a topic's inbox, with the name of a batch behind it: how many records were committed under that name; empty where
+none is remembered."""

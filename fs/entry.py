@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
@@ -78,6 +78,7 @@ class Handle:
                 and may ask for any of them again while the file is open
     is_settled  whether a flush would do nothing now, so that close(2) need not wait for one
     settle      to be called with the present `is_settled`, before and after whatever changes it
+    waits       whether reads wait for records to come
     """
 
     direct_io = True
@@ -85,6 +86,7 @@ class Handle:
     is_paged = False
     is_settled = False
     settle: Callable[[bool], object] = bool
+    waits = False
 
     def size(self) -> int | None:
         """Return the present size in bytes of what was opened; None if it is the entry's size."""
@@ -125,6 +127,7 @@ class Entry:
 
     path       the path from the mount's root on, with a leading slash
     fleeting   as in `Attributes`
+    can_empty  whether it takes O_TRUNC: else an open with it is a `truncate` to 0
     can_go     whether retention or compaction may remove it while it is open
     """
 
@@ -133,6 +136,7 @@ class Entry:
     kind = stat.S_IFREG
     permissions = 0o444
     fleeting = False
+    can_empty = False
     can_go = False
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
@@ -224,6 +228,10 @@ class Entry:
         """Return the listed names. Other names may exist as well."""
         raise errors.NotADirectoryError(f"{self.path} is not a directory")
 
+    def listing(self) -> DirectoryListing | None:
+        """Open a directory that is listed a page at a time. None if it has few names, which `names` gives."""
+        return None
+
     def create_directory(self, name: str) -> None:
         """Make a directory, for mkdir."""
         raise errors.NotSupportedError(f"directories are not made in {self.path}")
@@ -277,6 +285,17 @@ class Entry:
     def target(self) -> str:
         """Return the target of a symbolic link."""
         raise errors.NotALinkError(f"{self.path} is not a symbolic link")
+
+
+class DirectoryListing:
+    """An open directory that may have any number of names: they are asked for a page at a time."""
+
+    def names(self, position: int) -> Iterator[tuple[str, int]]:
+        """Yield the names from a position on, the first of which is 0, each with the position behind it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the listing holds."""
 
 
 class Directory(Entry):
@@ -379,7 +398,7 @@ def require_append(entry: Entry, flags: int) -> None:
 
 
 class Remembered(Generic[Value]):
-    """What names stood for at the kernel's recent look-ups, by version. An open that follows a look-up asks for it.
+    """What names stood for at the kernel's recent look-ups, by version or name. An open behind one asks for it.
 
     _most   how many are kept
     _found  what is kept, the newest at the end
@@ -387,14 +406,14 @@ class Remembered(Generic[Value]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._found: OrderedDict[int, Value] = OrderedDict()
+        self._found: OrderedDict[Hashable, Value] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, version: int) -> Value | None:
+    def get(self, version: Hashable) -> Value | None:
         """Return what was kept under a version; None if nothing was, or if it was dropped."""
         return self._found.get(version)
 
-    def keep(self, version: int, value: Value) -> None:
+    def keep(self, version: Hashable, value: Value) -> None:
         """Keep a value, and drop the oldest one if there are too many."""
         with self._lock:
             self._found[version] = value

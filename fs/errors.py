@@ -45,6 +45,10 @@ class StaleError(FileSystemError):
     """What the kernel remembers of a name is no longer true: it must look again."""
 
 
+class OvertakenError(FileSystemError):
+    """A key is to be set if its last record is the one that was read, and another has become its last one."""
+
+
 class SharedPagesError(FileSystemError):
     """Bytes are asked for pages that another open file shares and has filled with other bytes."""
 
@@ -117,6 +121,14 @@ class AttributeNotSupportedError(FileSystemError):
     """An extended attribute cannot be set, or its namespace is not supported."""
 
 
+class TooManyOpenError(FileSystemError):
+    """Programs have as many files of this mount open as they may."""
+
+
+class TooMuchUnfinishedError(FileSystemError):
+    """Lines whose newline has not come have as many bytes as they may."""
+
+
 class TryAgainError(FileSystemError):
     """A waiting read ends, as its caller may have been interrupted."""
 
@@ -153,11 +165,16 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.OffsetOutOfRangeError: Answer(errno.ENOENT, _QUIET),
     # open(2) and similar calls then look the name up anew, and never give this errno to a program.
     StaleError: Answer(errno.ESTALE, _QUIET),
+    # Somebody else was first, as with a group's position: EAGAIN would have programs try the same again.
+    OvertakenError: Answer(errno.ECANCELED, _TOLD),
     ExistsError: Answer(errno.EEXIST, _QUIET),
     engine.PartitionExistsError: Answer(errno.EEXIST, _QUIET),
     # A batch was committed under this name before. Spark's committer, touch(1) and Python's `touch` fail on this errno,
     # and "File exists" describes the problem.
     engine.BatchExistsError: Answer(errno.EEXIST, _TOLD),
+    # A file of a named producer with this sequence was appended before, so its name exists, though it is not listed.
+    engine.DuplicateSequenceError: Answer(errno.EEXIST, _TOLD),
+    engine.UnknownProducerError: Answer(errno.ENOENT, _QUIET),
     NotADirectoryError: Answer(errno.ENOTDIR, _QUIET),
     IsADirectoryError: Answer(errno.EISDIR, _QUIET),
     NotEmptyError: Answer(errno.ENOTEMPTY, _QUIET),
@@ -182,16 +199,29 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # The kernel checks the mode of a descriptor first, so this handle cannot do what its mode says.
     NotReadableError: Answer(errno.EBADF, _TOLD),
     NotWritableError: Answer(errno.EBADF, _TOLD),
+    # Somebody else has this producer or transaction by now: an administrator's refusal would look the same.
+    engine.InvalidProducerEpochError: Answer(errno.EPERM, _TOLD),
     # A second attempt of a Spark job would meet it too: its commit fails, and says what the device is busy with.
     BusyError: Answer(errno.EBUSY, _TOLD),
     # Not ENOTCONN or ECONNABORTED: a call gets these when its outcome is unknown. Here nothing was done.
     GoingAwayError: Answer(errno.ESHUTDOWN, _TOLD),
     # mv then copies the file, as between any two file systems.
     OtherInboxError: Answer(errno.EXDEV, _QUIET),
+    # -- consumer groups
+    engine.UnknownGroupError: Answer(errno.ENOENT, _QUIET),
+    engine.GroupExistsError: Answer(errno.EEXIST, _QUIET),
+    engine.GroupNotEmptyError: Answer(errno.ENOTEMPTY, _TOLD),
+    # What was to be done is not done, since somebody else was first. EAGAIN would have programs try the same again.
+    engine.PositionMovedError: Answer(errno.ECANCELED, _TOLD),
+    # Somebody else works on the partition, as on a device.
+    engine.NotOwnerError: Answer(errno.EBUSY, _TOLD),
+    engine.GroupLimitError: Answer(errno.EDQUOT, _TOLD),
     # -- what was written
     BadInputError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidRecordError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidSettingError: Answer(errno.EINVAL, _TOLD),
+    # A file's name has a sequence that others come before.
+    engine.OutOfOrderSequenceError: Answer(errno.EINVAL, _TOLD),
     # "Message too long" is the only errno whose text says what happened.
     engine.RecordTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     engine.RecordBatchTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
@@ -202,6 +232,11 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.DeliveryTimeoutError: Answer(errno.ETIMEDOUT, _TOLD),
     engine.LinkRefusedError: Answer(errno.EACCES, _TOLD),
     engine.LinkError: Answer(errno.EIO, _WRONG),
+    # -- what programs hold
+    # EMFILE would blame the program that asks: the mount is full, of everybody's files.
+    TooManyOpenError: Answer(errno.ENFILE, _TOLD),
+    # "No buffer space available" is what happened. ENOSPC would send its reader to look for a full disk.
+    TooMuchUnfinishedError: Answer(errno.ENOBUFS, _TOLD),
     # -- extended attributes
     NoAttributeError: Answer(errno.ENODATA, _QUIET),
     # cp -a, rsync -X and tar ignore this errno, and warn after any other.

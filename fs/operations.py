@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.engine.errors import ClosedError
+from topicfs.engine.errors import ClosedError, EngineError
 from topicfs.engine.jobs import LASTS, TICK_MS, Job
+from topicfs.engine.keys.index import KeyIndex
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
 from topicfs.fs.context import Context
-from topicfs.fs.entry import Attributes, Entry, Handle, Owner
+from topicfs.fs.entry import Attributes, DirectoryListing, Entry, Handle, Owner
 from topicfs.fs.fuse.adapter import VERSION_SHIFT, Opened
 from topicfs.fs.fuse.windows import Windows
 from topicfs.fs.tree.root import RootDirectory
 from topicfs.fs.views.rendered_segments import ViewCache
+
+log = logging.getLogger(__name__)
 
 _MOST_KNOWN: Final = 4096
 """How many entries are kept by path: each takes some 1 KiB, with what it refers to."""
@@ -95,7 +100,7 @@ class FileSystem:
     def connected(self, given_up: Callable[[], bool], drop: Callable[[int], object]) -> None:
         """Set the function that a waiting read calls now and then, to learn whether its caller has given up, and the
         one that makes the kernel drop the pages of an inode."""
-        self.context.given_up = self.context.store.given_up = given_up
+        self.context.given_up = self.context.store.links.given_up = given_up
         self._drop = drop
 
     def refused(self, error: Exception, paths: Iterable[str], handle: int | None) -> None:
@@ -174,6 +179,9 @@ class FileSystem:
     def readdir(self, path: str) -> Iterable[str]:
         return list(self._entry(path).names())
 
+    def listing(self, path: str) -> DirectoryListing | None:
+        return self._entry(path).listing()
+
     def readlink(self, path: str) -> str:
         return self._entry(path).target()
 
@@ -200,6 +208,21 @@ class FileSystem:
     # -- open files -----------------------------------------------------------------------------------
 
     def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
+        with self._counted():
+            return self._open(path, flags, node, caller)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count an open file, unless it comes to nothing."""
+        files = self.context.holdings.open_files
+        files.take()
+        try:
+            yield
+        except BaseException:
+            files.give()
+            raise
+
+    def _open(self, path: str, flags: int, node: int, caller: int) -> Opened:
         version = node >> VERSION_SHIFT
         try:
             entry = self._entry(path)
@@ -208,6 +231,8 @@ class FileSystem:
             raise errors.StaleError(str(error)) from None
         try:
             found = entry.at(version)
+            if flags & os.O_TRUNC and not found.can_empty:
+                found.truncate(0)
             opened = found.open(flags)
         except errors.NotFoundError:
             if entry.is_current:
@@ -229,12 +254,15 @@ class FileSystem:
 
     def create(self, path: str, mode: int, flags: int) -> Opened:
         parent, name = self._parent(path)
-        return self._opened(*parent.create_file(name, flags))
+        with self._counted():
+            return self._opened(*parent.create_file(name, flags))
 
     def _opened(self, entry: Entry, opened: Handle, node: int = 0, late: bool = False) -> Opened:
         number = next(self._numbers)
         try:
             kept = entry.attributes(self.owner, 0) if entry.can_go else None
+            if opened.waits:
+                self.context.holdings.followers.take()
         except BaseException:
             opened.release()
             raise
@@ -309,7 +337,12 @@ class FileSystem:
             with self._guard:
                 del self._paged[handle]
             self._drop(opened.node)
-        opened.handle.release()
+        try:
+            opened.handle.release()
+        finally:
+            self.context.holdings.open_files.give()
+            if opened.handle.waits:
+                self.context.holdings.followers.give()
 
     def jobs(self) -> list[Job]:
         """Return the background jobs. For a read-only store these do not include any upkeep of it."""
@@ -320,12 +353,17 @@ class FileSystem:
                 ahead,
                 Job("following", TICK_MS, self.follow, TICK_MS, "following"),
                 Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "maps"),
+                Job("indexes of keys", TICK_MS, self.keep_keys, TICK_MS, "maps"),
             ]
         return [
             ahead,
+            Job("late transactions", TICK_MS, self.abort_late, TICK_MS, "inboxes"),
             Job("linger", LASTS, context.linger.run, 0, "linger"),
+            Job("write-behind", LASTS, context.write_behind.run, 0, "behind"),
             # A large log takes minutes, and no other job should wait for it.
             Job("size maps", TICK_MS, self.keep_maps, TICK_MS, "views"),
+            *context.groups.jobs(),
+            Job("indexes of keys", TICK_MS, self.keep_keys, TICK_MS, "views"),
         ]
 
     def follow(self) -> None:
@@ -338,11 +376,29 @@ class FileSystem:
         if any(opened.entry.is_overtaken for opened in list(self._handles.values())):
             self._drop_overtaken()
 
+    def abort_late(self) -> None:
+        """Abort the transactions that were not committed in time."""
+        self.context.transactions.abort_late()
+
     def keep_maps(self) -> None:
         """Save the size maps of sealed segments in the view cache, and remove those of segments that are gone."""
         for views in self.context.looked_at():
             views.forget_removed()
             views.rendered.keep_complete(lambda: self.closing)
+
+    def keep_keys(self) -> None:
+        """Put what was appended into the indexes of keys that are in use, and save those that have changed much."""
+        self._each_index(KeyIndex.save_if_due)
+
+    def _each_index(self, save: Callable[[KeyIndex], bool]) -> None:
+        for views in self.context.looked_at():
+            index = views.known_keys
+            try:
+                if index is not None and views.partition.is_open:
+                    index.catch_up()
+                    save(index)
+            except (EngineError, OSError) as error:
+                log.warning(f"{views.partition.name}: the index of its keys is not saved: {error}")
 
     def end_commits(self) -> None:
         """Begin no more commits of inboxes; return when those that have begun are done and answered."""
@@ -352,8 +408,10 @@ class FileSystem:
         """End the jobs, and append what open handles still hold: no more calls will come."""
         self.closing = True
         self.context.linger.stop()
+        self.context.write_behind.stop()
         self.context.read_ahead.stop()
         self.close_all()
+        self._each_index(KeyIndex.save)
 
     def close_all(self) -> None:
         """Release all open files, as the mount goes away. Their unfinished lines are appended as complete lines."""

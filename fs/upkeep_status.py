@@ -39,6 +39,8 @@ def upkeep(store: Store, views: PartitionViews) -> dict[str, Any]:
     if found is not None:
         found["state"] = store.cleaning.states.of(key).value
         found["set_aside"] = store.cleaning.uncleanable.get(key)
+        found["asked"] = store.cleaning.is_asked(key)
+        found["failing"] = store.cleaning.failing.get(key, (None,))[0]
     return {
         "cleanup_policy": log.settings.cleanup_policy_text,
         "kept": store.why_kept(partition.topic),
@@ -93,12 +95,13 @@ def inbox(store: Store, topic: str) -> dict[str, Any]:
 
 def link(store: Store, topic: str, number: int) -> dict[str, Any] | None:
     """Return the state of a partition's mirror; None where it mirrors no partition of a Kafka cluster."""
-    linked = store.linked_topic(topic)
+    linked = store.links.topic(topic)
     if linked is None:
         return None
-    state = store.mirrors.get((topic, number))
+    state = store.links.mirrors.get((topic, number))
     if state is None:
-        why = linked.ended or store.link_error or store.link_problems.get(topic) or _NOT_FOLLOWED
+        links = store.links
+        why = linked.ended or links.error or links.problems.get(topic) or links.group or _NOT_FOLLOWED
         state = MirrorState(error=why)
     return {
         "cluster": linked.cluster,

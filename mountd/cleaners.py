@@ -119,6 +119,7 @@ class Cleaners:
     _make      makes the cleaner of a thread
     _threads   the running threads
     _stopping  set when the threads must end
+    _woken     set when a thread shall look for work now, or must end
     """
 
     def __init__(
@@ -131,6 +132,11 @@ class Cleaners:
         self._make = make
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
+        self._woken = threading.Event()
+        store.cleaning.wake = self._woken.set
+        if not count:
+            setting = "log.cleaner.threads=0" if daemon.log_cleaner_enable else "log.cleaner.enable=false"
+            store.cleaning.why_idle = setting
 
     def start(self) -> None:
         """Start the threads."""
@@ -148,6 +154,7 @@ class Cleaners:
     def stop(self) -> None:
         """Break off work in progress, and end the threads. A second call does nothing."""
         self._stopping.set()
+        self._woken.set()
         if not self._threads:
             return
         self._store.cleaning.stop()
@@ -171,7 +178,10 @@ class Cleaners:
         while not self._stopping.is_set():
             if not self._run(name, cleaner):
                 rest = self._store.daemon.log_cleaner_backoff_ms / 1000
-                self._stopping.wait(min(max(rest, _SHORTEST_REST_S), threading.TIMEOUT_MAX))
+                self._woken.wait(min(max(rest, _SHORTEST_REST_S), threading.TIMEOUT_MAX))
+                self._woken.clear()
+                if self._stopping.is_set():
+                    self._woken.set()  # for the other threads: a stop comes only once
 
     def _run(self, name: str, cleaner: Cleans) -> bool:
         """Look for work once, and do it. Return False if there was none, or it failed."""

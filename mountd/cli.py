@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
@@ -21,16 +22,28 @@ from topicfs.engine.errors import EngineError
 from topicfs.engine.files import place
 from topicfs.mountd import background, kernels, mounts
 from topicfs.mountd.background import Teller
+from topicfs.mountd.compact_command import compact_command
+from topicfs.mountd.completion_command import completion_command
 from topicfs.mountd.delete_command import delete_command, undelete_command
+from topicfs.mountd.doctor_command import doctor_command
 from topicfs.mountd.dump_command import dump_command
 from topicfs.mountd.events import STOP_SIGNALS, Events
-from topicfs.mountd.progress import Progress, say
+from topicfs.mountd.export_command import export_command
+from topicfs.mountd.groups_command import groups_command
+from topicfs.mountd.import_command import import_command
+from topicfs.mountd.progress import Progress, say, words_of
+from topicfs.mountd.record_commands import append_command, cat_command, offsets_command
+from topicfs.mountd.repair_command import repair_command
+from topicfs.mountd.sections import SectionedGroup
 from topicfs.mountd.spark_commands import spark_group
 from topicfs.mountd.sql_command import sql_command
+from topicfs.mountd.status_command import status_command, top_command
+from topicfs.mountd.topic_commands import config_command, create_command, topics_command
+from topicfs.mountd.ui.command import ui_command
 from topicfs.mountd.verify_command import verify_command
 
 if TYPE_CHECKING:
-    from topicfs.mountd.daemon import Assembly, MountOptions
+    from topicfs.mountd.daemon import Assembly
 
 _PATH: Final = click.Path(path_type=Path)
 _SOON_S: Final = 1.0
@@ -45,10 +58,13 @@ def _assembly() -> Assembly:
     return ASSEMBLY
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=SectionedGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="topicfs")
 def main() -> None:
-    """Kafka-style logs, mounted: partitions are directories, records are lines of files."""
+    """Kafka-style logs, mounted: partitions are directories, records are lines of files.
+
+    Exit codes: 0 done; 1 refused, failed, or something is wrong with what was looked at; 2 not understood; 130
+    interrupted."""
 
 
 main.add_command(spark_group)
@@ -57,6 +73,22 @@ main.add_command(undelete_command)
 main.add_command(sql_command)
 main.add_command(dump_command)
 main.add_command(verify_command)
+main.add_command(topics_command)
+main.add_command(create_command)
+main.add_command(config_command)
+main.add_command(cat_command)
+main.add_command(append_command)
+main.add_command(offsets_command)
+main.add_command(status_command)
+main.add_command(top_command)
+main.add_command(ui_command)
+main.add_command(doctor_command)
+main.add_command(completion_command)
+main.add_command(groups_command)
+main.add_command(export_command)
+main.add_command(import_command)
+main.add_command(compact_command)
+main.add_command(repair_command)
 
 
 @main.command("mount")
@@ -101,6 +133,11 @@ main.add_command(verify_command)
     type=_PATH,
     help="Settings of Kafka's clients, such as security.protocol: link.config.",
 )
+@click.option(
+    "--link-group",
+    metavar="NAME",
+    help="Divide the partitions with the other daemons of this group: link.group.",
+)
 @click.pass_obj
 def mount_command(
     assembly: Callable[[], Assembly] | None,
@@ -114,6 +151,7 @@ def mount_command(
     link_topics: tuple[str, ...],
     link_from: str | None,
     link_config: Path | None,
+    link_group: str | None,
 ) -> None:
     """Mount the store in BACKING at the directory MOUNT, and return when it answers.
 
@@ -123,7 +161,7 @@ def mount_command(
     MOUNT."""
     background.hold_standard_descriptors()
     given = dict(_setting(text) for text in settings)
-    given |= _link_settings(link, link_topics, link_from, link_config)
+    given |= _link_settings(link, link_topics, link_from, link_config, link_group)
     if create and read_only:
         raise click.UsageError("--create makes a store, which --read-only cannot")
     if len(places) < 2 or (len(places) > 2 and not read_only):
@@ -137,38 +175,26 @@ def mount_command(
     _or_fail(mounts.check_machine)
     made = _or_fail(lambda: mounts.prepare(backing, mount, given, read_only, create, others))
 
-    def run(teller: Teller) -> int:
-        # From here on a signal does not end the process suddenly, not even while the engine is loaded.
-        events = Events.open(_heard(foreground))
-
-        def compiling(text: str) -> None:
-            if events.came():
-                # A minute is too long to wait for Ctrl-C, and nothing is open yet.
-                raise mounts.MountError("stopped by a signal while kernels were compiled")
-            teller.progress(text)
-
-        teller.waits("loading the engine")
-        try:
-            with kernels.told(compiling):
-                from topicfs.mountd.daemon import MountOptions  # noqa: PLC0415 - loads the engine
-
-                parts = (assembly or _assembly)()
-        except mounts.MountError as error:
-            teller.failed(str(error))
-            return 1
-        options = MountOptions(read_only, allow_other, given, tuple(others))
-        return _run(backing, mount, options, parts, teller, foreground, events)
-
+    mounting = _Mounting(
+        assembly=assembly or _assembly,
+        backing=backing,
+        mount=mount,
+        others=tuple(others),
+        read_only=read_only,
+        allow_other=allow_other,
+        settings=given,
+        foreground=foreground,
+    )
     if foreground:
         background.end_with_parent()
         with Progress() as progress:
             aloud = _Aloud(progress)
-            code = _guarded(run, aloud)
+            code = _guarded(mounting.run, aloud)
         if not aloud.was_ready:
             made.take_back()
         # A start that was broken off may still have running threads, and an ordinary exit would wait for them.
         os._exit(code)
-    child = background.start(lambda teller: _guarded(run, teller))
+    child = background.start(lambda teller: _guarded(mounting.run, teller))
     try:
         _follow(child)
     except (_FailedError, KeyboardInterrupt) as error:
@@ -215,7 +241,7 @@ def plan_command(place: Path, as_json: bool, settings: tuple[str, ...]) -> None:
     try:
         made = plans.make(mounts.real(place), given)
     except (EngineError, mounts.MountError, OSError) as error:
-        _fail(str(error))
+        _fail(words_of(error))
     if as_json:
         click.echo(plans.as_json(made))
     else:
@@ -230,7 +256,11 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _link_settings(
-    link: str | None, topics: tuple[str, ...], beginning: str | None, config: Path | None
+    link: str | None,
+    topics: tuple[str, ...],
+    beginning: str | None,
+    config: Path | None,
+    group: str | None,
 ) -> dict[str, str]:
     """Return the settings that the options of a link stand for."""
     options = {
@@ -238,6 +268,7 @@ def _link_settings(
         "link.topics": ",".join(topics) or None,
         "link.from": beginning,
         "link.config": None if config is None else str(config.absolute()),
+        "link.group": group,
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -263,27 +294,61 @@ def _guarded(run: Callable[[Teller], int], teller: Teller) -> int:
         logging.shutdown()
 
 
-def _run(
-    backing: Path,
-    mount: Path,
-    options: MountOptions,
-    parts: Assembly,
-    teller: Teller,
-    foreground: bool,
-    events: Events,
-) -> int:
-    from topicfs.mountd import logs  # noqa: PLC0415 - loads the engine, as the next does
-    from topicfs.mountd.daemon import Daemon, StartError  # noqa: PLC0415
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mounting:
+    """The mount that was asked for, in the process that serves it.
 
-    try:
-        logged = logs.set_up(logs.file_of(backing, mount, options.read_only), foreground)
-        daemon = Daemon(backing, mount, options, parts, logged, teller.waits, events)
-        return daemon.run(teller.ready)
-    except (EngineError, StartError, OSError) as error:
-        # The report comes first: if logging could not begin, log lines go to stderr, and the report includes stderr.
-        teller.failed(str(error))
-        logging.getLogger(__name__).error(f"not mounted: {error}")
-        return 1
+    assembly    gives the parts of the daemon
+    others      with `read_only`, further log directories of the same broker
+    settings    what takes precedence over server.properties
+    foreground  whether the process stays at its terminal
+    """
+
+    assembly: Callable[[], Assembly]
+    backing: Path
+    mount: Path
+    others: tuple[Path, ...]
+    read_only: bool
+    allow_other: bool
+    settings: Mapping[str, str]
+    foreground: bool
+
+    def run(self, teller: Teller) -> int:
+        """Load the engine, serve the mount until its end, and return the exit code."""
+        # From here on a signal does not end the process suddenly, not even while the engine is loaded.
+        events = Events.open(_heard(self.foreground))
+
+        def compiling(text: str) -> None:
+            if events.came():
+                # A minute is too long to wait for Ctrl-C, and nothing is open yet.
+                raise mounts.MountError("stopped by a signal while kernels were compiled")
+            teller.progress(text)
+
+        teller.waits("loading the engine")
+        try:
+            with kernels.told(compiling):
+                import topicfs.mountd.daemon  # noqa: F401, PLC0415 - loads the engine
+
+                parts = self.assembly()
+        except mounts.MountError as error:
+            teller.failed(str(error))
+            return 1
+        return self._serve(parts, teller, events)
+
+    def _serve(self, parts: Assembly, teller: Teller, events: Events) -> int:
+        from topicfs.mountd import logs  # noqa: PLC0415 - the engine is loaded, as for the next
+        from topicfs.mountd.daemon import Daemon, MountOptions, StartError  # noqa: PLC0415
+
+        options = MountOptions(self.read_only, self.allow_other, dict(self.settings), self.others)
+        try:
+            logged = logs.set_up(logs.file_of(self.backing, self.mount, self.read_only), self.foreground)
+            daemon = Daemon(self.backing, self.mount, options, parts, logged, teller.waits, events)
+            return daemon.run(teller.ready)
+        except (EngineError, StartError, OSError) as error:
+            # The report comes first: if logging could not begin, lines go to stderr, and the report includes stderr.
+            teller.failed(words_of(error))
+            logging.getLogger(__name__).error(f"not mounted: {error}")
+            return 1
 
 
 class _Aloud:
@@ -365,7 +430,7 @@ def _or_fail(task: Callable[[], T]) -> T:
     try:
         return task()
     except (EngineError, mounts.MountError, OSError) as error:
-        _fail(str(error))
+        _fail(words_of(error))
 
 
 def _fail(text: str) -> NoReturn:

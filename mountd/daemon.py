@@ -7,8 +7,8 @@
 
 The main thread waits for events, and decides what comes next: see `mountd/events.py`. The other threads are: open, fuse
 and libfuse's pool, ahead, linger, scheduler, flush, inboxes, views, sealed, cleaner-0 and on; with a link to a Kafka
-cluster also link, and link-<node> for each broker. A read-only mount has none of those after ahead, as it has no
-upkeep; it has following and maps.
+cluster also link, link-<node> for each broker, and link-group with a group. A read-only mount has none of those after
+ahead, as it has no upkeep; it has following and maps.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from topicfs.mountd.memory import keep_freed_blocks, put_compiler_away
 from topicfs.mountd.metrics import Metrics
 from topicfs.mountd.mounts import source_of
 from topicfs.mountd.scheduler import Scheduler
+from topicfs.mountd.service import STOPPING, Service
 from topicfs.mountd.session import Session
 from topicfs.mountd.users import in_words, users_of
 
@@ -157,6 +158,7 @@ class Daemon:
             operations = self._assembly.build(store, metrics)
             jobs.add(operations.jobs())
             link = self._link(store)
+            end_metrics = self._serve_metrics(metrics, store.daemon.metrics_port)
             schedulers = [Scheduler(jobs, name) for name in jobs.threads()]
             for scheduler in schedulers:
                 scheduler.start()
@@ -168,6 +170,7 @@ class Daemon:
             try:
                 self._serve(operations, ready, link)
             finally:
+                end_metrics()
                 if link is not None:
                     link.stop()
                 operations.close()
@@ -182,6 +185,15 @@ class Daemon:
         clean = CleanShutdown.of(store.logs).exists()
         log.info(f"{self.backing}: stopped {'cleanly' if clean else 'with errors; the next start recovers'}")
         return 0 if clean else 1
+
+    def _serve_metrics(self, metrics: Metrics, port: int) -> Callable[[], None]:
+        """Serve the metrics over HTTP too, where a port is set. Return what ends that."""
+        if not port:
+            return lambda: None
+        try:
+            return metrics.serve(port)
+        except OSError as error:
+            raise StartError(f"metrics.port={port}: {error.strerror or error}") from None
 
     def _link(self, store: Store) -> Link | None:
         """Return the link to a Kafka cluster, None where the settings name none, or the mount may change nothing."""
@@ -247,8 +259,15 @@ class Daemon:
         session = Session(serve, lambda: self._events.tell(_Happened.STARTED))
         session.ended.add_done_callback(self._events.tell)
         session.start()
+        service = Service.of(os.environ)
+
+        def answers() -> None:
+            ready()
+            service.ready(self.mount)
+
         try:
-            self._wait(session, before, ready)
+            self._wait(session, before, answers)
+            service.tell(STOPPING)
             if link is not None:
                 link.end_appends()
             if not session.ended.done():

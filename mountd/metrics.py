@@ -6,13 +6,15 @@ They include only partitions that are loaded: reading the metrics must not load 
 from __future__ import annotations
 
 import threading
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from topicfs.engine.groups.groups import Groups
 from topicfs.engine.jobs import Jobs
 from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.parquet.table import Tables
@@ -22,12 +24,17 @@ from topicfs.engine.retention.rules import Reason
 from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
 from topicfs.fs.fuse.windows import Windows
+from topicfs.fs.holdings import Holdings
 from topicfs.mountd.cleaners import Cleaners, CleanerState
+from topicfs.mountd.latency import Latencies
 
 if TYPE_CHECKING:
+    from topicfs.engine.link.group import Group
     from topicfs.mountd.link import Link
 
 _PARTITION = ("topic", "partition")
+_MOST_GROUPS = 100
+"""Groups that have a line of their own: programs may make any number of them."""
 
 
 class Counts:
@@ -35,15 +42,19 @@ class Counts:
 
     reads, read_bytes      calls of read, and the bytes that they returned
     windows                counts the reads that were answered without a call; None before there is a file system
+    holdings               what programs hold of the mount; None before there is a file system
     writes, written_bytes  calls of write, and the bytes that they took. Records are counted by the end offsets
+    latencies              how long calls took
     """
 
     def __init__(self) -> None:
         self.reads = 0
         self.read_bytes = 0
         self.windows: Windows | None = None
+        self.holdings: Holdings | None = None
         self.writes = 0
         self.written_bytes = 0
+        self.latencies = Latencies()
         self._guard = threading.Lock()
 
     def all_reads(self) -> tuple[int, int]:
@@ -82,9 +93,11 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Partitions(store))
         self._registry.register(_Mount(self.counts, logged))
+        self._registry.register(self.counts.latencies)
         self._registry.register(_Jobs(jobs))
         self._registry.register(_Shape(store))
         self._registry.register(_Inboxes(store))
+        self._registry.register(_Transactions(store))
         if cleaners is not None:
             self._registry.register(_Cleaners(cleaners))
         ProcessCollector(registry=self._registry)
@@ -93,6 +106,10 @@ class Metrics:
         """Add the metrics of the Parquet files."""
         self._registry.register(_Parquet(tables))
 
+    def tell_of_groups(self, groups: Groups) -> None:
+        """Add the metrics of consumer groups."""
+        self._registry.register(_Groups(groups))
+
     def tell_of_link(self, store: Store, link: Link) -> None:
         """Add the metrics of the link to a Kafka cluster."""
         self._registry.register(_Link(store, link))
@@ -100,6 +117,17 @@ class Metrics:
     def render(self) -> bytes:
         """Return the content of MOUNT/metrics."""
         return generate_latest(self._registry)
+
+    def serve(self, port: int) -> Callable[[], None]:
+        """Serve them over HTTP on this machine alone; return what ends that. OSError where the port is taken."""
+        server, thread = start_http_server(port, "127.0.0.1", self._registry)
+
+        def end() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return end
 
 
 class _Partitions(Collector):
@@ -165,6 +193,19 @@ class _Mount(Collector):
         yield CounterMetricFamily("topicfs_read_bytes", "Bytes read.", value=read_bytes)
         yield CounterMetricFamily("topicfs_writes", "Writes accepted.", value=counts.writes)
         yield CounterMetricFamily("topicfs_written_bytes", "Bytes written.", value=counts.written_bytes)
+        if counts.holdings is not None:
+            for name, text, holding in (
+                ("open_files", "Files of the mount that programs have open.", counts.holdings.open_files),
+                ("followers", "Those of them that wait for records to come.", counts.holdings.followers),
+                (
+                    "unfinished_bytes",
+                    "Bytes of lines whose newline has not come.",
+                    counts.holdings.unfinished_bytes,
+                ),
+            ):
+                held = GaugeMetricFamily(f"topicfs_{name}", text)
+                held.add_metric((), holding.held)
+                yield held
         yield _counter("topicfs_errors", "Calls that failed.", "errno", ERRORS.counts())
         yield _counter("topicfs_log_messages", "Warnings and errors logged.", "level", self._logged())
 
@@ -254,6 +295,26 @@ class _Inboxes(Collector):
         yield from (batches, files, since)
 
 
+class _Transactions(Collector):
+    """The metrics of transactions, also those of inboxes: how many ids are in which state, and how many cannot end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        coordinator = self._store.transactions
+        known = GaugeMetricFamily(
+            "topicfs_transactional_ids", "Transactional ids that are known, by state.", labels=("state",)
+        )
+        for state, count in sorted(Counted(each.state.title for each in coordinator.transactions()).items()):
+            known.add_metric((state,), count)
+        unsettled = GaugeMetricFamily(
+            "topicfs_transactions_unsettled", "Transactions that could not be completed yet."
+        )
+        unsettled.add_metric((), coordinator.unsettled)
+        yield from (known, unsettled)
+
+
 class _Parquet(Collector):
     """The metrics of Parquet files: what was made of sealed segments, and what could not be made."""
 
@@ -272,6 +333,32 @@ class _Parquet(Collector):
         yield failing
 
 
+class _Groups(Collector):
+    """The metrics of consumer groups: how many there are, and the lag of those that are behind the most."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+
+    def collect(self) -> Iterator[Metric]:
+        lags = self._groups.lags()
+        count = GaugeMetricFamily("topicfs_groups", "Consumer groups, once somebody has asked for one.")
+        count.add_metric((), len(lags))
+        yield count
+        total = GaugeMetricFamily(
+            "topicfs_groups_lag_records", "Offsets that groups have not read, of all together."
+        )
+        total.add_metric((), sum(lags.values()))
+        yield total
+        lag = GaugeMetricFamily(
+            "topicfs_group_lag_records",
+            f"Offsets that a group has not read: of the {_MOST_GROUPS} groups with the most.",
+            labels=("group",),
+        )
+        for group in sorted(lags, key=lambda name: (-lags[name], name))[:_MOST_GROUPS]:
+            lag.add_metric((group,), lags[group])
+        yield lag
+
+
 class _Link(Collector):
     """The metrics of the link to a Kafka cluster, and of each mirror."""
 
@@ -281,7 +368,7 @@ class _Link(Collector):
 
     def collect(self) -> Iterator[Metric]:
         link, now = self._link, self._store.clock()
-        states = sorted(dict(self._store.mirrors).items())
+        states = sorted(dict(self._store.links.mirrors).items())
         answers = GaugeMetricFamily("topicfs_link_up", "1 while the cluster answers.")
         answers.add_metric((), link.error is None)
         yield answers
@@ -293,7 +380,7 @@ class _Link(Collector):
         )
         if link.error is not None:
             problem.add_metric(("", link.error), 1)
-        for topic, why in sorted(dict(self._store.link_problems).items()):
+        for topic, why in sorted(dict(self._store.links.problems).items()):
             problem.add_metric((topic, why), 1)
         yield problem
 
@@ -310,6 +397,9 @@ class _Link(Collector):
         yield gauge("leader", "The broker that leads the partition.", lambda state: state.leader)
         yield gauge("leader_epoch", "The leader's epoch.", lambda state: state.leader_epoch)
         yield gauge("lag_records", "Offsets that are not mirrored yet.", lambda state: state.lag_records)
+        yield gauge(
+            "lag_bytes", "Their size, by the mean of mirrored records.", lambda state: state.lag_bytes
+        )
         yield gauge("lag_seconds", "Time since nothing was lacking.", lambda state: state.lag_seconds(now))
         yield gauge("bytes_per_second", "Bytes mirrored lately.", lambda state: state.bytes_per_second)
         yield gauge("mirrored_bytes", "Bytes mirrored since the mount.", lambda state: state.mirrored_bytes)
@@ -318,7 +408,25 @@ class _Link(Collector):
             "Offsets cut off since the mount, as the cluster has lost them.",
             lambda state: state.truncated_records,
         )
+        yield gauge("errors", "Errors since the mount; each was tried again.", lambda state: state.errors)
         yield gauge("failing", "1 while something is wrong.", lambda state: state.error is not None)
+        if link.group is not None:
+            yield from _of_membership(link.group)
+
+
+def _of_membership(group: Group) -> Iterator[Metric]:
+    """Tell how this daemon is in its group."""
+
+    def gauge(name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"topicfs_link_group_{name}", text, value=value)
+
+    yield gauge("up", "1 while the coordinator of the daemons' group answers well.", group.error is None)
+    yield gauge("generation", "The division that this daemon knows; -1 without one.", group.generation)
+    yield gauge("members", "Daemons in the group; 0 where another one divides.", group.members)
+    yield gauge("wanted_partitions", "Partitions that the group has to divide.", len(group.wanted))
+    yield gauge("given_partitions", "Partitions that are this daemon's.", len(group.given))
+    yield gauge("held_partitions", "Partitions that it works on, until it gives them up.", len(group.held))
+    yield gauge("lease_seconds", "For how long it may write without an answer.", group.lease_s)
 
 
 class _Cleaners(Collector):

@@ -39,7 +39,6 @@ from urllib.parse import quote, unquote_to_bytes
 from topicfs.engine.files import place
 from topicfs.engine.format.paths import CLEAN_SHUTDOWN, DAEMON_LOG, LOCK, LOGS
 from topicfs.engine.record import now_ms
-from topicfs.engine.settings.configuration import Configuration
 from topicfs.mountd.users import User, in_words, users_of
 
 SUBTYPE: Final = "topicfs"
@@ -126,9 +125,14 @@ def find(point: Path) -> Mount | None:
     return next((mount for mount in reversed(list(_table())) if mount.point == point), None)
 
 
+def mounted() -> list[Mount]:
+    """Return all mounts of topicfs, as far as this process sees mounts."""
+    return [mount for mount in _table() if mount.backing is not None]
+
+
 def points_of(backing: Path) -> list[Path]:
     """Return where a backing directory is mounted, as far as this process sees mounts."""
-    return [mount.point for mount in _table() if mount.backing == backing]
+    return [mount.point for mount in mounted() if mount.backing == backing]
 
 
 def _table() -> Iterator[Mount]:
@@ -242,6 +246,8 @@ def prepare(
         place.refuse_unless_free(backing)
     else:
         place.refuse_unless_store(backing)
+    from topicfs.engine.settings.configuration import Configuration  # noqa: PLC0415 - all settings, for `mount` alone
+
     Configuration.load(backing, settings or {}, now_ms)
     _clear(point)
     owner = None if read_only else lock_owner(backing)

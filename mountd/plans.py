@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
 from topicfs.engine.errors import UnknownPartitionError
+from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.files.place import DirectoryKind, kind_of
-from topicfs.engine.format.paths import STAGING
+from topicfs.engine.format.paths import LOGS, STAGING
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.inbox.waiting import ITSELF, WaitingBatch
+from topicfs.engine.linked.state import MirrorState
+from topicfs.engine.linked.topics import LinkedTopics
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.plan.plan import PartitionPlan
 from topicfs.engine.plan.plan import plan as planned
@@ -27,6 +31,8 @@ from topicfs.fs.upkeep_status import SHOWN, cleaning, next_removal, waiting
 from topicfs.mountd import mounts
 from topicfs.mountd.tables import show_line, show_table, size_text, time_text
 
+_NOT_TOLD: Final = "the daemon tells it, where its mount is named instead of the backing directory"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -34,10 +40,12 @@ class Plan:
 
     partitions  what is planned for each partition
     waiting     by topic: the batches that lie in its inbox and are not committed
+    links       by partition: the state of its mirror, of those that mirror a Kafka cluster's
     """
 
     partitions: Sequence[PartitionPlan]
     waiting: Mapping[str, Sequence[WaitingBatch]]
+    links: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def make(place: Path, given: dict[str, str]) -> Plan:
@@ -50,7 +58,31 @@ def make(place: Path, given: dict[str, str]) -> Plan:
     if owner is not None:
         given = {**settings_of(owner), **given}
     partitions = planned(backing, given, now_ms(), owner is not None, shown.others if shown else ())
-    return Plan(partitions, _waiting(backing, partitions))
+    links = _links(backing, None if mount is None else place, partitions)
+    return Plan(partitions, _waiting(backing, partitions), links)
+
+
+def _links(
+    backing: Path, mount: Path | None, partitions: Iterable[PartitionPlan]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the states of the mirrors, as the daemon tells them where its mount was named."""
+    linked = LinkedTopics.load(backing)
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in partitions:
+        if each.topic not in linked.names:
+            continue
+        topic = linked.of((PartitionMetadata.load(backing / LOGS / each.name).topic_id,))
+        told = None
+        if mount is not None:
+            # A partition that goes at this moment is not told of.
+            with contextlib.suppress(OSError, ValueError):
+                told = json.loads((mount / each.name / "status.json").read_text())["link"]
+        elif topic is not None:
+            told = MirrorState(error=topic.ended or _NOT_TOLD).told(0)
+            told = {"cluster": topic.cluster, "ended": topic.ended, **told}
+        if told is not None:
+            found[each.name] = told
+    return found
 
 
 def _waiting(backing: Path, partitions: Iterable[PartitionPlan]) -> dict[str, list[WaitingBatch]]:
@@ -92,10 +124,15 @@ def backing_of(place: Path) -> Path:
 
 def as_json(plan: Plan) -> str:
     """Return a plan as JSON: an array with one object for each partition."""
-    return json.dumps([_object(each, plan.waiting.get(each.topic, ())) for each in plan.partitions], indent=2)
+    objects = [
+        _object(each, plan.waiting.get(each.topic, ()), plan.links.get(each.name)) for each in plan.partitions
+    ]
+    return json.dumps(objects, indent=2)
 
 
-def _object(plan: PartitionPlan, batches: Sequence[WaitingBatch]) -> dict[str, Any]:
+def _object(
+    plan: PartitionPlan, batches: Sequence[WaitingBatch], link: Mapping[str, Any] | None
+) -> dict[str, Any]:
     return {
         "partition": plan.name,
         "policy": plan.policy,
@@ -110,6 +147,7 @@ def _object(plan: PartitionPlan, batches: Sequence[WaitingBatch]) -> dict[str, A
         "unknown": list(plan.unknown),
         "kept": plan.kept,
         "inbox": waiting(batches),
+        "link": link,
         "error": plan.error,
     }
 
@@ -134,8 +172,24 @@ def show(plan: Plan, console: Console) -> None:
         show_line(console, "no partitions")
     for words, names in _remarks(plans).items():
         show_line(console, f"{', '.join(names)}: {words}")
+    for name, told in plan.links.items():
+        show_line(console, f"{name}: {link_text(told)}")
     for topic, batches in plan.waiting.items():
         show_line(console, f"{topic}: {waiting_text(batches)}")
+
+
+def link_text(told: Mapping[str, Any]) -> str:
+    """Describe the mirror of a Kafka cluster's partition."""
+    parts = [f"mirrors cluster {told['cluster']}"]
+    if told["leader"] is not None:
+        parts.append(f"leader {told['leader']}, epoch {told['leader_epoch']}")
+    if told["lag_records"] is not None:
+        size = "" if told["lag_bytes"] is None else f", {size_text(told['lag_bytes'])}"
+        parts.append(f"{told['lag_records']} records behind{size}")
+        parts.append(f"{size_text(told['bytes_per_second'])}/s")
+    if told["last_error"] is not None:
+        parts.append(told["last_error"])
+    return "; ".join(parts)
 
 
 def waiting_text(batches: Sequence[WaitingBatch]) -> str:

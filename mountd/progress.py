@@ -29,6 +29,13 @@ def say(text: str) -> None:
     CONSOLE.print(f"topicfs: {text}", markup=False, soft_wrap=True)
 
 
+def words_of(error: Exception) -> str:
+    """Return what an error says: of one of the system the file and the reason, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 class Progress:
     """The report of what a command waits for, until the context ends.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from topicfs.engine.errors import EngineError
 from topicfs.engine.format.paths import PARQUET_SUFFIX
 from topicfs.mountd import kernels
-from topicfs.mountd.progress import say
+from topicfs.mountd.progress import say, words_of
 from topicfs.mountd.tables import show_table
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _told() -> Iterator[None]:
         say("interrupted")
         sys.exit(_INTERRUPTED)
     except (EngineError, OSError) as error:
-        _fail(str(error))
+        _fail(words_of(error))
 
 
 def _fail(text: str) -> NoReturn:

@@ -5,6 +5,7 @@ The engine is not imported here, as commands that go through a mount answer in l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -14,6 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 _GAP: Final = "  "
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def escape_control(text: str) -> str:
+    """Return a text in which control characters are shown, as in \\x1b, and neither end a line nor move a cursor."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def show_table(
@@ -22,6 +29,7 @@ def show_table(
     """Print a table: values in columns, with titles above them. The columns in `right` are aligned to the right.
 
     Into a pipe or a file nothing is wrapped or cut, however long it is: columns are two blanks apart."""
+    rows = [[escape_control(cell) for cell in row] for row in rows]
     if not console.file.isatty():
         _print_lines(console, titles, rows, right)
         return

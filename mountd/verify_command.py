@@ -16,7 +16,7 @@ from rich.console import Console
 
 from topicfs.engine.errors import EngineError
 from topicfs.mountd import kernels, mounts
-from topicfs.mountd.progress import CONSOLE, Progress, say
+from topicfs.mountd.progress import CONSOLE, Progress, say, words_of
 from topicfs.mountd.tables import show_line, size_text
 
 if TYPE_CHECKING:
@@ -49,24 +49,24 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
 
     Exit code 0: there is no damage, and nothing to repair. 1: there is. 2: WHERE or a name is not there, or WHERE is
     no log."""
-    with _told():
+    with told():
         with kernels.loading():
             from topicfs.engine.verify import run  # noqa: PLC0415 - loads the engine, as the next does
             from topicfs.mountd import size_maps  # noqa: PLC0415
         from topicfs.engine.unlocked.place import place_of  # noqa: PLC0415
 
         place = place_of(str(where), or_logs=True)
-        wanted = _Wanted(names)
+        wanted = Wanted(names)
         totals = run.Totals()
         counts: dict[str, int] = {}
         with Progress() as progress:
             for backing in (place.backing, *place.others):
                 growing = mounts.lock_owner(backing) is not None
-                check = run.Check(backing, wanted, growing, _reported(progress), totals)
+                check = run.Check(backing, wanted, growing, reported(progress), totals)
                 for finding in chain(check.findings(), size_maps.check(backing, wanted)):
                     counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
                     progress.close()
-                    _show(finding, as_json)
+                    show_finding(finding, as_json)
         wanted.refuse_missing(where)
         _show_totals(totals, counts, as_json)
         sys.stdout.flush()
@@ -74,7 +74,7 @@ def verify_command(where: Path, names: tuple[str, ...], as_json: bool) -> None:
         sys.exit(_FOUND)
 
 
-class _Wanted:
+class Wanted:
     """The partitions that were asked for.
 
     names  names of topics and partitions; all are wanted where there is none
@@ -95,10 +95,10 @@ class _Wanted:
         """End the command where a name is not there."""
         missing = sorted(self.names - self.met)
         if missing:
-            _fail(f"{where}: expected the topic or partition {missing[0]}, found none of this name")
+            fail(f"{where}: expected the topic or partition {missing[0]}, found none of this name")
 
 
-def _reported(progress: Progress) -> Callable[[Totals], None]:
+def reported(progress: Progress) -> Callable[[Totals], None]:
     """Return what reports the progress on a terminal; elsewhere a check is silent but for its findings."""
 
     def report(totals: Totals) -> None:
@@ -109,7 +109,8 @@ def _reported(progress: Progress) -> Callable[[Totals], None]:
     return report
 
 
-def _show(finding: Finding, as_json: bool) -> None:
+def show_finding(finding: Finding, as_json: bool) -> None:
+    """Print a finding."""
     if as_json:
         fields: dict[str, Any] = {
             "severity": finding.severity.value,
@@ -152,7 +153,7 @@ def _show_totals(totals: Totals, counts: dict[str, int], as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Turn failures into messages."""
     try:
         yield
@@ -164,9 +165,10 @@ def _told() -> Iterator[None]:
             os.close(sys.stdout.fileno())
         sys.exit(_FOUND)
     except (EngineError, mounts.MountError, OSError) as error:
-        _fail(str(error))
+        fail(words_of(error))
 
 
-def _fail(text: str) -> NoReturn:
+def fail(text: str) -> NoReturn:
+    """Say what is not there, and end."""
     say(text)
     sys.exit(_USAGE)

@@ -15,13 +15,16 @@ from typing import Final, Self
 
 from topicfs.engine.errors import CorruptError
 from topicfs.engine.files.atomic import read_bounded, write_atomically
-from topicfs.engine.format.paths import LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX, VIEWS
+from topicfs.engine.format.paths import KEYS_CHECKPOINT, LOG_SUFFIX, PARQUET_LIST, PARQUET_SUFFIX, VIEWS
 from topicfs.engine.kernels.cache import cache_home
 
 log = logging.getLogger(__name__)
 
 # A map has some bytes for each index interval of a segment. Even that of the largest segment is far below this limit.
 _MOST_BYTES: Final = 64 * 1024 * 1024
+
+_OF_PARTITIONS: Final = (PARQUET_LIST, KEYS_CHECKPOINT)
+"""The files of a whole partition: they are of no segment."""
 
 MOST_KEPT_BYTES: Final = 256 * 1024 * 1024
 """Bytes in a user's cache directory, at most, for all backing directories: the maps of some 700 GB of log."""
@@ -36,10 +39,10 @@ class DirectoryViewCache:
 
     directory: Path
 
-    def load(self, partition: str, name: str) -> bytes | None:
-        """Return what was saved under this name; None if there is nothing."""
+    def load(self, partition: str, name: str, most: int = _MOST_BYTES) -> bytes | None:
+        """Return what was saved under this name; None if there is nothing, or more than `most` bytes."""
         try:
-            return read_bounded(self.directory / partition / name, _MOST_BYTES)
+            return read_bounded(self.directory / partition / name, most)
         except (FileNotFoundError, CorruptError):
             return None
 
@@ -64,7 +67,7 @@ class DirectoryViewCache:
         for partition in _paths_in(self.directory):
             present = [logs / partition.name for logs in log_directories if (logs / partition.name).exists()]
             for path in _paths_in(partition):
-                if present and (PARQUET_SUFFIX in path.name or path.name.startswith(PARQUET_LIST)):
+                if present and (PARQUET_SUFFIX in path.name or path.name.startswith(_OF_PARTITIONS)):
                     continue
                 log_name = path.name.partition(".")[0] + LOG_SUFFIX
                 if not any((directory / log_name).exists() for directory in present):
@@ -108,13 +111,13 @@ class ReadOnlyViewCache:
             return cls(saved, None)
         return cls(saved, DirectoryViewCache(directory))
 
-    def load(self, partition: str, name: str) -> bytes | None:
-        """Return what was saved under this name; None if there is nothing."""
+    def load(self, partition: str, name: str, most: int = _MOST_BYTES) -> bytes | None:
+        """Return what was saved under this name; None if there is nothing, or more than `most` bytes."""
         with contextlib.suppress(OSError):
-            found = None if self.own is None else self.own.load(partition, name)
+            found = None if self.own is None else self.own.load(partition, name, most)
             if found is not None:
                 return found
-        return self.saved.load(partition, name)
+        return self.saved.load(partition, name, most)
 
     def save(self, partition: str, name: str, data: bytes) -> None:
         """Save data under a name in the user's cache directory, if that is possible."""

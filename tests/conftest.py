@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lock_order
 import pytest
 from hypothesis import Phase, settings
+
+lock_order.watch()
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("thorough", deadline=None, max_examples=5000)
@@ -30,6 +34,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _locks_in_their_order() -> Iterator[None]:
+    """No test has taken a lock against the order that is written down."""
+    yield
+    found, lock_order.violations[:] = list(lock_order.violations), []
+    assert not found, "\n".join(found)
+
 
 # The longest first, so that no worker is left alone with it at the end. The rest are done in seconds.
 LONGEST = ("spark", "soak", "crash", "interop", "property", "mountd", "mount")

@@ -9,8 +9,9 @@ class MemoryViewCache:
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], bytes] = {}
 
-    def load(self, partition: str, name: str) -> bytes | None:
-        return self.kept.get((partition, name))
+    def load(self, partition: str, name: str, most: int = 1 << 62) -> bytes | None:
+        found = self.kept.get((partition, name))
+        return None if found is None or len(found) > most else found
 
     def save(self, partition: str, name: str, data: bytes) -> None:
         self.kept[partition, name] = data

@@ -12,24 +12,56 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
-from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from kafka.protocol.admin import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+)
+from kafka.protocol.consumer import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    FetchRequest,
+    FetchResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
     MetadataRequest,
     MetadataResponse,
 )
 from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ProduceRequest,
     ProduceResponse,
 )
+from stand_in_groups import KEYS, StandInGroups
 
 from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Bytes
 from topicfs.engine.kernels import encode
-from topicfs.engine.kernels.scan import BASE_SEQUENCE, COUNT, PRODUCER_ID
+from topicfs.engine.kernels.scan import BASE_SEQUENCE, COUNT, PRODUCER_EPOCH, PRODUCER_ID
 from topicfs.engine.record import Record, now_ms
 
 REQUESTS: Final[dict[int, Any]] = {
@@ -37,14 +69,34 @@ REQUESTS: Final[dict[int, Any]] = {
     1: FetchRequest,
     2: ListOffsetsRequest,
     3: MetadataRequest,
+    10: FindCoordinatorRequest,
+    11: JoinGroupRequest,
+    12: HeartbeatRequest,
+    13: LeaveGroupRequest,
+    14: SyncGroupRequest,
     18: ApiVersionsRequest,
+    19: CreateTopicsRequest,
+    20: DeleteTopicsRequest,
     22: InitProducerIdRequest,
+    24: AddPartitionsToTxnRequest,
+    26: EndTxnRequest,
     32: DescribeConfigsRequest,
+    **KEYS,
 }
 HEAD: Final = struct.Struct(">hhih")
 OWN: Final = 1
 UNKNOWN: Final = 3
 DEFAULT: Final = 5
+INVALID_EPOCH: Final = 47
+INVALID_STATE: Final = 48
+NOT_MAPPED: Final = 49
+FENCED: Final = 90
+BY_ID: Final = 13
+OUT_OF_ORDER: Final = 45
+DUPLICATE: Final = 46
+KEPT: Final = 5
+"""So many batches of a producer a leader remembers."""
+
 CLUSTER: Final = "StandInForACluster0000"
 
 
@@ -56,14 +108,19 @@ class Log:
     epoch    the leader's epoch
     start    the first offset that there is
     stable   the stable offset; None: the end
-    last     by producer: the sequence of its last batch, and the offset where that lies
+    last     by producer: the first sequence, the count and the offset of each of its last batches
+    open_since  by producer: where its open transaction begins
+    epochs   by producer: its newest epoch
     """
 
     batches: list[tuple[int, bytes]] = field(default_factory=list)
     epoch: int = 0
     start: int = 0
     stable: int | None = None
-    last: dict[int, tuple[int, int]] = field(default_factory=dict)
+    last: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    open_since: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def end(self) -> int:
@@ -77,22 +134,63 @@ class Log:
         encode.stamp(built.data, 0, end, self.epoch if epoch is None else epoch)
         self.batches.append((end + len(values), built.data.tobytes()))
 
-    def produce(self, records: bytes) -> int:
-        """Append a producer's batch once, and return its offset."""
-        data = np.frombuffer(records, np.uint8).copy()
-        row = batches.scan(data)[0]
-        producer, sequence, end = int(row[PRODUCER_ID]), int(row[BASE_SEQUENCE]), self.end
-        known = self.last.get(producer)
-        if known is not None and known[0] == sequence:
-            return known[1]
+    def transact(self, producer: int, values: Sequence[bytes], commit: bool | None) -> None:
+        """Append a transaction of a producer, and the marker that ends it. None: it stays open."""
+        shape = batches.Shape(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+        self.open_since[producer] = self.end
+        self._put(
+            batches.from_records([Record(value) for value in values], now_ms(), shape).data, len(values)
+        )
+        if commit is not None:
+            kind = batches.COMMIT if commit else batches.ABORT
+            self._put(batches.end_marker(producer, 0, kind, 0, now_ms()).data, 1)
+            del self.open_since[producer]
+
+    def _put(self, data: Bytes, count: int) -> None:
+        end = self.end
         encode.stamp(data, 0, end, self.epoch)
-        self.batches.append((end + int(row[COUNT]), data.tobytes()))
-        self.last[producer] = sequence, end
-        return end
+        self.batches.append((end + count, data.tobytes()))
+
+    def produce(self, records: bytes) -> tuple[int, int]:
+        """Append a producer's batch once, and in the order of its sequences. Return an error code and its offset."""
+        # Of a producer that was thought dead a batch may come on another connection at the same time.
+        with self._lock:
+            return self._produce(np.frombuffer(records, np.uint8).copy())
+
+    def _produce(self, data: Bytes) -> tuple[int, int]:
+        row = batches.scan(data)[0]
+        sequence, count, end = int(row[BASE_SEQUENCE]), int(row[COUNT]), self.end
+        producer, epoch = int(row[PRODUCER_ID]), int(row[PRODUCER_EPOCH])
+        if epoch < self.epochs.get(producer, epoch):
+            return INVALID_EPOCH, -1
+        if epoch > self.epochs.get(producer, -1):
+            self.epochs[producer] = epoch
+            self.last.pop(producer, None)
+        known = self.last.setdefault(producer, [])
+        for first, _, offset in known:
+            if first == sequence:
+                return 0, offset
+        # A batch of a producer that is not known is taken whatever its sequence is, as Kafka does.
+        following = known[-1][0] + known[-1][1] if known else sequence
+        if sequence != following:
+            return (OUT_OF_ORDER if sequence > following else DUPLICATE), -1
+        self._put(data, count)
+        known.append((sequence, count, end))
+        del known[:-KEPT]
+        return 0, end
+
+    def mark(self, producer: int, epoch: int, commit: bool) -> None:
+        """Append the marker that ends a transaction."""
+        kind = batches.COMMIT if commit else batches.ABORT
+        self._put(batches.end_marker(producer, epoch, kind, 0, now_ms()).data, 1)
+        if epoch > self.epochs.get(producer, -1):
+            self.epochs[producer] = epoch
+            self.last.pop(producer, None)
 
     def cut(self, offset: int, epoch: int) -> None:
         """Lose all batches from an offset on, as an unclean election does, whose leader has this epoch."""
         self.batches = [each for each in self.batches if each[0] <= offset]
+        self.open_since = {each: since for each, since in self.open_since.items() if since < offset}
         self.epoch = epoch
 
     def data(self, offset: int = 0) -> bytes:
@@ -124,6 +222,22 @@ class Topic:
     id: uuid.UUID = field(default_factory=uuid.uuid4)
 
 
+@dataclass(slots=True)
+class Transaction:
+    """What the coordinator knows of a transactional id.
+
+    producer    its producer's id
+    epoch       its newest epoch
+    state       empty, ongoing, committed or aborted
+    partitions  the partitions of the transaction that is ongoing
+    """
+
+    producer: int
+    epoch: int = -1
+    state: str = "empty"
+    partitions: set[tuple[str, int]] = field(default_factory=set)
+
+
 class StandInBroker:
     """A broker on loopback. Each connection has a thread.
 
@@ -131,6 +245,10 @@ class StandInBroker:
     twist     changes an answer before it is sent; by the class of its request
     garble    changes the bytes of an answer, without the length before them
     refuse    the error codes with which the next batches are refused, before anything is appended
+    transactions  the transactions by their ids
+    groups    the positions of groups
+    other     what another member of the group has, who is there while this is not None
+    beats     the error codes with which the next heartbeats are answered
     asked     how many requests of each kind came
     port      where it listens; it stays the same when it is away, and comes back
     """
@@ -140,6 +258,12 @@ class StandInBroker:
         self.twist: dict[Any, Callable[[Any, Any], None]] = {}
         self.garble: Callable[[Any, bytes], bytes] = lambda _, data: data
         self.refuse: list[int] = []
+        self.transactions: dict[str, Transaction] = {}
+        self.groups = StandInGroups()
+        self.other: frozenset[tuple[str, int]] | None = None
+        self.beats: list[int] = []
+        self._generation = 0
+        self._joined_with: frozenset[tuple[str, int]] | None = None
         self.asked: dict[Any, int] = {}
         self.port = 0
         self._server: socket.socket | None = None
@@ -193,7 +317,8 @@ class StandInBroker:
                 data = _read(connection, size)
                 key, version, number, length = HEAD.unpack_from(data)
                 kind = REQUESTS[key]
-                request = kind[version].decode(memoryview(data)[HEAD.size + length + 1 :])
+                head = HEAD.size + length + (1 if kind.flexible_version_q(version) else 0)
+                request = kind[version].decode(memoryview(data)[head:])
                 self.asked[kind] = self.asked.get(kind, 0) + 1
                 answer = self._answer(kind, request)
                 self.twist.get(kind, lambda *_: None)(request, answer)
@@ -209,8 +334,19 @@ class StandInBroker:
             DescribeConfigsRequest: self._configs,
             ListOffsetsRequest: self._offsets,
             FetchRequest: self._fetch,
+            FindCoordinatorRequest: self._coordinator,
             InitProducerIdRequest: self._new_producer,
+            AddPartitionsToTxnRequest: self._add_partitions,
+            EndTxnRequest: self._end_transaction,
             ProduceRequest: self._produce,
+            CreateTopicsRequest: self._create,
+            DeleteTopicsRequest: self._delete,
+            JoinGroupRequest: self._join,
+            SyncGroupRequest: self._sync,
+            HeartbeatRequest: self._beat,
+            LeaveGroupRequest: lambda _: LeaveGroupResponse[4](throttle_time_ms=0, error_code=0, members=[]),
+            **self.groups.answers(),
+            AddOffsetsToTxnRequest: self._add_offsets,
         }
         return answers[kind](request)
 
@@ -302,11 +438,75 @@ class StandInBroker:
             told.append(topic(version=7, name=each.name, partitions=parts))
         return ListOffsetsResponse[7](throttle_time_ms=0, topics=told)
 
-    def _new_producer(self, _: Any) -> Any:
-        number = self.asked[InitProducerIdRequest]
-        return InitProducerIdResponse[4](
-            throttle_time_ms=0, error_code=0, producer_id=1000 + number, producer_epoch=0
+    def _coordinator(self, _: Any) -> Any:
+        return FindCoordinatorResponse[3](
+            throttle_time_ms=0, error_code=0, error_message=None, node_id=1, host="127.0.0.1", port=self.port
         )
+
+    def _new_producer(self, request: Any) -> Any:
+        producer, epoch = 1000 + self.asked[InitProducerIdRequest], 0
+        if request.transactional_id is not None:
+            known = self.transactions.setdefault(request.transactional_id, Transaction(producer))
+            if known.state == "ongoing":
+                self.groups.end(request.transactional_id, False)
+                self._mark(known, known.epoch + 1, False)
+            known.epoch += 1
+            known.state = "empty"
+            producer, epoch = known.producer, known.epoch
+        return InitProducerIdResponse[4](
+            throttle_time_ms=0, error_code=0, producer_id=producer, producer_epoch=epoch
+        )
+
+    def _add_partitions(self, request: Any) -> Any:
+        known = self.transactions[request.v3_and_below_transactional_id]
+        code = FENCED if request.v3_and_below_producer_epoch != known.epoch else 0
+        result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+        told = []
+        for topic in request.v3_and_below_topics:
+            if not code:
+                known.state = "ongoing"
+                known.partitions |= {(topic.name, number) for number in topic.partitions}
+            parts = [
+                result.AddPartitionsToTxnPartitionResult(
+                    version=3, partition_index=number, partition_error_code=code
+                )
+                for number in topic.partitions
+            ]
+            told.append(result(version=3, name=topic.name, results_by_partition=parts))
+        return AddPartitionsToTxnResponse[3](throttle_time_ms=0, results_by_topic_v3_and_below=told)
+
+    def _add_offsets(self, request: Any) -> Any:
+        known = self.transactions[request.transactional_id]
+        known.state = "ongoing"
+        return AddOffsetsToTxnResponse[3](throttle_time_ms=0, error_code=0)
+
+    def _end_transaction(self, request: Any) -> Any:
+        known = self.transactions.get(request.transactional_id)
+        ended = "committed" if request.committed else "aborted"
+        if known is None:
+            code = NOT_MAPPED
+        elif request.producer_epoch != known.epoch:
+            code = FENCED
+        elif known.state == "ongoing":
+            self.groups.end(request.transactional_id, request.committed)
+            self._mark(known, known.epoch, request.committed)
+            code, known.state = 0, ended
+        else:
+            code = 0 if known.state == ended else INVALID_STATE
+        return EndTxnResponse[3](throttle_time_ms=0, error_code=code)
+
+    def _mark(self, transaction: Transaction, epoch: int, commit: bool) -> None:
+        for topic, number in sorted(transaction.partitions):
+            self.topics[topic].logs[number].mark(transaction.producer, epoch, commit)
+        transaction.partitions.clear()
+
+    def time_is_over(self, transactional_id: str) -> None:
+        """Abort a transaction that is open, as the coordinator does when its time is over."""
+        known = self.transactions[transactional_id]
+        known.epoch += 1
+        self.groups.end(transactional_id, False)
+        self._mark(known, known.epoch, False)
+        known.state = "aborted"
 
     def _produce(self, request: Any) -> Any:
         topic = ProduceResponse.TopicProduceResponse
@@ -316,21 +516,105 @@ class StandInBroker:
             parts = []
             for part in wanted.partition_data:
                 code = self.refuse.pop(0) if self.refuse else 0
-                log = ids[wanted.topic_id].logs[part.index]
+                found = self.topics[wanted.name] if request.version < BY_ID else ids[wanted.topic_id]
+                log = found.logs[part.index]
+                offset = -1
+                if not code:
+                    code, offset = log.produce(part.records)
                 parts.append(
                     topic.PartitionProduceResponse(
-                        version=13,
+                        version=request.version,
                         index=part.index,
                         error_code=code,
-                        base_offset=-1 if code else log.produce(part.records),
+                        base_offset=offset,
                         log_append_time_ms=-1,
                         log_start_offset=log.start,
                         record_errors=[],
                         error_message=None,
                     )
                 )
-            told.append(topic(version=13, topic_id=wanted.topic_id, partition_responses=parts))
-        return ProduceResponse[13](responses=told, throttle_time_ms=0)
+            told.append(
+                topic(
+                    version=request.version,
+                    name=wanted.name,
+                    topic_id=wanted.topic_id,
+                    partition_responses=parts,
+                )
+            )
+        return ProduceResponse[request.version](responses=told, throttle_time_ms=0)
+
+    def _create(self, request: Any) -> Any:
+        wanted = request.topics[0]
+        code = self.refuse.pop(0) if self.refuse else 0
+        if not code:
+            self.topics[wanted.name] = Topic(logs={n: Log() for n in range(max(1, wanted.num_partitions))})
+        told = CreateTopicsResponse.CreatableTopicResult(
+            version=7,
+            name=wanted.name,
+            topic_id=uuid.UUID(int=0) if code else self.topics[wanted.name].id,
+            error_code=code,
+            error_message=None,
+            num_partitions=wanted.num_partitions,
+            replication_factor=wanted.replication_factor,
+            configs=[],
+        )
+        return CreateTopicsResponse[7](throttle_time_ms=0, topics=[told])
+
+    def _delete(self, request: Any) -> Any:
+        wanted = request.topics[0].topic_id
+        self.topics = {name: each for name, each in self.topics.items() if each.id != wanted}
+        told = DeleteTopicsResponse.DeletableTopicResult(
+            version=6, name=None, topic_id=wanted, error_code=0, error_message=None
+        )
+        return DeleteTopicsResponse[6](throttle_time_ms=0, responses=[told])
+
+    def _join(self, request: Any) -> Any:
+        """One member asks, and is the leader; perhaps another one is there, whose claim is made up."""
+        member = JoinGroupResponse.JoinGroupResponseMember
+        self._generation += 1
+        self._joined_with = self.other
+        mine = request.protocols[0].metadata
+        members = [member(version=7, member_id="asks", group_instance_id=None, metadata=mine)]
+        if self.other is not None:
+            part = ConsumerProtocolSubscription.TopicPartition
+            claim = ConsumerProtocolSubscription(
+                version=2,
+                topics=ConsumerProtocolSubscription.decode(bytes(mine)).topics,
+                user_data=None,
+                owned_partitions=[part(version=2, topic=name, partitions=[at]) for name, at in self.other],
+                generation_id=self._generation - 1,
+            )
+            members.append(
+                member(version=7, member_id="other", group_instance_id=None, metadata=claim.encode())
+            )
+        return JoinGroupResponse[7](
+            throttle_time_ms=0,
+            error_code=0,
+            generation_id=self._generation,
+            protocol_type="consumer",
+            protocol_name=request.protocols[0].name,
+            leader="asks",
+            member_id="asks",
+            members=members,
+        )
+
+    def _sync(self, request: Any) -> Any:
+        given = {each.member_id: bytes(each.assignment) for each in request.assignments}
+        if "other" in given:
+            told = ConsumerProtocolAssignment.decode(given["other"]).assigned_partitions
+            self.other = frozenset((each.topic, number) for each in told for number in each.partitions)
+            self._joined_with = self.other
+        return SyncGroupResponse[5](
+            throttle_time_ms=0,
+            error_code=0,
+            protocol_type="consumer",
+            protocol_name=request.protocol_name,
+            assignment=given["asks"],
+        )
+
+    def _beat(self, _: Any) -> Any:
+        code = self.beats.pop(0) if self.beats else 0 if self.other == self._joined_with else 27
+        return HeartbeatResponse[4](throttle_time_ms=0, error_code=code)
 
     def _fetch(self, request: Any) -> Any:
         topic = FetchResponse.FetchableTopicResponse

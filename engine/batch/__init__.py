@@ -8,10 +8,12 @@ a buffer. So Python does no work per record, unless somebody asks for `Record` o
 from topicfs.engine.batch.build import (
     PLAIN,
     Shape,
+    columns_of_records,
     emptied,
     from_columns,
     from_lines,
     from_records,
+    several_from_lines,
     shape_of,
 )
 from topicfs.engine.batch.builder import BatchBuilder
@@ -24,7 +26,7 @@ from topicfs.engine.batch.columns import (
     record_at,
 )
 from topicfs.engine.batch.marker import Marker, end_marker, marker
-from topicfs.engine.batch.table import Batch, scan, scan_whole
+from topicfs.engine.batch.table import Batch, Batches, scan, scan_whole
 from topicfs.engine.format.batch_header import ABORT, COMMIT
 
 __all__ = [
@@ -33,11 +35,13 @@ __all__ = [
     "PLAIN",
     "Batch",
     "BatchBuilder",
+    "Batches",
     "Columns",
     "Inspection",
     "Marker",
     "Shape",
     "columns",
+    "columns_of_records",
     "emptied",
     "end_marker",
     "first_record_at_or_after",
@@ -49,5 +53,6 @@ __all__ = [
     "record_at",
     "scan",
     "scan_whole",
+    "several_from_lines",
     "shape_of",
 ]

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from topicfs.engine.batch.columns import Columns, codec_of
+from topicfs.engine.batch.columns import Columns, codec_of, columns
 from topicfs.engine.batch.compression import compress
-from topicfs.engine.batch.table import Batch, Bytes, Longs
+from topicfs.engine.batch.table import Batch, Batches, Bytes, Longs
 from topicfs.engine.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -24,11 +24,14 @@ from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_SEQUENCE,
+    COLUMNS,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAX_TIMESTAMP,
+    POSITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
+    SIZE,
 )
 from topicfs.engine.record import (
     MAX_INT32,
@@ -85,6 +88,10 @@ class Shape:
 
 PLAIN: Final = Shape()
 
+_ROOM: Final = 4096
+_SAMPLE: Final = 4096
+"""Bytes by which the length of lines is judged: to count them in all of the text would cost a tenth of an append."""
+
 _NOTHING: Final = Batch(np.empty(0, np.uint8), np.empty(0, np.int64))
 
 
@@ -110,6 +117,58 @@ def from_lines(
             f"a line of up to {lines.size - start} bytes exceeds a batch of {limit} bytes"
         )
     return finish(out, end, count, timestamp, timestamp, shape), used
+
+
+def several_from_lines(
+    head: Bytes,
+    lines: Bytes,
+    start: int,
+    timestamp: int,
+    latest: int,
+    shape: Shape,
+    size: int,
+    limit: int,
+    most: int,
+) -> tuple[Batches | None, Longs, int]:
+    """Return batches of the lines of `head` and `lines`, which count as one text, from a position in it on: as many of
+    them as fit into one buffer; the bytes of text in each; and the position of the first line that is not in them.
+
+    A batch is full with `size` bytes, before compression. A line that alone is longer has a batch for itself, which may
+    take `limit`; None if the first line exceeds that. All together take at most `most` bytes, or there is one only.
+    `timestamp` is that of all records, and `latest` the batches' largest one."""
+    room = _room_for(head.size + lines.size - start, lines)
+    out = np.empty(max(min(room, most), min(room, limit)), np.uint8)
+    rows = max(1, room // size + 1)
+    if room > most:
+        rows = max(1, min(rows, most // max(size, 1)))
+    table, texts = np.empty((rows, COLUMNS), np.int64), np.empty(rows, np.int64)
+    made, used, end = encoding.encode_batches(
+        head, lines, start, timestamp, latest, shape.attributes, size, limit, out, table, texts
+    )
+    if not made:
+        return None, texts[:0], start
+    table, texts = table[:made], texts[:made]
+    if shape.codec == Codec.NONE:
+        return Batches(out[:end], table), texts, used
+    parts = []
+    for at, length, first, last in table[:, [POSITION, SIZE, BASE_OFFSET, LAST_OFFSET]].tolist():
+        parts.append(finish(out[at : at + length], length, last - first + 1, timestamp, latest, shape))
+    return Batches.joined(parts), texts, used
+
+
+def _room_for(text: int, lines: Bytes) -> int:
+    """Return the bytes that so much text becomes as records, by the length of its first lines. It need not be enough:
+    the rest is for another batch."""
+    if text <= _SAMPLE:
+        # An empty line, one byte, becomes a record of at most 11 bytes.
+        return _ROOM + 12 * text
+    first = lines[:_SAMPLE]
+    return (
+        _ROOM
+        + text
+        + text // 8
+        + 12 * text * int(np.count_nonzero(first == encoding.NEWLINE)) // (first.size + 1)
+    )
 
 
 def from_records(records: Sequence[Record], now: int, shape: Shape = PLAIN) -> Batch:
@@ -268,3 +327,10 @@ def shape_of(row: Longs) -> Shape:
         base_sequence=int(row[BASE_SEQUENCE]),
         transactional=bool(attributes & TRANSACTIONAL),
     )
+
+
+def columns_of_records(records: Sequence[Record], now: int) -> Columns:
+    """Return records as arrays, those without a timestamp with `now`."""
+    batch = from_records(records, now)
+    (found,) = columns(batch.data, batch.row.reshape(1, -1))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from topicfs.engine.errors import CorruptBatchError
 from topicfs.engine.format.batch_header import HEADER_SIZE, TRANSACTIONAL
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels import scan as scanning
-from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, PRODUCER_ID
+from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, POSITION, PRODUCER_ID, SIZE
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
@@ -28,6 +28,37 @@ class Batch(NamedTuple):
 
     data: Bytes
     row: Longs
+
+
+class Batches(NamedTuple):
+    """Batches in one buffer, one behind the other: they are appended by one write.
+
+    data   their bytes
+    table  a row for each, in which the first one begins at position 0
+    """
+
+    data: Bytes
+    table: Longs
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batches:
+        """Join batches that begin at offset 0 each: the offsets of one go on where those of the one before end."""
+        if len(parts) == 1:
+            return cls(parts[0].data, parts[0].row.reshape(1, -1))
+        table = np.array([part.row for part in parts])
+        sizes, counts = table[:, SIZE], table[:, LAST_OFFSET] - table[:, BASE_OFFSET] + 1
+        table[:, POSITION] = np.cumsum(sizes) - sizes
+        table[:, BASE_OFFSET] = np.cumsum(counts) - counts
+        table[:, LAST_OFFSET] = np.cumsum(counts) - 1
+        return cls(np.concatenate([part.data for part in parts]), table)
+
+    def each(self) -> Iterator[Batch]:
+        """Yield the batches, each as it is by itself."""
+        for row in self.table:
+            start, count = int(row[POSITION]), int(row[LAST_OFFSET] - row[BASE_OFFSET] + 1)
+            alone = row.copy()
+            alone[[POSITION, BASE_OFFSET, LAST_OFFSET]] = 0, 0, count - 1
+            yield Batch(self.data[start : start + int(row[SIZE])], alone)
 
 
 def scan(data: Bytes, check: bool = True) -> Longs:

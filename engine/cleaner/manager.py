@@ -17,7 +17,13 @@ from typing import Final, Protocol
 from topicfs.engine.cleaner.candidates import Candidate, assess, look
 from topicfs.engine.cleaner.checkpoint import CleanerOffsets
 from topicfs.engine.cleaner.states import CleaningStates, Phase
-from topicfs.engine.errors import CleaningAbortedError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.errors import (
+    CleaningAbortedError,
+    ClosedError,
+    EngineError,
+    PolicyViolationError,
+    UnknownPartitionError,
+)
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.partition import Partition
@@ -99,6 +105,10 @@ class CleaningManager:
     offsets       offset where the next compaction of each partition begins
     uncleanable   why a partition is set aside, by topic and number
     failing       why a partition could not be read or written, and when it is tried again, by the steady clock
+    asked         partitions that somebody wants compacted now, however small their dirty part is
+    _answering    those of them that are being compacted; who asks for one meanwhile means what has come since
+    wake          has a cleaner thread look for work now
+    why_idle      the setting by which there is no cleaner thread; None where there are some
     _slots        gives all partitions
     _use          loads a slot's partition
     _settings     gives the settings of a topic
@@ -120,6 +130,10 @@ class CleaningManager:
         self.offsets = CleanerOffsets(logs)
         self.uncleanable: dict[PartitionKey, str] = {}
         self.failing: dict[PartitionKey, tuple[str, int]] = {}
+        self.asked: set[PartitionKey] = set()
+        self._answering: set[PartitionKey] = set()
+        self.wake: Callable[[], None] = lambda: None
+        self.why_idle: str | None = None
         self._slots = slots
         self._use = use
         self._settings = settings
@@ -134,10 +148,18 @@ class CleaningManager:
         outcome = Outcome() if job is None else self._clean(job, cleaner, now)
         return replace(outcome, removed=self.retain_compacted(now))
 
+    def work_asked(self, cleaner: Cleans, now: int) -> Outcome | None:
+        """Compact one of the logs that were asked for. Return None if there is none left of them."""
+        job = self.grab_filthiest(now, only_asked=True)
+        return None if job is None else self._clean(job, cleaner, now)
+
     def _clean(self, job: CleaningJob, cleaner: Cleans, now: int) -> Outcome:
         candidate, key = job.candidate, job.slot.key
         outcome = Outcome(job.slot.name)
         cleaned: Result | None = None
+        if is_asked := key in self.asked:
+            self._answering.add(key)
+            self.asked.discard(key)
         try:
             cleaned = cleaner.clean(
                 job.log,
@@ -165,22 +187,31 @@ class CleaningManager:
             self._set_aside(job.slot, error)
             raise
         finally:
+            # One clean goes as far as its map of keys reaches, and one that was aborted begins anew.
+            is_part = (
+                outcome.advanced and cleaned is not None and cleaned.end_offset < candidate.first_uncleanable
+            )
+            if is_asked and (is_part or outcome.aborted):
+                self.asked.add(key)
             self.done(job, cleaned)
+            self._answering.discard(key)
         return outcome
 
-    def grab_filthiest(self, now: int) -> CleaningJob | None:
-        """Begin to compact the eligible log with the largest dirty part. Return None if no log is eligible."""
+    def grab_filthiest(self, now: int, only_asked: bool = False) -> CleaningJob | None:
+        """Begin to compact one of the logs that were asked for, or else the eligible log with the largest dirty part.
+        Return None if there is neither."""
         found = []
         for slot in self._slots():
-            if self._is_free(slot):
+            if self._is_free(slot) and (slot.key in self.asked or not only_asked):
                 candidate = self._look(slot, now)
                 if candidate is not None and candidate.checkpoint_is_off and self.states.begin(slot.key):
                     try:
                         candidate = self._look(slot, now, is_mine=True)
                     finally:
                         self.states.end(slot.key)
-                if candidate is not None and candidate.eligible:
-                    found.append((candidate.ratio, slot))
+                if self._is_due(slot, candidate):
+                    assert candidate is not None
+                    found.append(((slot.key in self.asked, candidate.ratio), slot))
         for _, slot in sorted(found, key=lambda each: each[0], reverse=True):
             job = self._begin(slot, now)
             if job is not None:
@@ -232,6 +263,14 @@ class CleaningManager:
             and (retry is None or retry[1] < self._steady())
         )
 
+    def _is_due(self, slot: Slot, candidate: Candidate | None) -> bool:
+        """Return whether a log is to be compacted now. One that was asked for, and has nothing that could be compacted,
+        is done, and no longer among them."""
+        if candidate is not None and candidate.cleanable_bytes and slot.key in self.asked:
+            return True
+        self.asked.discard(slot.key)
+        return candidate is not None and candidate.eligible
+
     def _look(self, slot: Slot, now: int, is_mine: bool = False) -> Candidate | None:
         """Assess a slot's log. Return None if that is not possible. Errors are logged. With `is_mine` the caller has
         begun work on the slot, and a checkpoint outside the log is corrected: nobody can cut the log and lower it at
@@ -272,7 +311,8 @@ class CleaningManager:
             # It is assessed again: since the first time it may have been cut, or another thread compacted it. And one
             # that was not in use may have an open transaction, which the names of its files do not show.
             candidate = self._look(slot, now, is_mine=True)
-            if candidate is not None and candidate.eligible:
+            if self._is_due(slot, candidate):
+                assert candidate is not None
                 job = CleaningJob(slot, partition.log, candidate)
         except (ClosedError, UnknownPartitionError):
             pass
@@ -310,6 +350,24 @@ class CleaningManager:
             except OSError as error:
                 log.error(f"{slot.name}: how far it is compacted cannot be written down: {error}")
 
+    def ask(self, key: PartitionKey) -> None:
+        """Have a partition compacted soon, however small its dirty part is. PolicyViolationError if it is not one that
+        is compacted, or nobody compacts."""
+        if not self._settings(key[0]).compact:
+            policy = self._settings(key[0]).cleanup_policy_text
+            raise PolicyViolationError(
+                f"{key[0]}: cleanup.policy is {policy or 'empty'}: only topics with compact in it are compacted"
+            )
+        if self.why_idle is not None:
+            raise PolicyViolationError(f"{key[0]}: {self.why_idle}: nothing is compacted")
+        self.failing.pop(key, None)
+        self.asked.add(key)
+        self.wake()
+
+    def is_asked(self, key: PartitionKey) -> bool:
+        """Tell whether somebody wants the partition compacted, and that is not done yet."""
+        return key in self.asked or key in self._answering
+
     def abort_and_pause(self, key: PartitionKey) -> None:
         """Stop compaction and removal in the partition. They stay stopped from the return of this call until
         `resume`."""
@@ -336,6 +394,7 @@ class CleaningManager:
         """Forget everything about the partition, because it was deleted or is about to be created."""
         self.uncleanable.pop(key, None)
         self.failing.pop(key, None)
+        self.asked.discard(key)
         self.offsets.forget(key)
 
     def stop(self) -> None:

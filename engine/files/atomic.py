@@ -12,29 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.regular import open_regular, read_regular
+from topicfs.engine.files.regular import check_regular, open_regular, read_regular
 from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 
 
 @contextlib.contextmanager
-def replacing(path: Path, durable: bool = True) -> Iterator[int]:
+def replacing(path: Path, durable: bool = True, temporary: str = TEMPORARY_SUFFIX) -> Iterator[int]:
     """Give the descriptor of an empty file, which takes the place of the file when the block is done. With `durable` it
     is on disk then. An error keeps the old content; only after one of the last fsync, of the directory, the file has
-    the new one."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    the new one. Where several may replace a file at once, each needs a suffix `temporary` of its own. NotRegularError
+    where there is a device or a FIFO: it is not a file that can be replaced."""
+    check_regular(path, follow=True)
+    beside = path.with_name(path.name + temporary)
     try:
-        descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        descriptor = open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             yield descriptor
             if durable:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        temporary.replace(path)
+        beside.replace(path)
     except BaseException:
         # The half-written file takes room, which a full disk needs.
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            beside.unlink()
         raise
     if durable:
         sync_directory(path.parent)

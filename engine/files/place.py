@@ -21,6 +21,7 @@ from topicfs.engine.format.paths import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
+    LAYOUT,
     LOCK,
     LOG_STARTS,
     LOG_SUFFIX,
@@ -119,6 +120,13 @@ def _is_partition(directory: Path, name: str) -> bool:
         return False
 
 
+def stores_in(directory: Path) -> list[Path]:
+    """Return the log directories of the stores in a directory, as the daemons of a group have them side by side, in the
+    order of their names."""
+    found = sorted(each for each in directory.iterdir() if (each / LOGS).is_dir())
+    return [each / LOGS for each in found if kind_of(each) is DirectoryKind.STORE]
+
+
 def refuse_unless_store(path: Path) -> None:
     """Raise NoStoreError where the path is no store. The message says how to make one."""
     kind = kind_of(path)
@@ -176,7 +184,7 @@ class NewStore:
         if left <= _FILES_OF_EMPTY_LOGS | {LOCK}:
             for name in left:
                 (self.path / LOGS / name).unlink()
-            for name in files:
+            for name in (LAYOUT, *files):
                 if name not in self.before:
                     (self.path / name).unlink(missing_ok=True)
             remove_directories(self.made)

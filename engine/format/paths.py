@@ -5,6 +5,7 @@
     ├── topics/<topic>.properties         overrides of a topic
     ├── created-topics                    ids of the topics that were made here
     ├── linked-topics                     the topics that are mirrored from a Kafka cluster
+    ├── layout.properties                 the version of what lies beside logs/
     ├── topicfs.log                       the log file of the daemon
     ├── logs/                             a Kafka log.dir
     │   ├── .lock  meta.properties  .kafka_cleanshutdown  *-offset-checkpoint
@@ -13,15 +14,18 @@
     │       ├── partition.metadata  leader-epoch-checkpoint
     │       └── <offset>.<log|index|timeindex|txnindex|snapshot>[.cleaned|.swap|.deleted]
     ├── staging/<topic>/
-    │   ├── journal  committed            the commit that is under way, and the names of earlier commits
+    │   ├── journal  committed            the batch that is being committed, and the names of earlier ones
     │   ├── inbox/                        files that are to be committed
     │   └── compact/  import/  publishing/   segments that a job makes
+    ├── transactions/open/<id>/           files of a transaction that is not decided
+    ├── producers/open/<name>/<partition>/   files of named producers that are not appended
     ├── deleted/<id>/
     │   ├── deletion.json                 what was deleted
     │   ├── topic.properties  staging/    the settings of a deleted topic, and its inbox
     └── views/<partition>/                files that are made from segments, and may be deleted at any time
         ├── <base>.<inode>-<size>-<mtime>.<earliest|parquet>
         ├── parquet.list
+        ├── keys.checkpoint
         └── <base>.<format>.map
 
 An offset has 20 digits. Beside live partitions there are these directories, each with a UUID of 32 digits:
@@ -53,6 +57,7 @@ TOPICS: Final = "topics"
 PROPERTIES_SUFFIX: Final = ".properties"
 CREATED_TOPICS: Final = "created-topics"
 LINKED_TOPICS: Final = "linked-topics"
+LAYOUT: Final = "layout.properties"
 DAEMON_LOG: Final = "topicfs.log"
 
 LOGS: Final = "logs"
@@ -102,6 +107,14 @@ COMPACTING: Final = "compact"
 IMPORTING: Final = "import"
 PUBLISHING: Final = "publishing"
 
+TRANSACTIONS: Final = "transactions"
+PRODUCERS: Final = "producers"
+UNDECIDED: Final = "open"
+"""In these two, the directory of files that are not appended."""
+
+LINKED: Final = "linked"
+"""In the first one, the journals of transactions in a Kafka cluster."""
+
 DELETED: Final = "deleted"
 DELETION_RECORD: Final = "deletion.json"
 DELETED_SETTINGS: Final = "topic.properties"
@@ -111,6 +124,9 @@ VIEWS: Final = "views"
 MIN_TIMESTAMPS_SUFFIX: Final = ".earliest"
 PARQUET_SUFFIX: Final = ".parquet"
 PARQUET_LIST: Final = "parquet.list"
+KEYS_CHECKPOINT: Final = "keys.checkpoint"
+"""The keys of a compacted partition, among the files that are made from segments."""
+
 MAP_SUFFIX: Final = ".map"
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+")

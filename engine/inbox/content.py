@@ -61,3 +61,8 @@ class Content:
         """Return the form that is stored."""
         low, high = (int(half) % (1 << _HALF) for half in self._sums[1:])
         return f"{_FORM}:{int(self._sums[0])}:{high:016x}{low:016x}"
+
+
+def records_in(committed: str) -> int:
+    """Return the number of records that a stored form tells; of an older one it is that of lines."""
+    return int(committed.rsplit(":", 2)[-2])

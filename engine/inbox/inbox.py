@@ -1,14 +1,16 @@
 """Inbox commits: appending all records of a batch to the partitions of a topic, or none, exactly once.
 
-The records form a transaction, so that readers see all of them or none. A journal says how the transaction ends:
+A batch is a transaction of the store's coordinator (`topicfs.engine.transactions.coordinator`), which says how it ends.
+What the inbox adds is the batch's name, and the files that it was made of:
 
-    1. write the journal: appending      2. append and flush the records     3. write the journal: committed
-    4. append and flush a marker in each partition                           5. record the batch's name
-    6. remove the source files                                               7. remove the journal
+    1. the coordinator's log: Ongoing          2. note the batch        3. append and flush the records
+    4. the coordinator's log: PrepareCommit    5. append and flush a marker in each partition
+    6. record the batch's name                 7. remove the source files                8. remove the note
+    9. the coordinator's log: CompleteCommit
 
-Step 3 is the commit point. After a crash before it, the next start aborts the transaction; after a crash behind it,
-the next start commits the transaction; both before anybody reads. A batch whose name is known is not appended again:
-it is discarded if it has the content that was committed under that name, and refused if it has other content.
+Step 4 is the commit point. The note stands between steps 2 and 8 only, so it is always of the last transaction of the
+topic's transactional id. A batch whose name is known is not appended again: it is discarded if it has the content that
+was committed under that name, and refused if it has other content.
 
 A topic's commits run one after the other, so one producer id is enough for all of them: a partition keeps one producer
 entry for the inbox, and its sequence numbers continue.
@@ -19,33 +21,41 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.errors import BatchExistsError, ClosedError, EngineError, UnknownPartitionError
+from topicfs.engine.errors import (
+    BatchExistsError,
+    ClosedError,
+    CorruptCheckpointError,
+    EngineError,
+    PolicyViolationError,
+    UnknownPartitionError,
+)
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.format.paths import COMMITTED, INBOX, JOURNAL
 from topicfs.engine.inbox.committed_names import CommittedNames
-from topicfs.engine.inbox.content import Content
+from topicfs.engine.inbox.content import Content, records_in
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
-from topicfs.engine.inbox.routing import first_refused
-from topicfs.engine.inbox.staging import Parts, Staging
-from topicfs.engine.inbox.waiting import HIDDEN, ITSELF, WaitingBatch
+from topicfs.engine.inbox.waiting import ITSELF, WaitingBatch
+from topicfs.engine.messages.topics import OFFSETS, TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.validate import batch_limit, shape_for
-from topicfs.engine.producer.entry import increment
-from topicfs.engine.record import NO_OFFSET, TimestampType
+from topicfs.engine.partition.transactional import end_open
 from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.staging.staging import HIDDEN, Parts, Staging
+from topicfs.engine.transactions.coordinator import INBOXES, Coordinator
+from topicfs.engine.transactions.states import Transaction
 
 log = logging.getLogger(__name__)
 
-PRODUCER_ID: Final = 1 << 62
-"""The producer id of the inbox in every partition: far above the ids that a coordinator gives out, counting from 0."""
+OLDER_PRODUCER_ID: Final = 1 << 62
+"""The producer id that older versions gave the inbox in every partition: what a crash of theirs left open is its."""
 
-_EPOCH: Final = 0
+_TIMEOUT_MS: Final = 60_000
+"""The transaction timeout that is written down for an inbox, whose transaction ends with the call: Kafka's default."""
 
 Chunk = tuple[int, Columns]
 """The number of a partition, and records for it."""
@@ -66,16 +76,19 @@ class Committed:
 class Inbox:
     """The inbox of one topic.
 
-    topic       the name of the topic
-    staging     the files that are to be committed
-    _numbers    returns the numbers of the topic's partitions, in order
-    _partition  returns a partition by its number
-    _journal    the journal of the commit under way
-    _names      the names of the batches that were committed
-    _unsettled  whether the journal may contain a commit that is not finished
-    _gone       whether the topic was deleted
-    _unchanged  by file name: when it was last changed, and since when it is unchanged by the steady clock
-    _lock       held during a commit: there is one at a time
+    topic         the name of the topic
+    staging       the files that are to be committed
+    _numbers      returns the numbers of the topic's partitions, in order
+    _partition    returns a partition by its number
+    _coordinator  has the transactions; None where no store is open
+    _holder       the transactional id of the inbox, with its producer; None before the first commit
+    _journal      the note of the commit under way
+    _names        the names of the batches that were committed
+    _unsettled    whether the note may be of a commit that is not finished
+    _gone         whether the topic was deleted
+    _unchanged    by file name: when it was last changed, and since when it is unchanged by the steady clock
+    _preparing    held while the inbox gets its producer
+    _lock         held during a commit: there is one at a time
     """
 
     def __init__(
@@ -85,21 +98,30 @@ class Inbox:
         numbers: Callable[[], Sequence[int]],
         partition: Callable[[int], Partition],
         places: Descriptors,
+        coordinator: Coordinator | None,
     ) -> None:
         self.topic = topic
         self.staging = Staging(directory / INBOX, places)
         self._numbers = numbers
         self._partition = partition
+        self._coordinator = coordinator
+        self._holder: Transaction | None = None
         self._journal = Journal(directory / JOURNAL)
         self._names = CommittedNames(directory / COMMITTED)
         self._unsettled = True
         self._gone = False
         self._unchanged: dict[str, tuple[int, int]] = {}
+        self._preparing = threading.Lock()
         self._lock = threading.Lock()
 
     def knows(self, name: str) -> bool:
         """Whether a batch of this name was committed, and is not forgotten yet."""
         return name in self._names
+
+    def records_of(self, name: str) -> int | None:
+        """Return how many records were committed under a name; None where that is forgotten, or was never noted."""
+        committed = self._names.content(name)
+        return None if committed is None else records_in(committed)
 
     def commit(
         self,
@@ -110,7 +132,8 @@ class Inbox:
     ) -> Committed:
         """Append all chunks, record the name, then remove the sources. If the name is known and the content is empty
         or equal, nothing is appended and the sources are removed; BatchExistsError if the content differs. After an
-        error nothing was or will be appended; only after an error of the journal, a second try must tell."""
+        error nothing was or will be appended; only after an error of the coordinator's log, a second try must tell."""
+        holder = self._prepared()
         with self._lock:
             if self._gone:
                 raise ClosedError(f"topic {self.topic} was deleted")
@@ -121,6 +144,7 @@ class Inbox:
                     self.staging.discard(source)
                 log.info(f"{self.topic}: {name} was committed before, and is discarded")
                 return Committed(0, known=True)
+            self._holder = holder
             records = self._commit(name, chunks, tuple(sources), None if content is None else str(content))
             log.info(f"{self.topic}: {name} is committed, {records} records")
             return Committed(records)
@@ -137,38 +161,64 @@ class Inbox:
                 "and hash); nothing is appended, and nothing is removed: give it another name, or remove it"
             )
 
+    def _prepared(self) -> Transaction | None:
+        """Return the inbox's transactional id with its producer. The coordinator may make its log for it, for which it
+        needs the store: so no commit of the inbox is under way meanwhile, which a deletion would wait for."""
+        if self.topic in (OFFSETS, TRANSACTIONS):
+            raise PolicyViolationError(
+                f"{self.topic}: only coordinators write it, so it has no batches: append the records to another topic"
+            )
+        with self._preparing:
+            self._local.make_log()
+            known = self._local.transaction(self._transactional_id)
+            return known or self._local.init_producer(self._transactional_id, _TIMEOUT_MS)
+
+    @property
+    def _transactional_id(self) -> str:
+        return INBOXES + self.topic
+
+    @property
+    def _local(self) -> Coordinator:
+        assert self._coordinator is not None, "no store is open"
+        return self._coordinator
+
     def _commit(
         self, name: str, chunks: Iterable[Chunk], sources: tuple[Parts, ...], content: str | None
     ) -> int:
         self._unsettled = True
-        writers: dict[int, _Writer] = {}
-        try:
-            self._journal.write(
-                InFlight(CommitState.APPENDING, name, tuple(self._numbers()), sources, content)
-            )
+        holder = self._holder
+        assert holder is not None, "it was prepared"
+        note = InFlight(CommitState.TRANSACTION, name, (), sources, content, producer_id=holder.producer_id)
+        records = 0
+
+        def noted() -> Iterator[tuple[PartitionKey, Columns]]:
+            nonlocal records
+            self._journal.write(note)
+            begun = set[int]()
             for number, columns in chunks:
-                if number not in writers:
-                    self._end(number, commit=False)
-                    writers[number] = _Writer.into(self._partition(number))
-                writers[number].add(columns)
-            for writer in writers.values():
-                writer.finish()
-            self._journal.write(InFlight(CommitState.COMMITTED, name, tuple(writers), sources, content))
+                if number not in begun:
+                    begun.add(number)
+                    end_open(self._partition(number), OLDER_PRODUCER_ID, commit=False)
+                records += len(columns)
+                yield (self.topic, number), columns
+
+        try:
+            self._local.run(holder, [(self.topic, number) for number in self._numbers()], noted())
         except (EngineError, OSError) as error:
             self._give_up(name, error)
             if name not in self._names:
                 raise
             log.error(f"{self.topic}: {name} is committed, in spite of: {error!r}")
-            return sum(writer.records for writer in writers.values())
+            return records
         try:
             self._settle()
         except (EngineError, OSError) as error:
             # The commit is decided, and on disk: the next `settle` or the next start does the rest.
             log.error(f"{self.topic}: {name} is committed, but does not show everywhere yet: {error!r}")
-        return sum(writer.records for writer in writers.values())
+        return records
 
     def _give_up(self, name: str, reason: Exception) -> None:
-        """Abort the commit, unless the journal says that it is committed. If that fails, it is tried again later."""
+        """Abort the commit, unless it is decided. If that fails, it is tried again later."""
         log.info(f"{self.topic}: {name} is not committed: {reason}")
         try:
             self._settle()
@@ -183,7 +233,7 @@ class Inbox:
         return self._unsettled
 
     def settle(self) -> None:
-        """Finish a commit that has stopped half way, as the journal says."""
+        """Finish a commit that has stopped half way, as its coordinator says."""
         with self._lock:
             if not self._gone:
                 self._settle()
@@ -192,34 +242,44 @@ class Inbox:
         if not self._unsettled:
             return
         found = self._journal.read()
-        if found is not None:
-            commit = found.state is CommitState.COMMITTED
-            if commit:
-                self._journal.sync()
-            ended = [number for number in found.partitions if self._end(number, commit)]
-            if commit:
-                self._names.add(found.name, found.content)
-                for source in found.sources:
-                    self.staging.discard(source)
-            log.debug(f"{self.topic}: {found.name} is {found.state.value}, ended in partitions {ended}")
-            self._journal.remove()
+        if found is not None and found.state is CommitState.TRANSACTION:
+            with self._local.ended(self._transactional_id) as transaction:
+                self.end(transaction)
+        elif found is not None:
+            self._end_older(found)
         self._unsettled = False
 
-    def _end(self, number: int, commit: bool) -> bool:
-        """End the inbox's open transaction in a partition, durably. False where there is none, or no such partition."""
-        try:
-            partition = self._partition(number)
-        except UnknownPartitionError:
-            return False
-        entry = partition.log.producers.producers.get(PRODUCER_ID)
-        if entry is None:
-            return False
-        is_open = entry.current_transaction_first_offset != NO_OFFSET
-        if is_open:
-            partition.end_transaction(PRODUCER_ID, entry.epoch, commit)
-        # Flush even if the marker exists already: the last flush may have failed.
-        partition.flush()
-        return is_open
+    def end(self, transaction: Transaction | None) -> None:
+        """Do what is left of the noted batch, whose transaction has ended in the partitions. The caller holds the
+        transactional id, and so nobody notes another batch meanwhile."""
+        found = self._journal.read()
+        if found is None:
+            return
+        if transaction is None or found.producer_id != transaction.producer_id:
+            raise CorruptCheckpointError(
+                f"{self._journal.path}: expected {self._transactional_id} in {TRANSACTIONS} with producer "
+                f"{found.producer_id}, found {transaction and transaction.producer_id}: nobody can tell whether "
+                f"{found.name} was committed. Look for its records, and remove this file"
+            )
+        self._finish(found, transaction.is_commit)
+
+    def _end_older(self, found: InFlight) -> None:
+        """End the transaction of an older version, which its journal alone decides."""
+        commit = found.state is CommitState.COMMITTED
+        if commit:
+            self._journal.sync()
+        for number in found.partitions:
+            with contextlib.suppress(UnknownPartitionError):
+                end_open(self._partition(number), OLDER_PRODUCER_ID, commit)
+        self._finish(found, commit)
+
+    def _finish(self, found: InFlight, commit: bool) -> None:
+        if commit:
+            self._names.add(found.name, found.content)
+            for source in found.sources:
+                self.staging.discard(source)
+        log.debug(f"{self.topic}: {found.name} is {'committed' if commit else 'aborted'}")
+        self._journal.remove()
 
     # -- files -----------------------------------------------------------------------------------------
 
@@ -299,56 +359,3 @@ SPENT: Final = frozenset({"_SUCCESS", "._SUCCESS.crc"})
 def batch_name(directory: str) -> str:
     """Return the name under which the batch of a directory is committed."""
     return f"batch:{directory}"
-
-
-class _Writer:
-    """The appends of one commit to one partition.
-
-    records    the number of records that were appended
-    _builder   the record batch that is being filled
-    _sequence  the sequence number of the next record
-    """
-
-    def __init__(self, partition: Partition, sequence: int) -> None:
-        self.records = 0
-        self._partition = partition
-        self._builder = batches.BatchBuilder(batch_limit(partition.settings))
-        self._sequence = sequence
-
-    @classmethod
-    def into(cls, partition: Partition) -> _Writer:
-        """Make a writer whose sequence numbers continue where the last commit ended."""
-        entry = partition.log.producers.producers.get(PRODUCER_ID)
-        return cls(partition, 0 if entry is None else increment(entry.last_sequence, 1))
-
-    def add(self, columns: Columns) -> None:
-        settings, now = self._partition.settings, self._partition.log.clock()
-        _, refusal = first_refused(columns, settings, now)
-        if refusal is not None:
-            raise refusal
-        at = 0
-        while at < len(columns):
-            at += self._builder.add_columns(columns.rows(at, len(columns)))
-            if at < len(columns):
-                self._send()
-
-    def finish(self) -> None:
-        """Append the remaining records, and flush the partition."""
-        if self._builder.count:
-            self._send()
-        self._partition.flush()
-
-    def _send(self) -> None:
-        settings, count = self._partition.settings, self._builder.count
-        stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
-        shape = replace(
-            shape_for(settings),
-            producer_id=PRODUCER_ID,
-            producer_epoch=_EPOCH,
-            base_sequence=self._sequence,
-            transactional=True,
-        )
-        batch = self._builder.finish(shape, self._partition.log.clock() if stamped else None)
-        self._partition.append_built(batch)
-        self._sequence = increment(self._sequence, count)
-        self.records += count

@@ -9,6 +9,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,11 +17,15 @@ from topicfs.engine.errors import EngineError, UnknownPartitionError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.format.paths import JOURNAL
-from topicfs.engine.inbox.inbox import PRODUCER_ID, Inbox
+from topicfs.engine.inbox.cluster import ClusterTransactions
+from topicfs.engine.inbox.inbox import OLDER_PRODUCER_ID, Inbox
 from topicfs.engine.inbox.journal import CommitState, Journal
+from topicfs.engine.inbox.linked_inbox import LinkedInbox
 from topicfs.engine.inbox.waiting import WaitingBatch
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
+from topicfs.engine.transactions.coordinator import INBOXES, Coordinator
+from topicfs.engine.transactions.states import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +42,15 @@ _CONDEMNED: Final = "~"
 class Inboxes:
     """The inboxes of all topics.
 
-    directory   the directory that has a directory for each topic
-    _numbers    returns the numbers of a topic's partitions; none where there is no such topic
-    _partition  returns a partition by topic and number
-    _places     the limit of open files, to which the inboxes' files count
-    _open       by topic: the inboxes that were asked for
-    _swept      whether there was a sweep since the start
+    directory     the directory that has a directory for each topic
+    _numbers      returns the numbers of a topic's partitions; none where there is no such topic
+    _partition    returns a partition by topic and number
+    _places       the limit of open files, to which the inboxes' files count
+    _coordinator  has the transactions of all inboxes here; None where no store is open
+    is_linked     tells whether a topic mirrors one of a Kafka cluster
+    cluster       makes transactions there; None while there is no link
+    _open         by topic: the inboxes that were asked for
+    _swept        whether there was a sweep since the start
     """
 
     def __init__(
@@ -51,11 +59,17 @@ class Inboxes:
         numbers: Callable[[str], Sequence[int]],
         partition: Callable[[str, int], Partition],
         places: Descriptors,
+        coordinator: Coordinator | None = None,
     ) -> None:
         self.directory = directory
         self._numbers = numbers
         self._partition = partition
         self._places = places
+        self._coordinator = coordinator
+        if coordinator is not None:
+            coordinator.end_batch = self._end_batch
+        self.is_linked: Callable[[str], bool] = lambda topic: False
+        self.cluster: ClusterTransactions | None = None
         self._open: dict[str, Inbox] = {}
         self._swept = False
         self._lock = threading.Lock()
@@ -69,14 +83,21 @@ class Inboxes:
         with self._lock:
             found = self._open.get(topic)
             if found is None:
-                found = self._open[topic] = Inbox(
-                    topic,
-                    self.directory / topic,
-                    lambda: self._numbers(topic),
-                    lambda number: self._partition(topic, number),
-                    self._places,
-                )
+                found = self._open[topic] = self._make(topic)
             return found
+
+    def _make(self, topic: str) -> Inbox:
+        directory, numbers = self.directory / topic, partial(self._numbers, topic)
+        partition = partial(self._partition, topic)
+        if self.is_linked(topic):
+            return LinkedInbox(topic, directory, numbers, partition, self._places, lambda: self.cluster)
+        return Inbox(topic, directory, numbers, partition, self._places, self._coordinator)
+
+    def _end_batch(self, transaction: Transaction) -> None:
+        """Finish the batch of a transaction that has ended. A topic that is gone has none."""
+        topic = transaction.transactional_id.removeprefix(INBOXES)
+        if self._numbers(topic) and not self.is_linked(topic):
+            self.of(topic).end(transaction)
 
     def recover(self) -> None:
         """Finish commits that a crash has stopped, and remove the files of topics that no longer exist. This runs after
@@ -90,10 +111,10 @@ class Inboxes:
                 self._settle(self.of(directory.name))
 
     def show_settled(self, partition: Partition) -> None:
-        """Decide an unfinished commit in a read-only partition as `recover` would, in memory only."""
+        """Decide an older version's unfinished commit in a read-only partition as `recover` would, in memory only."""
         found = Journal(self.directory / partition.topic / JOURNAL).read()
         if found is not None and partition.number in found.partitions:
-            partition.log.decide(PRODUCER_ID, found.state is CommitState.COMMITTED)
+            partition.log.decide(OLDER_PRODUCER_ID, found.state is CommitState.COMMITTED)
 
     def settle(self) -> None:
         """Try again to finish commits that could not be finished before."""

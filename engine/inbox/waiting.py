@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-HIDDEN: Final = (".", "_")
-"""What the names of files begin with that hold no records."""
-
 ITSELF: Final = "."
 """Stands for the inbox itself, where jobs may put files without a directory of their own."""
 

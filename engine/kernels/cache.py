@@ -21,12 +21,17 @@ import contextlib
 import hashlib
 import logging
 import os
+import pickle
 import stat
+import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from llvmlite.binding import add_symbol
 from numba.core import caching
+from numba.core.runtime._nrt_python import c_helpers
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,8 @@ STAMP: Final = "kernels.sha256"
 
 # By the folder of a kernel's source.
 _DIRECTORIES: Final[dict[Path, Directories]] = {}
+
+_CHECKSUM_BYTES: Final = 4
 
 
 class Directories:
@@ -90,6 +97,11 @@ def prepare(folder: Path, *also: Path) -> None:
     _DIRECTORIES[folder] = Directories(folder, digest.hexdigest())
 
 
+def kept() -> list[Path | None]:
+    """Return, for each folder of sources, where its compiled kernels are kept; None where none are."""
+    return [next(iter(each.found), None) for each in _DIRECTORIES.values()]
+
+
 class KernelCache(caching._Cache):
     """What numba asks for one kernel's compiled code, and gives it to.
 
@@ -111,16 +123,19 @@ class KernelCache(caching._Cache):
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         for place in self._directories.found:
-            cache = _cache_in(place, self._function)
+            kept = _cache_in(place, self._function)
             try:
-                found = cache.load_overload(signature, target)
+                # Not by `load_overload`, which first makes the compiler ready for whatever types there are: that takes
+                # 140 ms, and finished machine code needs nothing of it but addresses. The compiler does it for itself.
+                _name_functions_of_runtime()
+                found = kept._load_overload(signature, target)
             except Exception as error:  # noqa: BLE001 - unpickling what is cut short raises anything
                 log.info(
                     f"{place}: {self._function.__name__} cannot be read, and is compiled anew: {error!r}"
                 )
                 # A damaged index is in the way of a new one. Where it cannot be changed, nothing is kept there.
                 with contextlib.suppress(OSError):
-                    cache.flush()
+                    kept.flush()
                 continue
             if found is not None:
                 return found
@@ -130,9 +145,9 @@ class KernelCache(caching._Cache):
     def holds(self, signature: Any, target: Any) -> bool:
         """Tell whether the compiled code is on disk, without loading it."""
         for place in self._directories.found:
-            cache = _cache_in(place, self._function)
+            kept = _cache_in(place, self._function)
             with contextlib.suppress(Exception):  # what `load_overload` will tell of
-                if cache._index_key(signature, target.codegen()) in cache._cache_file._load_index():
+                if kept._index_key(signature, target.codegen()) in kept._cache_file._load_index():
                     return True
         return False
 
@@ -155,6 +170,14 @@ class KernelCache(caching._Cache):
         """Nothing waits."""
 
 
+@cache
+def _name_functions_of_runtime() -> None:
+    """Tell the linker where those functions of numba's runtime are that machine code may name, as the runtime does it
+    when something is compiled. A name that is not known would end the process."""
+    for name, address in c_helpers.items():
+        add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 def _cache_in(place: Path, function: Callable[..., Any]) -> Any:
     """numba's own cache, in this directory."""
 
@@ -172,7 +195,30 @@ def _cache_in(place: Path, function: Callable[..., Any]) -> Any:
     class Cache(caching.FunctionCache):
         _impl_class = Implementation
 
+        def __init__(self, function: Any) -> None:
+            super().__init__(function)
+            files = self._cache_file
+            self._cache_file = _CheckedFiles(files._cache_path, self._impl.filename_base, files._source_stamp)
+
     return Cache(function)
+
+
+class _CheckedFiles(caching.IndexDataCacheFile):
+    """numba's files of one kernel, of which those with machine code begin with a CRC32 of what is behind it. Machine
+    code that a disk or a power cut has damaged would end the process of each command without a word."""
+
+    def _save_data(self, name: str, data: Any) -> None:
+        dumped = self._dump(data)
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(zlib.crc32(dumped).to_bytes(_CHECKSUM_BYTES))
+            file.write(dumped)
+
+    def _load_data(self, name: str) -> Any:
+        whole = memoryview(Path(self._data_path(name)).read_bytes())
+        expected, dumped = int.from_bytes(whole[:_CHECKSUM_BYTES]), whole[_CHECKSUM_BYTES:]
+        if (found := zlib.crc32(dumped)) != expected:
+            raise ValueError(f"{name}: expected the checksum {expected:08x}, found {found:08x}")
+        return pickle.loads(dumped)
 
 
 def _beside(folder: Path) -> Path:

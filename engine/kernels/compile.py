@@ -58,39 +58,48 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 _READY: list[str] = []
 
 # What loads those of them that are on disk, and were not called yet.
-_PENDING: dict[str, Callable[[], Any]] = {}
+_PENDING: dict[str, Callable[[], None]] = {}
 
 # Held while a kernel is loaded: several threads may be the first to call it.
 _LOADING = threading.RLock()
 
 
 def _begun(function: Function, is_kept: bool) -> None:
-    """A kernel was not found, and is compiled: told with how many are ready, and whether it is for this run alone."""
+    """A kernel was not found, and is compiled: told with how many are ready, and whether it is for this run alone.
+    It may call others, whose types are not to be guessed: all that were defined before it are loaded first."""
+    for name, load in tuple(_PENDING.items()):
+        if name == _name(function):
+            break
+        load()
     log.info(f"compiling {function.__name__}", extra={"ready": len(_READY), "is_kept": is_kept})
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     """Compile a function for exactly these types, without the GIL, cached on disk. What is on disk already is loaded by
-    the first call: each takes some 5 ms, and most commands need few."""
+    the first call: each takes some 3 ms, and most commands need few."""
     signature = result(*arguments)
 
     def compile_it(function: Function) -> Function:
         compiled: Any = numba.njit(**_OPTIONS)(function)
         compiled._cache = KernelCache(function, lambda is_kept: _begun(function, is_kept))
+        # No call compiles, from the beginning: a call that began when compiling was allowed wants arguments of exactly
+        # the stated types, and would fail for others if another thread ended that meanwhile.
+        compiled._can_compile = False
 
-        def load() -> Any:
+        def load() -> None:
             with _LOADING:
                 if not compiled.overloads:
-                    compiled.compile(signature)
-                    compiled.disable_compile()
-            (variant,) = compiled.overloads.values()
-            return variant.entry_point
+                    maker: Any = numba.njit(**_OPTIONS)(function)
+                    maker._cache = compiled._cache
+                    maker.compile(signature)
+                    (made,) = maker.overloads.values()
+                    compiled.add_overload(made)
+                    # What it made would go with it.
+                    compiled.maker = maker
 
         if compiled._cache.holds(signature, compiled.targetctx):
             _load_later(compiled, load)
         else:
-            # It may call others, whose types are not to be guessed.
-            load_all()
             load()
         _READY.append(function.__name__)
         return compiled  # type: ignore[no-any-return]
@@ -98,18 +107,23 @@ def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     return compile_it
 
 
-def _load_later(compiled: Any, load: Callable[[], Any]) -> None:
-    """Have a kernel loaded by its first call. `load` returns the machine code."""
-    name = f"{compiled.__module__}.{compiled.__name__}"
+def _load_later(compiled: Any, load: Callable[[], None]) -> None:
+    """Have a kernel loaded by its first call."""
+    name = _name(compiled)
+    search = compiled._search_new_conversions
 
-    def load_first(*arguments: Any, **named: Any) -> Any:
-        machine_code = load()
+    def load_and_search(*arguments: Any, **named: Any) -> Any:
+        load()
         _PENDING.pop(name, None)
-        return machine_code
+        return search(*arguments, **named)
 
-    # numba calls this where it has no machine code for the arguments yet, and then calls what it gives.
-    compiled._compile_for_args = load_first
+    # numba calls this where it has no machine code for the arguments, and then looks for some again.
+    compiled._search_new_conversions = load_and_search
     _PENDING[name] = load
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{function.__name__}"
 
 
 def load_all() -> None:

@@ -20,8 +20,23 @@ from __future__ import annotations
 import numpy as np
 
 from topicfs.engine.format.batch_header import CHECKED_FROM, HEADER_SIZE
-from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, WRITE, inline, kernel, results
+from topicfs.engine.kernels.compile import INT, INTS, LONGS, READ, TABLE, WRITE, inline, kernel, results
 from topicfs.engine.kernels.crc import crc32c_of
+from topicfs.engine.kernels.scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    BASE_TIMESTAMP,
+    COUNT,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    MAGIC,
+    MAX_TIMESTAMP,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    SIZE,
+)
 from topicfs.engine.kernels.varint import copy, find_byte, varint_size, write_varint
 
 RECORD_OVERHEAD = 36
@@ -84,6 +99,26 @@ def stamp(out, start, base_offset, leader_epoch):
     return 0
 
 
+@kernel(INT, WRITE, TABLE, INT, INT)
+def stamp_batches(out, table, base_offset, leader_epoch):
+    """Set offsets and leader epoch of finished batches, in `out` and in their rows of `table`: the first one begins at
+    `base_offset`, and the others keep their distance from it. Gives the last offset, or -1 where a row's batch is not
+    in `out`."""
+    first = table[0, BASE_OFFSET]
+    last = np.int64(-1)
+    for row in range(table.shape[0]):
+        at = table[row, POSITION] - table[0, POSITION]
+        if at < 0 or out.size - at < HEADER_SIZE:
+            return -1
+        table[row, LAST_OFFSET] += base_offset - first
+        table[row, BASE_OFFSET] += base_offset - first
+        table[row, LEADER_EPOCH] = leader_epoch
+        _put(out, at, table[row, BASE_OFFSET], 8)
+        _put(out, at + 12, leader_epoch, 4)
+        last = table[row, LAST_OFFSET]
+    return last
+
+
 @kernel(INT, WRITE, INT, INT, INT, INT)
 def restamp(out, start, end, attributes, max_timestamp):
     """Set attributes and max timestamp of a finished batch, and its checksum anew."""
@@ -127,6 +162,68 @@ def encode_lines(source, start, end, first, out, position, limit):
         count += 1
         start = min(newline + 1, end)
     return count, start, position
+
+
+@kernel(results(INT, INT, INT), READ, READ, INT, INT, INT, INT, INT, INT, WRITE, TABLE, LONGS)
+def encode_batches(head, lines, start, timestamp, max_timestamp, attributes, size, limit, out, table, texts):
+    """Make batches of lines, one behind the other in `out`. `head` and `lines` are whole lines and count as one text,
+    which is taken from `start` on. A batch is full with `size` bytes. A line that alone is longer has a batch for
+    itself, of up to `limit` bytes.
+
+    Gives for each batch a row of `table`, in which offsets begin at 0, and in `texts` the bytes of its lines. Stops
+    where `out`, `table` or the text ends, and before a line that is too long. Gives the number of batches, the position
+    in the text of the first byte not used, and the position behind the last batch."""
+    limit = min(limit, out.size)
+    total = head.size + lines.size
+    position = 0
+    rows = 0
+    offset = np.int64(0)
+    if start < 0 or table.shape[1] <= MAGIC:
+        return rows, start, position
+    while start < total and rows < min(table.shape[0], texts.size):
+        at = start
+        count = np.int64(0)
+        behind = position + HEADER_SIZE
+        if at < head.size:
+            count, at, behind = encode_lines(head, at, head.size, 0, out, behind, position + size)
+        if at >= head.size:
+            added, used, behind = encode_lines(
+                lines, at - head.size, lines.size, count, out, behind, position + size
+            )
+            count += added
+            at = head.size + used
+        if count == 0 and at < head.size:
+            line_end = min(find_byte(head, at, head.size, NEWLINE) + 1, head.size)
+            count, at, behind = encode_lines(head, at, line_end, 0, out, behind, position + limit)
+        elif count == 0:
+            at -= head.size
+            line_end = min(find_byte(lines, at, lines.size, NEWLINE) + 1, lines.size)
+            count, at, behind = encode_lines(lines, at, line_end, 0, out, behind, position + limit)
+            at += head.size
+        if count == 0:
+            break
+        write_header(
+            out, position, behind, 0, -1, attributes, count - 1, timestamp, max_timestamp, -1, -1, -1, count
+        )
+        table[rows, POSITION] = position
+        table[rows, SIZE] = behind - position
+        table[rows, BASE_OFFSET] = offset
+        table[rows, LAST_OFFSET] = offset + count - 1
+        table[rows, LEADER_EPOCH] = -1
+        table[rows, ATTRIBUTES] = attributes
+        table[rows, BASE_TIMESTAMP] = timestamp
+        table[rows, MAX_TIMESTAMP] = max_timestamp
+        table[rows, PRODUCER_ID] = -1
+        table[rows, PRODUCER_EPOCH] = -1
+        table[rows, BASE_SEQUENCE] = -1
+        table[rows, COUNT] = count
+        table[rows, MAGIC] = 2
+        texts[rows] = at - start
+        offset += count
+        start = at
+        position = behind
+        rows += 1
+    return rows, start, position
 
 
 @kernel(INT, READ, LONGS, LONGS, INT, WRITE, INT)

@@ -44,12 +44,17 @@ _NAMES: Final[Mapping[str, str]] = {
     "reconnect.backoff.ms": "reconnect_backoff_ms",
     "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
     "metadata.max.age.ms": "metadata_max_age_ms",
+    "acks": "acks",
+    "transaction.timeout.ms": "transaction_timeout_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
     "fetch.max.bytes": "fetch_max_bytes",
     "max.partition.fetch.bytes": "partition_max_bytes",
     "fetch.max.wait.ms": "fetch_max_wait_ms",
     "receive.message.max.bytes": "receive_max_bytes",
+    "session.timeout.ms": "session_timeout_ms",
+    "group.instance.id": "group_instance_id",
 }
+_ACKS: Final[Mapping[str, int]] = {"all": -1, "-1": -1, "1": 1}
 _HINTS: Final[Mapping[str, str]] = {
     "ssl.truststore.location": "a Java key store cannot be read here: give the certificates as PEM in ssl.cafile",
     "ssl.keystore.location": "a Java key store cannot be read here: give PEM in ssl.certfile and ssl.keyfile",
@@ -65,8 +70,12 @@ class ClientSettings:
     place                the file that they come from, for messages
     *_ms                 milliseconds
     fetch_max_bytes      bytes of one fetch's answer, as the broker counts them: a single batch may be larger
-    partition_max_bytes  the same for each partition in it
+    partition_max_bytes  the same for each partition in it: what fits into the buffers of a connection comes while the
+                         answer before is appended
+    acks                 −1: an append is acknowledged when all replicas in sync have it; 1: when the leader has it
     receive_max_bytes    an answer that claims to be larger is refused, and the connection ends
+    session_timeout_ms   after this time without a sign of it a daemon of a group counts as dead
+    group_instance_id    this daemon's name in its group: after a restart it gets its partitions back
     ssl_cafile           certificates that are trusted, as PEM; empty: those of the system
     """
 
@@ -87,10 +96,14 @@ class ClientSettings:
     reconnect_backoff_max_ms: int = 5_000
     metadata_max_age_ms: int = 5_000
     delivery_timeout_ms: int = 120_000
+    acks: int = -1
+    transaction_timeout_ms: int = 60_000
     fetch_max_bytes: int = 16 * 1024 * 1024
-    partition_max_bytes: int = 8 * 1024 * 1024
+    partition_max_bytes: int = 4 * 1024 * 1024
     fetch_max_wait_ms: int = 500
     receive_max_bytes: int = 128 * 1024 * 1024
+    session_timeout_ms: int = 10_000
+    group_instance_id: str = ""
 
     @classmethod
     def load(cls, path: Path) -> ClientSettings:
@@ -125,6 +138,8 @@ class ClientSettings:
                     f"{given[field]}: expected a number above 0, found {shown(str(found[field]))}"
                 )
             found[field] = number
+        if "acks" in found:
+            found["acks"] = _acks(str(found["acks"]))
         _fill_in_user(found, path)
         settings = cls(**found)  # type: ignore[arg-type]  # the names are those of _NAMES
         settings._check()
@@ -171,6 +186,14 @@ class ClientSettings:
             hint = "" if self.ssl_password else ". A key that is encrypted needs ssl.password"
             raise InvalidSettingError(f"{self.place}: {files}: not usable for TLS: {error}{hint}") from error
         return context
+
+
+def _acks(text: str) -> int:
+    if text not in _ACKS:
+        raise InvalidSettingError(
+            f"acks: expected all or 1, found {shown(text)}: without an answer close(2) could not tell of an error"
+        )
+    return _ACKS[text]
 
 
 def _fill_in_user(found: dict[str, str | int], path: Path) -> None:

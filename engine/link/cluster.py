@@ -6,7 +6,6 @@ import contextlib
 import random
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,10 +13,9 @@ from typing import Any, Final
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import ProduceRequest
 
 from topicfs.engine.errors import ClusterAwayError, InvalidNameError, LinkError, LinkRefusedError
-from topicfs.engine.files.metadata import uuid_bytes, uuid_text
+from topicfs.engine.files.metadata import uuid_text
 from topicfs.engine.format.paths import validate_topic
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.connection import Address, Connection, words_of
@@ -31,11 +29,6 @@ _TOPIC: Final = 2
 
 _OWN: Final = 1
 """The source of a value in DescribeConfigs that the topic itself has."""
-
-_PRODUCE: Final = 0
-_BY_ID: Final = 13
-_BY_NAME: Final = 9
-"""The first version of Produce that names topics by their ids, and one that brokers before it know."""
 
 _UNKNOWN: Final = 3
 _NOT_AUTHORIZED: Final = 29
@@ -179,7 +172,8 @@ class Cluster:
         if other is not connection:
             self.let_go(connection)
 
-    def _ask(self, address: Address, request: Any) -> Any:
+    def ask(self, address: Address, request: Any) -> Any:
+        """Ask one broker."""
         with self._connected(address) as connection:
             return connection.ask(request)
 
@@ -194,7 +188,7 @@ class Cluster:
         problems: list[LinkError] = []
         for address in dict.fromkeys((*known, *self.bootstrap)):
             try:
-                answer = self._ask(address, request)
+                answer = self.ask(address, request)
             except LinkError as error:
                 problems.append(error)
                 self._failed[address] = time.monotonic()
@@ -205,46 +199,15 @@ class Cluster:
         kind = LinkRefusedError if refused else ClusterAwayError
         raise kind("; ".join(dict.fromkeys(map(str, refused or problems))))
 
-    def produce(
-        self, node: int, topic: str, topic_id: str, number: int, records: bytes, timeout_ms: int
-    ) -> Any:
-        """Send a batch to the leader of a partition. Return what it answers about it, once all replicas that are in
-        sync have the batch, or the time is over."""
-        longest_ms = self.client.request_timeout_ms * 4 // 5
-        with self._connected(self.address_of(node)) as connection:
-            version = _BY_ID if connection.versions.get(_PRODUCE, (0, 0))[1] >= _BY_ID else _BY_NAME
-            data = ProduceRequest.TopicProduceData
-            part = data.PartitionProduceData(version=version, index=number, records=records)
-            of_topic = data(
-                version=version,
-                name=topic,
-                topic_id=uuid.UUID(bytes=uuid_bytes(topic_id)),
-                partition_data=[part],
-            )
-            answer = connection.ask(
-                ProduceRequest[version](
-                    transactional_id=None,
-                    acks=-1,
-                    timeout_ms=min(timeout_ms, longest_ms),
-                    topic_data=[of_topic],
-                )
-            )
-        found = [each for told in answer.responses for each in told.partition_responses]
-        if len(found) != 1 or found[0].index != number:
-            raise ClusterAwayError(f"{topic}-{number}: the leader's answer to a batch is about others")
-        return found[0]
-
     # -- questions ------------------------------------------------------------------------------------
 
     def describe(self, by_name: Iterable[str] = ()) -> Description:
         """Return the brokers and the topics. Topics `by_name` that are not among those that we may see are asked
         for by their names, to learn why."""
         answer = self.ask_any(MetadataRequest[12](topics=None, allow_auto_topic_creation=False))
-        brokers = {each.node_id: Address(each.host, each.port) for each in answer.brokers}
+        brokers = self._take_brokers(answer)
         if not brokers or answer.cluster_id is None:
             raise LinkError("the cluster names none of its brokers yet, or not itself")
-        self._close_all_but(brokers)
-        self.brokers = brokers
         topics = _topics(answer.topics)
         missing = [name for name in by_name if name not in topics]
         problems: dict[str, str] = {}
@@ -256,6 +219,17 @@ class Cluster:
             problems = {each.name: _why(each.error_code) for each in asked.topics if each.error_code}
             unknown = frozenset(each.name for each in asked.topics if each.error_code == _UNKNOWN)
         return Description(answer.cluster_id, brokers, topics, problems, unknown)
+
+    def look_for_brokers(self) -> None:
+        """Learn which brokers there are now, whatever topics they have."""
+        self._take_brokers(self.ask_any(MetadataRequest[12](topics=[], allow_auto_topic_creation=False)))
+
+    def _take_brokers(self, answer: Any) -> Mapping[int, Address]:
+        brokers = {each.node_id: Address(each.host, each.port) for each in answer.brokers}
+        if brokers:
+            self._close_all_but(brokers)
+            self.brokers = brokers
+        return brokers
 
     def _close_all_but(self, brokers: Mapping[int, Address]) -> None:
         keep = {*brokers.values(), *self.bootstrap}
@@ -290,7 +264,7 @@ class Cluster:
         )
         of_topic = ListOffsetsRequest.ListOffsetsTopic(version=7, name=topic, partitions=[asked])
         request = ListOffsetsRequest[7](replica_id=-1, isolation_level=0, topics=[of_topic])
-        answer = self._ask(self.address_of(leader.leader), request)
+        answer = self.ask(self.address_of(leader.leader), request)
         found = [each for told in answer.topics if told.name == topic for each in told.partitions]
         if len(found) != 1 or found[0].partition_index != number:
             raise LinkError(f"{topic}-{number}: the leader's answer about offsets is about others")

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import select
 import socket
 import ssl
 import struct
@@ -19,13 +21,16 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
+import numpy as np
 from kafka.errors import KafkaError, for_code
 from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import ClusterAwayError, LinkError, LinkRefusedError
 from topicfs.engine.link.client import ClientSettings
+from topicfs.engine.segment.walk import Room, room
 
 log = logging.getLogger(__name__)
 
@@ -121,37 +126,70 @@ class Connection:
             raise self._gone(error) from error
         self._waiting.append(request)
 
+    def is_ready(self, wake: int, timeout_s: float) -> bool:
+        """Wait until an answer begins to come, or `wake`, an eventfd, is written to, which is reset. Return whether an
+        answer comes."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        try:
+            poll.register(self._socket, select.POLLIN)
+        except (OSError, ValueError) as error:
+            raise ClusterAwayError(f"{self.address}: the connection is closed") from error
+        found = [descriptor for descriptor, _ in poll.poll(timeout_s * 1000)]
+        if wake in found:
+            os.eventfd_read(wake)
+        return any(descriptor != wake for descriptor in found)
+
     def receive(self) -> Any:
         """Return the answer to the oldest request that has none. ClusterAwayError where none comes in time, LinkError
         where it breaks the protocol: then the connection must be closed."""
-        size = _LENGTH.unpack(self._read(_LENGTH.size))[0]
+        request, data, start = self._receive(room)
+        try:
+            return request.header.get_response_class().decode(memoryview(data)[start:])
+        except _BROKEN as error:
+            raise self.broken(request, repr(error)) from error
+
+    def receive_raw(self, buffer: Room) -> Bytes:
+        """Receive as `receive` does, into a buffer that is given, and return the message as it came."""
+        _, data, start = self._receive(buffer)
+        return data[start:]
+
+    def broken(self, request: Any, words: str) -> LinkError:
+        """Return the error of an answer that breaks its format."""
+        return LinkError(f"{self.address}: an answer to {request.name} breaks its format: {words}")
+
+    def _receive(self, buffer: Room) -> tuple[Any, Bytes, int]:
+        """Return the oldest request that has no answer, what came, and where the answer begins in it."""
+        length = np.empty(_LENGTH.size, np.uint8)
+        self._fill(length)
+        size = _LENGTH.unpack(length)[0]
         if not 4 <= size <= self._client.receive_max_bytes:
             raise LinkError(
                 f"{self.address}: expected an answer of at most {self._client.receive_max_bytes} bytes "
                 f"(receive.message.max.bytes), found a length of {size}: {_HINT}"
             )
-        data = self._read(size)
+        data = buffer(size)
+        self._fill(data)
         request = self._waiting.pop(0)
-        kind = request.header.get_response_class()
         try:
-            head = io.BytesIO(data[:_HEADER_BYTES])
-            number = kind.parse_header(head).correlation_id
-            if number != request.header.correlation_id:
-                raise LinkError(
-                    f"{self.address}: expected the answer to request {request.header.correlation_id}, "
-                    f"found that to {number}"
-                )
-            return kind.decode(memoryview(data)[head.tell() :])
+            head = io.BytesIO(data[:_HEADER_BYTES].tobytes())
+            number = request.header.get_response_class().parse_header(head).correlation_id
         except _BROKEN as error:
+            raise self.broken(request, repr(error)) from error
+        if number != request.header.correlation_id:
             raise LinkError(
-                f"{self.address}: an answer to {request.name} of {size} bytes breaks its format: {error!r}"
-            ) from error
+                f"{self.address}: expected the answer to request {request.header.correlation_id}, "
+                f"found that to {number}"
+            )
+        return request, data, head.tell()
 
-    def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
+    def _fill(self, data: Bytes) -> None:
+        """Receive so many bytes as there is room for."""
         rest = memoryview(data)
         limit_s = self._client.request_timeout_ms / 1000
-        deadline, left = time.monotonic() + limit_s, size - _LEAST_BYTES
+        deadline, left = time.monotonic() + limit_s, len(rest) - _LEAST_BYTES
         try:
             while rest:
                 count = self._socket.recv_into(rest)
@@ -164,7 +202,6 @@ class Connection:
                     raise TimeoutError
         except OSError as error:
             raise self._gone(error) from error
-        return data
 
     def _gone(self, error: OSError) -> ClusterAwayError:
         if isinstance(error, TimeoutError):

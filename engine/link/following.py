@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import ClosedError, EngineError, LinkError
 from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.files.place import stores_in
+from topicfs.engine.format.paths import LOG_SUFFIX, partition_directory
 from topicfs.engine.link.cluster import (
     EARLIEST,
     LATEST,
@@ -27,9 +30,10 @@ from topicfs.engine.link.cluster import (
     Description,
     TopicConfig,
 )
+from topicfs.engine.link.group import Group
 from topicfs.engine.link.mirror import Mirror
 from topicfs.engine.link.options import LinkOptions
-from topicfs.engine.linked.topics import LinkedTopic
+from topicfs.engine.linked.topics import LinkedTopic, LinkedTopics
 from topicfs.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -48,44 +52,143 @@ class Following:
     store     the store with the mirrors
     cluster   the cluster
     options   what is mirrored
+    group     the daemons that divide the partitions; None: all are this one's
     mirrors   the mirrors, by topic and partition
     leaders   by topic and partition: who led it at the last look
     rest      how many new topics were left for the next look
+    _offline  by topic and partition: why it cannot be loaded here, as it was logged
     _unset    by topic: why its settings in the cluster could not be had, as it was logged
     """
 
-    def __init__(self, store: Store, cluster: Cluster, options: LinkOptions) -> None:
+    def __init__(
+        self, store: Store, cluster: Cluster, options: LinkOptions, group: Group | None = None
+    ) -> None:
         self.store = store
         self.cluster = cluster
         self.options = options
+        self.group = group
         self.mirrors: dict[PartitionKey, Mirror] = {}
         self.leaders: dict[PartitionKey, ClusterPartition] = {}
         self.rest = 0
         self._unset: dict[str, str] = {}
+        self._offline: dict[PartitionKey, str] = {}
 
     def look(self) -> None:
         """Ask the cluster, and make what is missing here. LinkError where the cluster cannot be asked: then all stays
         as it is."""
-        here = [topic for topic in self.store.linked.by_id.values() if self._is_here(topic)]
+        here = [topic for topic in self.store.links.topics.by_id.values() if self._is_here(topic)]
         names = {*self.options.exact(), *(topic.name for topic in here)}
         told = self.cluster.describe(sorted(names))
         problems = {name: why for name, why in told.problems.items() if self.options.wants(name)}
+        gone = self.store.links.gone
         for topic in here:
-            self._note_end(topic, told)
-        wanted = [topic for topic in told.topics.values() if self.options.wants(topic.name)]
+            if topic.topic_id in gone:
+                # rmdir here has deleted it meanwhile: that the cluster does not have it is no error.
+                problems.pop(topic.name, None)
+                continue
+            with self._noting(topic.name, problems):
+                self._note_end(topic, told)
+        wanted = [
+            topic
+            for topic in told.topics.values()
+            if self.options.wants(topic.name) and topic.topic_id not in gone
+        ]
         here_already = self.store.topics()
-        failed = self.store.link_problems
+        failed = self.store.links.problems
         new = [topic.name for topic in wanted if topic.name not in here_already]
         # Those that have failed come last: however many they are, they hold up no others.
         waiting = sorted(new, key=lambda name: name in failed)[_NEW_AT_ONCE:]
         self.rest = len([name for name in waiting if name not in failed])
         problems |= {name: failed[name] for name in waiting if name in failed}
-        wanted = [topic for topic in wanted if topic.name not in waiting]
+        wanted = self._own(topic for topic in wanted if topic.name not in waiting)
         leaders = self._follow(wanted, told.cluster, problems)
         for key in [each for each in self.mirrors if each not in leaders]:
             self.mirrors.pop(key).release()
         self.leaders = leaders
         self._tell(problems)
+        self._note_held()
+
+    def let_go(self) -> None:
+        """End the mirrors of partitions that are another daemon's by now. It needs nothing of the cluster."""
+        if self.group is None:
+            return
+        own = self.group.given
+        for key in [each for each in self.mirrors if each not in own]:
+            self.mirrors.pop(key).release()
+            self.leaders.pop(key, None)
+        self._give_up_all_but(own)
+        self._note_held()
+
+    def give_up(self) -> None:
+        """End all mirrors, for the others of the group."""
+        for key in list(self.mirrors):
+            self.mirrors.pop(key).release()
+        self._give_up_all_but(frozenset())
+
+    def _give_up_all_but(self, own: Collection[PartitionKey]) -> None:
+        """Close the mirrored partitions that are others' by now, where those take them from here, or have done so while
+        this process was stopped: then the directory is gone, and what is its own again is taken again."""
+        if self.options.directory is None or self.group is None or not self.group.has_joined:
+            return
+        for key in self.store.partitions():
+            if key[0] not in self.store.links.topics.names:
+                continue
+            is_gone = not (self.store.logs / partition_directory(*key)).is_dir()
+            if is_gone or (key not in own and self._is_live(key[0])):
+                if key in self.mirrors:
+                    self.mirrors.pop(key).release()
+                self.store.links.give_up(key, self.store.cleaning)
+
+    def _is_live(self, topic: str) -> bool:
+        linked = self.store.links.topic(topic)
+        return linked is not None and linked.ended is None and self.options.wants(topic)
+
+    def _take(self, topic: LinkedTopic, numbers: Iterable[int]) -> None:
+        """Take those partitions of a topic that other daemons of the group have had."""
+        if self.options.directory is None:
+            return
+        missing = [number for number in numbers if (topic.name, number) not in self.store]
+        stores = stores_in(self.options.directory) if missing else []
+        for number in missing:
+            name = partition_directory(topic.name, number)
+            found = [logs for logs in stores if (logs / name).is_dir()]
+            if not found or not self._may_write((topic.name, number)):
+                continue
+            # Two have one only where a daemon was stopped while it made the partition. The other one has records.
+            source = max(found, key=lambda logs: _size_of(logs / name))
+            # Where another one was faster, the next look finds it there.
+            with contextlib.suppress(FileNotFoundError):
+                self.store.links.take(topic, number, source)
+                self._take_beginning(topic, number, source)
+
+    def _take_beginning(self, topic: LinkedTopic, number: int, source: Path) -> None:
+        known = LinkedTopics.load(source.parent).by_id.get(topic.topic_id)
+        if known is not None and number in known.begins:
+            self.store.links.topics.begin({topic.topic_id: {number: known.begins[number]}})
+
+    def _may_write(self, key: PartitionKey) -> bool:
+        return self.group is None or self.group.may_write(key)
+
+    def _note_held(self) -> None:
+        if self.group is not None:
+            self.group.let_go(frozenset(self.mirrors))
+
+    def _own(self, topics: Iterable[DescribedTopic]) -> list[DescribedTopic]:
+        """Return the topics with those partitions that this daemon mirrors, and tell the group what there is."""
+        found = list(topics)
+        if self.group is None:
+            return found
+        self.store.links.counts = {topic.name: len(topic.partitions) for topic in found}
+        self.group.topics = frozenset(topic.name for topic in found)
+        self.group.wanted = frozenset((topic.name, number) for topic in found for number in topic.partitions)
+        own = self.group.given
+        mine = [
+            replace(
+                topic, partitions={n: each for n, each in topic.partitions.items() if (topic.name, n) in own}
+            )
+            for topic in found
+        ]
+        return [topic for topic in mine if topic.partitions]
 
     def _follow(
         self, topics: Sequence[DescribedTopic], cluster: str, problems: dict[str, str]
@@ -97,19 +200,20 @@ class Following:
         for topic in topics:
             with self._noting(topic.name, problems):
                 entries[topic.name] = self._entry(topic, cluster, configs.get(topic.name))
-        self.store.note_linked(entries.values())
+        self.store.links.note(entries.values())
         begun: dict[str, DescribedTopic] = {}
         begins: dict[str, Mapping[int, int]] = {}
         for topic in topics:
             if topic.name in entries:
                 with self._noting(topic.name, problems):
-                    self.store.link(entries[topic.name], topic.partitions)
-                    for number in topic.partitions:
+                    self._take(entries[topic.name], topic.partitions)
+                    self.store.links.link(entries[topic.name], self._makeable(topic))
+                    for number in self._makeable(topic):
                         self._have_mirror(topic.name, number, topic.topic_id)
                     begins[topic.topic_id] = self._new_begins(topic)
                     begun[topic.name] = topic
         # Noted first: a crash in between leaves empty logs, which begin there the next time.
-        self.store.linked.begin(begins)
+        self.store.links.topics.begin(begins)
         leaders: dict[PartitionKey, ClusterPartition] = {}
         for topic in begun.values():
             with self._noting(topic.name, problems):
@@ -117,6 +221,14 @@ class Following:
                     (topic.name, number): self._leader(topic, number) for number in self._begin(topic)
                 }
         return leaders
+
+    def _makeable(self, topic: DescribedTopic) -> list[int]:
+        """Return the partitions of a topic that are here, or may be made."""
+        return [
+            number
+            for number in topic.partitions
+            if (topic.name, number) in self.store or self._may_write((topic.name, number))
+        ]
 
     @contextlib.contextmanager
     def _noting(self, topic: str, problems: dict[str, str]) -> Iterator[None]:
@@ -127,13 +239,13 @@ class Following:
             problems[topic] = str(error)
 
     def _is_here(self, topic: LinkedTopic) -> bool:
-        return self.store.linked_topic(topic.name) == topic
+        return self.store.links.topic(topic.name) == topic
 
     def _tell(self, problems: Mapping[str, str]) -> None:
         for name, why in problems.items():
-            if self.store.link_problems.get(name) != why:
+            if self.store.links.problems.get(name) != why:
                 log.warning(f"topic {name} is not mirrored: {why}")
-        self.store.link_problems = dict(problems)
+        self.store.links.problems = dict(problems)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -155,7 +267,7 @@ class Following:
             )
         if ended != topic.ended:
             log.warning(f"topic {topic.name}: {ended or 'is in the cluster again'}")
-            self.store.link(replace(topic, ended=ended), ())
+            self.store.links.link(replace(topic, ended=ended), ())
 
     def _configs(self, names: Sequence[str]) -> dict[str, TopicConfig | str]:
         found: dict[str, TopicConfig | str] = {}
@@ -166,14 +278,14 @@ class Following:
     def _entry(self, topic: DescribedTopic, cluster: str, config: TopicConfig | str | None) -> LinkedTopic:
         """Return what is to be known of a topic here. LinkError where it must not be mirrored."""
         name, topic_id = topic.name, topic.topic_id
-        linked = self.store.linked_topic(name)
+        linked = self.store.links.topic(name)
         if linked is None and name in self.store.topics():
             raise LinkError(f"a local topic has this name, and stays: {name} of the cluster is left out")
         if linked is not None and linked.cluster != cluster:
             raise LinkError(f"the one that is here mirrors a topic of another cluster, {linked.cluster}")
         if linked is not None and linked.topic_id != topic_id:
             raise LinkError(linked.ended or f"another topic is here, with id {linked.topic_id}")
-        entry = linked or self.store.linked.by_id.get(topic_id) or LinkedTopic(topic_id, name, cluster)
+        entry = linked or self.store.links.topics.by_id.get(topic_id) or LinkedTopic(topic_id, name, cluster)
         if isinstance(config, TopicConfig):
             self._unset.pop(name, None)
             return replace(entry, settings=config.settings, broker=config.broker)
@@ -190,13 +302,19 @@ class Following:
         try:
             partition = self.store.partition(topic, number)
         except ClosedError as error:
-            log.error(f"{topic}-{number}: is not mirrored: {error}")
             partition = None
+            # It is looked at every few seconds, and told once.
+            if self._offline.get((topic, number)) != str(error):
+                self._offline[topic, number] = str(error)
+                log.error(f"{topic}-{number}: is not mirrored: {error}")
+        else:
+            self._offline.pop((topic, number), None)
         if known is not None and known.partition is not partition:
             self.mirrors.pop((topic, number)).release()
             known = None
         if known is None and partition is not None:
-            self.mirrors[topic, number] = Mirror(self.store, partition, topic_id)
+            may_write = partial(self._may_write, (topic, number))
+            self.mirrors[topic, number] = Mirror(self.store, partition, topic_id, may_write)
 
     def _mirrors_of(self, topic: DescribedTopic) -> dict[int, Mirror]:
         found = {number: self.mirrors.get((topic.name, number)) for number in topic.partitions}
@@ -204,7 +322,7 @@ class Following:
 
     def _new_begins(self, topic: DescribedTopic) -> dict[int, int]:
         """Decide where mirrors begin that have not begun yet."""
-        begins = self.store.linked.by_id[topic.topic_id].begins
+        begins = self.store.links.topics.by_id[topic.topic_id].begins
         new: dict[int, int] = {}
         for number, mirror in self._mirrors_of(topic).items():
             if number not in begins:
@@ -216,13 +334,14 @@ class Following:
 
     def _begin(self, topic: DescribedTopic) -> set[int]:
         """Have empty logs begin where it was decided. Return the partitions whose mirrors have begun."""
-        begins = self.store.linked.by_id[topic.topic_id].begins
+        begins = self.store.links.topics.by_id[topic.topic_id].begins
         mirrors = self._mirrors_of(topic)
         for number in begins.keys() & mirrors.keys():
             mirror = mirrors[number]
             now = mirror.partition.offsets
             # Once somebody fetches it, an empty log may begin below: with a whole batch, or where the cluster was cut.
-            if mirror.owner is None and now.start == now.end < begins[number]:
+            is_below = now.start == now.end < begins[number]
+            if mirror.owner is None and is_below and self._may_write((topic.name, number)):
                 self.store.restart_at(topic.name, number, begins[number])
         return begins.keys() & mirrors.keys()
 
@@ -241,3 +360,8 @@ class Following:
         moment = wanted.timestamp if wanted.age_ms is None else max(0, self.store.clock() - wanted.age_ms)
         found = earliest if moment == EARLIEST else ask(moment)
         return (ask(LATEST) or 0) if found is None else found
+
+
+def _size_of(directory: Path) -> int:
+    """Return the bytes of a partition's segments."""
+    return sum(file.stat().st_size for file in directory.glob(f"*{LOG_SUFFIX}"))

@@ -15,15 +15,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs, scan_whole
 from topicfs.engine.errors import CorruptBatchError, EngineError, LinkError
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, POSITION, SIZE
+from topicfs.engine.link.answer import PartitionAnswer
 from topicfs.engine.link.cluster import ClusterPartition
 from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.partition.partition import Partition
@@ -78,11 +79,18 @@ class Mirror:
     failures       how many errors came one after the other
     _floor         offsets below are no longer in the cluster
     _is_released   whether nobody mirrors it any more
+    _may_write     tells whether the partition is this daemon's to write to at this moment
     _lock          held while an answer is taken, or appended, or the owner changes
     _rated         when the rate was last computed, and the bytes mirrored until then
     """
 
-    def __init__(self, store: Store, partition: Partition, topic_id: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        partition: Partition,
+        topic_id: str,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.partition = partition
         self.topic_id = topic_id
         self.owner: object | None = None
@@ -94,6 +102,7 @@ class Mirror:
         self._floor = 0
         self._is_released = False
         self._store = store
+        self._may_write = may_write
         self._lock = threading.RLock()
         self._rated = (time.monotonic(), 0)
         self.state = MirrorState()
@@ -119,12 +128,12 @@ class Mirror:
     @property
     def state(self) -> MirrorState:
         """The state that people see."""
-        return self._store.mirrors.get((self.topic, self.number), MirrorState())
+        return self._store.links.mirrors.get((self.topic, self.number), MirrorState())
 
     @state.setter
     def state(self, state: MirrorState) -> None:
         if not self._is_released:
-            self._store.mirrors[self.topic, self.number] = state
+            self._store.links.mirrors[self.topic, self.number] = state
 
     # -- who asks -------------------------------------------------------------------------------------
 
@@ -154,29 +163,28 @@ class Mirror:
             self.owner = None
             self.partition.log.remote = None
             self._is_released = True
-            self._store.mirrors.pop((self.topic, self.number), None)
+            self._store.links.mirrors.pop((self.topic, self.number), None)
 
     def asks(self, owner: object) -> Asked | None:
         """Return what to ask the leader for; None where another fetcher does, or it is too early after an error."""
         with self._lock:
-            if self.owner is not owner or time.monotonic() < self.retry_at:
+            if self.owner is not owner or time.monotonic() < self.retry_at or not self._may_write():
                 return None
             return Asked(self.position, self.epoch, self.leader.leader_epoch)
 
     # -- answers --------------------------------------------------------------------------------------
 
-    def take(self, owner: object, asked: Asked, told: Any) -> Chunk | None:
+    def take(self, owner: object, asked: Asked, told: PartitionAnswer) -> Chunk | None:
         """Check a leader's answer without an error, and return what is to be appended of it. CorruptBatchError or
         LinkError where it cannot be used."""
         with self._lock:
             if not self._is_due(owner, asked):
                 return None
-            high_watermark = int(told.high_watermark)
-            chunk = self._checked(told.records, high_watermark) if told.records else None
+            chunk = self._checked(told.records, told.high_watermark) if len(told.records) else None
             if chunk is not None:
                 self.position = int(chunk.table[-1, LAST_OFFSET]) + 1
                 self.epoch = int(chunk.table[-1, LEADER_EPOCH])
-            self._note_answer(high_watermark, int(told.last_stable_offset))
+            self._note_answer(told.high_watermark, told.stable_offset)
             if chunk is None and self.position != max(self.partition.end_offset, self._floor):
                 # All that came before was appended. So somebody else has changed the log since.
                 self._begin_at_end()
@@ -186,10 +194,10 @@ class Mirror:
 
     def _is_due(self, owner: object, asked: Asked) -> bool:
         """Tell whether an answer is to what would be asked now: an error, or another owner, begins again."""
-        return self.owner is owner and asked == Asked(self.position, self.epoch, self.leader.leader_epoch)
+        is_asked = asked == Asked(self.position, self.epoch, self.leader.leader_epoch)
+        return self.owner is owner and is_asked and self._may_write()
 
-    def _checked(self, records: bytes, high_watermark: int) -> Chunk | None:
-        data = np.frombuffer(records, np.uint8)
+    def _checked(self, data: Bytes, high_watermark: int) -> Chunk | None:
         table, _ = scan_whole(data)
         falling = np.flatnonzero(table[1:, BASE_OFFSET] <= table[:-1, LAST_OFFSET])
         if falling.size:
@@ -224,6 +232,10 @@ class Mirror:
             try:
                 self._align(int(chunk.table[0, BASE_OFFSET]))
                 for data, table in _pieces(chunk, self.partition.settings.segment_bytes):
+                    if not self._may_write():
+                        # The process was stopped for longer than a session: others may have the partition by now.
+                        self._begin_at_end()
+                        return
                     self.partition.append_scanned(data, table)
                     self._note_appended(data.size, len(table))
             except (EngineError, OSError):
@@ -301,9 +313,15 @@ class Mirror:
             self.retry_at = time.monotonic() + delay_s
             told = f"{words}; tried again"
             is_new = told != self.state.error
-            self.state = replace(self.state, error=told, bytes_per_second=0.0)
+            self.state = replace(self.state, error=told, errors=self.state.errors + 1, bytes_per_second=0.0)
             self._rated = time.monotonic(), self.state.mirrored_bytes
             return is_new
+
+    def note_append(self, error: str | None) -> None:
+        """Note why what is appended is sent again; None: it is acknowledged, or lost."""
+        if self.state.append_error != error:
+            with self._lock:
+                self.state = replace(self.state, append_error=error)
 
     def _note_success(self) -> None:
         """Note that nothing is wrong: all of an answer is here. An answer that cannot be appended ends no error."""
@@ -323,7 +341,20 @@ class Mirror:
             rate = (state.mirrored_bytes - bytes_then) / (now - rated_at)
             self._rated = now, state.mirrored_bytes
         caught_up = self._store.clock() if lag == 0 else state.caught_up_ms
-        self.state = replace(state, lag_records=lag, caught_up_ms=caught_up, bytes_per_second=rate)
+        self.state = replace(
+            state,
+            lag_records=lag,
+            lag_bytes=self._bytes_of(lag),
+            caught_up_ms=caught_up,
+            bytes_per_second=rate,
+        )
+
+    def _bytes_of(self, count: int) -> int | None:
+        """Return the size of so many records, by the mean of those that are here."""
+        now = self.partition.offsets
+        if not count:
+            return 0
+        return None if now.start >= now.end else self.partition.size * count // (now.end - now.start)
 
     def _note_appended(self, size: int, count: int) -> None:
         state = self.state

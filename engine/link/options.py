@@ -67,12 +67,23 @@ class LinkOptions:
     patterns   patterns of the names of topics, as a shell's
     beginning  where a mirror begins
     client     the settings of connections
+    create     whether mkdir of a topic makes it in the cluster, with so many partitions and replicas; -1: as the
+               cluster has it
+    delete     whether rmdir of an empty one deletes it there
+    directory  where the stores of its daemons are, which take partitions from each other; None: each has its own copy
+    group      the group of daemons that divide the partitions; empty: this one mirrors all of them
     """
 
     bootstrap: tuple[Address, ...]
     patterns: tuple[str, ...]
     beginning: Beginning
     client: ClientSettings
+    create: bool = False
+    create_partitions: int = -1
+    create_replication_factor: int = -1
+    delete: bool = False
+    group: str = ""
+    directory: Path | None = None
 
     @classmethod
     def of(cls, daemon: DaemonSettings, backing: Path) -> LinkOptions | None:
@@ -87,6 +98,12 @@ class LinkOptions:
             daemon.link_topics,
             Beginning.parse(daemon.link_from),
             client,
+            daemon.link_create,
+            daemon.link_create_partitions,
+            daemon.link_create_replication_factor,
+            daemon.link_delete,
+            daemon.link_group,
+            _shared(daemon, backing),
         )
 
     def wants(self, topic: str) -> bool:
@@ -100,6 +117,18 @@ class LinkOptions:
     def exact(self) -> list[str]:
         """Return the patterns that are names."""
         return [pattern for pattern in self.patterns if not any(sign in pattern for sign in "*?[")]
+
+
+def _shared(daemon: DaemonSettings, backing: Path) -> Path | None:
+    if not daemon.link_group_directory:
+        return None
+    directory = Path(daemon.link_group_directory).resolve()
+    if not daemon.link_group or backing.resolve().parent != directory:
+        raise InvalidSettingError(
+            f"link.group.directory: expected the directory in which {backing} lies, and a link.group, found "
+            f"{shown(daemon.link_group_directory)}"
+        )
+    return directory
 
 
 def _address(text: str) -> Address:

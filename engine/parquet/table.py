@@ -223,7 +223,7 @@ def listed_in(directory: Path) -> PartitionTable:
     """Return the table that a partition's directory of views lists, whether its files exist or not. It is empty if
     there is no list, or it cannot be read."""
     with contextlib.suppress(
-        FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError
+        FileNotFoundError, NotADirectoryError, CorruptError, ValueError, KeyError, TypeError, RecursionError
     ):
         content = json.loads(read_bounded(directory / PARQUET_LIST, _LONGEST_LIST))
         return PartitionTable(content["topic_id"], tuple(TableFile(**each) for each in content["files"]))

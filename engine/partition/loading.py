@@ -190,7 +190,8 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
 
     A log that ends below its start offset is emptied, and an empty log begins at the start offset. A clean stop never
     leaves such a log: in that case the checkpoint is not trusted."""
-    if len(chain.segments):
+    had_segments = len(chain.segments) > 0
+    if had_segments:
         end = _end(chain, known)
         if end >= known.start:
             return known, end
@@ -207,6 +208,9 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
         chain.remove(tuple(chain.segments), delay_ms)
         epochs.clear()
     empty = chain.create(known.start)
+    if had_segments:
+        # A recovery leaves no preallocated zeros, here as elsewhere, so that a second one finds nothing to cut off.
+        os.truncate(empty.path, 0)
     # Otherwise they would be created with the first entry. A broker expects an index beside every log.
     for index in empty.finder.indexes:
         index.trim()

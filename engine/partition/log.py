@@ -50,8 +50,10 @@ from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.flusher import Flusher
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.recovery import epoch_changes
+from topicfs.engine.partition.remote import Remote
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.partition.waiters import Waiters
+from topicfs.engine.producer.deciding import deciding_rows
 from topicfs.engine.producer.entry import BatchInfo, Origin
 from topicfs.engine.producer.manager import CompletedTransaction, ProducerStates, ProducerUpdate
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP, Clock
@@ -92,7 +94,7 @@ class Log:
     is_closed       whether it was deleted, or its store was closed
     read_only       whether changes are forbidden
     is_mirror       whether it mirrors a partition of a Kafka cluster, whose leader alone decides what is appended
-    remote          appends a batch of lines there, and returns when the mirror has it; None without a link
+    remote          appends lines there, which the mirror brings back; None without a link
     promised        bytes reserved behind the end of the active segment: for accepted lines that wait to be appended,
                     and for unfinished lines
     lines_wait      whether some of that is reserved for whole lines, which are appended very soon
@@ -132,7 +134,7 @@ class Log:
         self.lone = lone
         self.read_only = read_only
         self.is_mirror = False
-        self.remote: Callable[[batches.Batch], Appended] | None = None
+        self.remote: Remote | None = None
         self.leader_epoch = epochs.latest_epoch or 0
         self.failure: Exception | None = None
         self.promised = 0
@@ -167,6 +169,16 @@ class Log:
         """Call `after_cut` when the log was truncated, or begun anew: what was read of it before is overtaken. It is
         called without the lock."""
         self._after_cuts += (after_cut,)
+
+    def register_listener(self, changed: Callable[[], object]) -> None:
+        """Call `changed` after each change that readers can see. It is called with the lock, and must not wait."""
+        with self.lock:
+            self._waiters.listeners += (changed,)
+
+    def remove_listener(self, changed: Callable[[], object]) -> None:
+        """Call a function no more that `register_listener` was given."""
+        with self.lock:
+            self._waiters.listeners = tuple(each for each in self._waiters.listeners if each != changed)
 
     def check_open(self) -> None:
         """Raise ClosedError if the log was closed or went offline."""
@@ -274,18 +286,14 @@ class Log:
 
     # -- appending ------------------------------------------------------------------------------------
 
-    def lead(self, batch: Bytes, row: Longs, now: int, origin: Origin, room: int = 0) -> Appended:
-        """Append one batch as leader: give it its offset and epoch. `batch` and `row` are changed. `room` is the part
-        of the promised bytes that belongs to this batch."""
+    def lead(self, data: Bytes, table: Longs, now: int, origin: Origin, room: int = 0) -> Appended:
+        """Append batches as leader: give them their offsets and epoch. `data` and `table` are changed. `room` is the
+        part of the promised bytes that belongs to these batches."""
         with self.lock:
             self.check_leads()
-            first = self.snapshot.end
-            encoding.stamp(batch, 0, first, self.leader_epoch)
-            row[LAST_OFFSET] += first - row[BASE_OFFSET]
-            row[BASE_OFFSET] = first
-            row[LEADER_EPOCH] = self.leader_epoch
-            append_time = now if row[ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP
-            appended = self._write(batch, row.reshape(1, -1), origin, append_time, room)
+            encoding.stamp_batches(data, table, self.snapshot.end, self.leader_epoch)
+            append_time = now if table[0, ATTRIBUTES] & LOG_APPEND_TIME else NO_TIMESTAMP
+            appended = self._write(data, table, origin, append_time, room)
         if appended.last_offset + 1 - self.flusher.point >= self.settings.flush_messages:
             self.flush()
         return appended
@@ -354,7 +362,10 @@ class Log:
     ) -> ProducerUpdate | Appended | None:
         """Return what the append changes for producers. None: nothing changes. Appended: the append is a duplicate."""
         update = None
-        for at, row in enumerate(rows):
+        # A client's batch may be refused: one comes at a time, and is looked at.
+        telling = deciding_rows(table) if origin is Origin.REPLICATION else range(len(rows))
+        for at in telling:
+            row = rows[at]
             if row[PRODUCER_ID] < 0:
                 continue
             update = update or self.producers.prepare(origin)
@@ -418,9 +429,7 @@ class Log:
         full. Return how many bytes are promised: 0 if there is no room for at least `least`. `lines`: the bytes are
         for whole lines, which are appended very soon."""
         with self.lock:
-            self.check_takes_lines()
-            if self.is_mirror:
-                return 0
+            self.check_leads()
             active, now = self.chain.active, self.clock()
             if active.should_roll(
                 least + self.promised,
@@ -446,7 +455,7 @@ class Log:
         with self.lock:
             if self.promise(size, size, lines=False):
                 return True
-            if self.lines_wait or self.is_mirror or size > self.settings.segment_bytes:
+            if self.lines_wait or size > self.settings.segment_bytes:
                 return False
             end, now = self.snapshot.end, self.clock()
             self._maybe_roll(size + self.promised, end, end, now, self._longest_ms)

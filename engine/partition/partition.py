@@ -292,7 +292,9 @@ class Partition:
                 f"{self.name}: batch {at + 1} begins at offset {table[at + 1, BASE_OFFSET]}, "
                 f"expected one above {table[at, LAST_OFFSET]}"
             )
-        self.log.flush_queues()
+        if not self.log.is_mirror:
+            # The lines that wait at a mirror go to the cluster, which has put these batches before them.
+            self.log.flush_queues()
         return self.log.follow(data, table)
 
     def end_transaction(
@@ -305,21 +307,17 @@ class Partition:
         self.log.flush_queues()
         return self._append_own(batch, now, Origin.COORDINATOR)
 
-    def append_built(self, batch: batches.Batch) -> Appended:
+    def append_built(self, batch: batches.Batch, origin: Origin = Origin.CLIENT) -> Appended:
         """Append a batch that this process built from checked records. Its content is not checked again."""
         self.log.flush_queues()
-        return self._append_own(batch, self.log.clock(), Origin.CLIENT)
+        return self._append_own(batch, self.log.clock(), origin)
 
-    def append_waiting(self, batch: batches.Batch, room: int) -> Appended:
-        """Append a batch of lines that waited. `room` of the log's promised bytes belong to it. A mirror of a Kafka
-        cluster's partition has it appended there."""
-        remote = self.log.remote
-        if remote is not None:
-            return remote(batch)
-        return self._append_own(batch, self.log.clock(), Origin.CLIENT, room)
+    def append_waiting(self, built: batches.Batches, room: int) -> Appended:
+        """Append batches of lines that waited, all or none. `room` of the log's promised bytes belong to them."""
+        return self.log.lead(built.data, built.table, self.log.clock(), Origin.CLIENT, room)
 
-    def _append_own(self, batch: batches.Batch, now: int, origin: Origin, room: int = 0) -> Appended:
-        return self.log.lead(batch.data, batch.row, now, origin, room)
+    def _append_own(self, batch: batches.Batch, now: int, origin: Origin) -> Appended:
+        return self.log.lead(batch.data, batch.row.reshape(1, -1), now, origin)
 
     # -- changing -------------------------------------------------------------------------------------
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import lacks_room
 from topicfs.engine.format.batch_header import CONTROL
 from topicfs.engine.format.transaction_index import AbortedTransaction
-from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION, PRODUCER_ID
+from topicfs.engine.kernels.scan import ATTRIBUTES, LAST_OFFSET, POSITION
 from topicfs.engine.partition.chain import Chain
+from topicfs.engine.producer.deciding import deciding_rows
 from topicfs.engine.producer.entry import BatchInfo, Origin
 from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.segment.segment import Segment
@@ -24,7 +23,7 @@ def replay(producers: ProducerStates, buffer: Bytes, table: Longs, origin: int) 
     """Apply the batches of a chunk to the producer state, as a replica does. `origin` is the table's position of
     buffer[0]. Return the entries for the transactions that the batches aborted."""
     update = producers.prepare(Origin.REPLICATION)
-    for at in np.flatnonzero(table[:, PRODUCER_ID] >= 0).tolist():
+    for at in deciding_rows(table):
         row = table[at]
         marker = batches.marker(buffer, row, origin) if int(row[ATTRIBUTES]) & CONTROL else None
         update.add(BatchInfo.of_row(row.tolist(), marker))

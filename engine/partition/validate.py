@@ -13,16 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine import batch as batches
-from topicfs.engine.batch.columns import codec_of, unordered_columns
+from topicfs.engine.batch.columns import Columns, codec_of, unordered_columns
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import (
     CorruptBatchError,
+    EngineError,
     InvalidRecordError,
     InvalidTimestampError,
     RecordTooLargeError,
 )
-from topicfs.engine.format.batch_header import CONTROL, LOG_APPEND_TIME
+from topicfs.engine.format.batch_header import CONTROL, HEADER_SIZE, LOG_APPEND_TIME
 from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -84,6 +86,23 @@ def check_records(
         raise kind(
             f"{len(problems)} of {len(timestamps)} records refused: {told}{more}", tuple(sorted(problems))
         )
+
+
+def first_refused(columns: Columns, settings: TopicSettings, now: int) -> tuple[int, EngineError | None]:
+    """Return the number of records before the first one that the topic refuses, and the error for that one."""
+    wanted, refusal = len(columns), None
+    try:
+        check_records(columns.timestamps, columns.key_length < 0, settings, now)
+    except InvalidRecordError as error:
+        wanted, refusal = min(error.indexes), error
+    limit = batch_limit(settings)
+    spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
+    for row in np.flatnonzero(spans[:wanted] > limit - HEADER_SIZE - RECORD_OVERHEAD).tolist():
+        try:
+            batches.BatchBuilder(limit).add_columns(columns.rows(row, row + 1))
+        except RecordTooLargeError as error:
+            return row, error
+    return wanted, refusal
 
 
 def check_size(batch: Bytes, settings: TopicSettings) -> None:

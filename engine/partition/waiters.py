@@ -11,14 +11,18 @@ class Waiters:
 
     _changed  wakes them
     _waiting  their number: a change that nobody waits for takes no lock
+    listeners  functions that are called at each change, by those who wait for several logs
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting = 0
+        self.listeners: tuple[Callable[[], object], ...] = ()
 
     def wake(self) -> None:
         """Have the waiting threads look again, after a change that they can see already."""
+        for call in self.listeners:
+            call()
         if self._waiting:
             with self._changed:
                 self._changed.notify_all()

@@ -18,6 +18,14 @@ from topicfs.engine.record import MAX_INT32, NO_OFFSET, NO_PRODUCER_EPOCH, NO_SE
 KEPT_BATCHES: Final = 5  # a client has at most this many requests in flight, so it repeats no older batch
 NO_COORDINATOR_EPOCH: Final = -1
 
+LOCAL_PRODUCERS: Final = range(1 << 52, 1 << 52 | 1 << 51)
+"""The producer ids of transactions that a coordinator here gives out: far above those of a broker's, which count from
+0, and small enough for readers of JSON, whose numbers may have 53 bits."""
+
+NAMED_PRODUCERS: Final = range(LOCAL_PRODUCERS.stop, 1 << 53)
+"""The producer ids of named producers. They are remembered however long they are idle: a sequence that came again after
+a day would else be appended twice."""
+
 
 class Origin(Enum):
     """The source of an append. It decides what is checked.
@@ -171,9 +179,12 @@ class ProducerEntry:
         return ProducerEntry(self.producer_id, epoch, coordinator_epoch, timestamp, NO_OFFSET, kept)
 
     def is_expired(self, now: int, expiration_ms: int) -> bool:
-        """Whether the producer is idle for `expiration_ms` or longer and has no open transaction."""
+        """Whether the producer is idle for `expiration_ms` or longer and has no open transaction. A named one is never
+        forgotten for that."""
         return (
-            self.current_transaction_first_offset == NO_OFFSET and now - self.last_timestamp >= expiration_ms
+            self.current_transaction_first_offset == NO_OFFSET
+            and now - self.last_timestamp >= expiration_ms
+            and self.producer_id not in NAMED_PRODUCERS
         )
 
 

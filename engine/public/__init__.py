@@ -22,6 +22,10 @@ Partition   `append`, `append_lines`, `append_batch`, `append_raw`; `records`, `
             `offset_for_timestamp`; `start_offset`, `stable_offset`, `high_watermark`, `end_offset`; `flush`
 Record      a record that is appended or read. `Columns` holds many records as arrays, for speed
 Producer    given to `append`, makes it idempotent or part of a transaction; `end_transaction` ends the transaction
+Consumer    reads partitions as a member of a group, on an open store or through a mount: `subscribe`, `poll`, `commit`,
+            `position`, `committed`, `seek`. It gives each `ConsumerRecord` with its place
+Transaction           records for several topics, appended all or none: of a store, or through a mount
+IdempotentProducer    a named producer: what it appends again after a failure is there once
 Isolation   how far a reader can read: COMMITTED (the default), UNCOMMITTED, LOG_END
 Appended    the offsets and the place of appended records; LogOffsets: the offsets of a partition at one moment
 Clock       a clock in milliseconds since the epoch, given to `Store.open` by tests; `now_ms` by default
@@ -39,6 +43,9 @@ from topicfs.engine.errors import EngineError
 if TYPE_CHECKING:
     from topicfs.engine.arrow.reader import arrow as arrow
     from topicfs.engine.batch.columns import Columns
+    from topicfs.engine.clients.producer import IdempotentProducer
+    from topicfs.engine.clients.transaction import Transaction
+    from topicfs.engine.groups.consumer import Consumer, ConsumerRecord
     from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
     from topicfs.engine.partition.partition import Partition, Producer
     from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
@@ -51,8 +58,11 @@ __all__ = [
     "Clock",
     "Codec",
     "Columns",
+    "Consumer",
+    "ConsumerRecord",
     "DaemonSettings",
     "EngineError",
+    "IdempotentProducer",
     "Isolation",
     "LogOffsets",
     "Partition",
@@ -61,6 +71,7 @@ __all__ = [
     "Store",
     "TimestampType",
     "TopicSettings",
+    "Transaction",
     "errors",
     "now_ms",
 ]

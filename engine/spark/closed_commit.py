@@ -14,7 +14,7 @@ from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Chunk, batch_name
 from topicfs.engine.inbox.routing import by_partition, choose
 from topicfs.engine.inbox.rows import Rows
-from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 
 _PATIENCE_S: Final = 10.0

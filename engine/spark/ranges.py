@@ -161,7 +161,13 @@ def tasks(
     most = TASK_BYTES
     if options.min_partitions is not None:
         most = max(1, min(most, sum(each.size for each in whole) // options.min_partitions))
-    parts = [part for each in whole for part in _cut(partitions[each.topic, each.number].files, each, most)]
+    parts = [
+        part
+        for each in whole
+        for part in _cut(
+            partitions[each.topic, each.number].files, each, most, options.min_partitions is None
+        )
+    ]
     if options.min_partitions is not None:
         parts = _split(parts, options.min_partitions)
     if options.max_records is not None:
@@ -184,9 +190,14 @@ def _position(files: Files, offset: int) -> int:
     return sum(files.sizes[:place]) + (index.at(below - 1)[1] if below else 0)
 
 
-def _cut(files: Files, whole: OffsetRange, most: int) -> Iterator[OffsetRange]:
-    """Yield pieces of about `most` bytes. Small segments are read together."""
+def _cut(files: Files, whole: OffsetRange, most: int, even: bool) -> Iterator[OffsetRange]:
+    """Yield pieces of at most about `most` bytes. Small segments are read together.
+
+    With `even` there is an even number of them, or one. Cores come in pairs, and all but one would wait for the last of
+    three pieces: two cores read four in three quarters of the time."""
     count = max(1, -(-whole.size // most))
+    if even and count > 1:
+        count += count % 2
     begin, start = _position(files, whole.start), whole.start
     for number in range(1, count):
         at = _offset_at(files, begin + whole.size * number // count)

@@ -107,6 +107,10 @@ class WriteTarget:
     def inboxes(self) -> SinkInboxes:
         """Return the inboxes that rows are written to."""
         place = self.place
+        if place.mount is None and place.others:
+            raise InvalidNameError(
+                f"path {self.path}: expected one store to write to, found several: give a daemon's mount"
+            )
         return ClosedInboxes(place.backing) if place.mount is None else MountedInboxes(place.mount)
 
 

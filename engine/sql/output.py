@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from topicfs.engine.files.atomic import replacing
+from topicfs.engine.format.paths import TEMPORARY_SUFFIX
 from topicfs.engine.sql.query import Query
 
 _AT_ONCE: Final = 1024 * 1024
@@ -29,7 +30,7 @@ class Format(Enum):
 
 def to_file(query: Query, kind: Format, path: Path) -> None:
     """Write all rows to a file. It is there when it is complete."""
-    with replacing(path, durable=False) as descriptor:
+    with replacing(path, durable=False, temporary=f".{os.getpid()}{TEMPORARY_SUFFIX}") as descriptor:
         query.run(lambda: _copy(query, kind, descriptor))
 
 

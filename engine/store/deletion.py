@@ -135,7 +135,8 @@ class Deletion:
             parts = tuple(_partition(topic, each) for each in fields["partitions"])
             at, due = _number(fields["deleted_at"]), _number(fields["removed_at"])
             return cls(deletion, topic, at, due, parts, fields["restoring"] is True)
-        except (ValueError, KeyError, TypeError, InvalidNameError) as error:
+        # RecursionError is raised for brackets that are nested thousands deep.
+        except (ValueError, KeyError, TypeError, RecursionError, InvalidNameError) as error:
             raise CorruptCheckpointError(f"expected the record of a deletion: {error!r}") from None
 
 

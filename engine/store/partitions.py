@@ -62,6 +62,7 @@ class Partitions:
     checkpoints    the offset checkpoints of the log directory; of the first of several
     stopped_clean  whether the last stop was clean
     read_only      whether no file may be changed
+    before_look    called with the topic of a partition that is about to be loaded read-only, without any lock
     looked_at      called with each partition that was loaded read-only, before others can use it
     changed        called with the directories of all partitions, where some have come or gone that others made
     _places        the log directories by their paths, where they are opened read-only
@@ -84,6 +85,7 @@ class Partitions:
     ) -> None:
         self.logs = logs
         self.read_only = read_only
+        self.before_look: Callable[[str], None] = lambda _: None
         self.looked_at: Callable[[Partition], None] = lambda _: None
         self.changed: Callable[[Mapping[PartitionKey, Path]], None] = lambda _: None
         self._failed: dict[Path, Look] = {}
@@ -173,6 +175,8 @@ class Partitions:
             return slot.use(self._load)
         if slot.error is not None:
             slot = self._present(slot)
+        if slot.partition is None:
+            self.before_look(slot.topic)
         # Another process may have deleted it since it was found, and may have made it again.
         with contextlib.suppress(UnknownPartitionError):
             partition = slot.use(self._load)
@@ -180,6 +184,7 @@ class Partitions:
             if partition.is_open:
                 return partition
         self.catch_up()
+        self.before_look(slot.topic)
         return self.find(*slot.key).use(self._load)
 
     def catch_up(self) -> None:

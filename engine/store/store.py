@@ -18,10 +18,10 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from topicfs.engine.cleaner.manager import CleaningManager
 from topicfs.engine.cluster.image import ClusterTopic
@@ -31,35 +31,29 @@ from topicfs.engine.errors import (
     InvalidNameError,
     InvalidSettingError,
     LinkedTopicError,
-    NothingDeletedError,
     PartitionExistsError,
-    PartitionNotEmptyError,
-    PolicyViolationError,
     ReadOnlyError,
     UnknownPartitionError,
-    passes,
 )
-from topicfs.engine.files import place
+from topicfs.engine.files import layout, place
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.listing import Listing, PartitionKey, newest_log
 from topicfs.engine.files.lock import DirectoryLock
-from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, PartitionMetadata, random_uuid
+from topicfs.engine.files.metadata import CleanShutdown, MetaProperties, random_uuid
 from topicfs.engine.files.place import BESIDE_LOGS
 from topicfs.engine.format.paths import (
     COMPACTING,
-    DELETED_SETTINGS,
-    DELETED_STAGING,
+    LINKED,
     LOGS,
-    NOT_PARTITIONS,
+    PRODUCERS,
     STAGING,
+    TRANSACTIONS,
+    UNDECIDED,
     deletion_directory,
     parse_partition_directory,
-    partition_directory,
 )
 from topicfs.engine.inbox.inboxes import Inboxes
-from topicfs.engine.linked.state import MirrorState
-from topicfs.engine.linked.topics import LinkedTopic, LinkedTopics
-from topicfs.engine.partition.loading import Known
+from topicfs.engine.messages.topics import TRANSACTIONS as TRANSACTION_LOG
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.slot import Slot
 from topicfs.engine.record import Clock, now_ms, steady_beside
@@ -68,12 +62,25 @@ from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.settings.configured import configured, found_in, tell_of_others
 from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.settings.topic import Explained, TopicSettings
-from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
+from topicfs.engine.staging.staging import Staging
+from topicfs.engine.store import internal_topics
+from topicfs.engine.store.deleting import Deleting
+from topicfs.engine.store.deletion import Deletion, Deletions
+from topicfs.engine.store.directories import Directories
+from topicfs.engine.store.links import Links
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
 from topicfs.engine.store.upkeep_jobs import Upkeep
+from topicfs.engine.transactions.coordinator import Coordinator
+from topicfs.engine.transactions.linked import LinkedTransactions
+from topicfs.engine.transactions.log import TransactionLog
+from topicfs.engine.transactions.producers import Producers
 
 log = logging.getLogger(__name__)
+
+_NEW_PARTITIONS_MAX: Final = 10_000
+"""How many partitions a new topic may have: as many as Kafka's controller makes at once. A slip of the keyboard would
+else keep everybody from the store, while it makes directories until the disk is full."""
 
 
 class Store:
@@ -91,12 +98,15 @@ class Store:
     cleaning       compaction, which runs in threads of the store's owner
     descriptors    the open files, and how many there may be
     inboxes        the inboxes of the topics, whose commits append all records of a batch or none
+    transactions   the coordinator of transactions and of named producers
+    producers      the named producers
     upkeep         the periodic work
-    mirrors        the states of the mirrors of a Kafka cluster's partitions, while they are linked
-    given_up       tells, in a call of a user, whether the user waits for its answer no longer
-    link_error     why the cluster cannot be asked what is to be mirrored; None if it can, or nobody asks it
-    link_problems  by topic: why it is not mirrored, though it is wanted
+    links          the mirrors of a Kafka cluster's partitions
+    when_deleted   what is done behind each deletion, with the store, the topic and the numbers of its partitions. The
+                   package of consumer groups, which rests on this one, has its positions removed by it
     """
+
+    when_deleted: Final[list[Callable[[Store, str, Sequence[int]], None]]] = []
 
     def __init__(
         self,
@@ -122,31 +132,59 @@ class Store:
         self._configuration = configuration
         self._partitions = partitions
         self._checkpoints = partitions.checkpoints
-        self._removals = Removals()
-        self._deletions = Deletions(backing, self.logs)
+        self._guard = threading.RLock()
+        self._closed = False
         self.retention = Retention(partitions.use, partitions.known, configuration.topic)
         self.cleaning = CleaningManager(
             self.logs, self.slots, partitions.use, configuration.topic, self.retention, steady
         )
         self.descriptors = partitions.descriptors
-        self.inboxes = Inboxes(backing / STAGING, self._numbers, self.partition, self.descriptors)
+        self._directories = Directories(
+            Removals(), steady, configuration, partitions, self.cleaning, self.retention
+        )
+        self.transactions = Coordinator(
+            TransactionLog(
+                lambda create: internal_topics.numbers(self, TRANSACTION_LOG, create),
+                self.partition,
+            ),
+            self.partition,
+            Staging(backing / TRANSACTIONS / UNDECIDED, self.descriptors),
+            clock,
+        )
+        self.inboxes = Inboxes(
+            backing / STAGING, self._numbers, self.partition, self.descriptors, self.transactions
+        )
+        self._deleting = Deleting(
+            Deletions(backing, self.logs),
+            backing,
+            clock,
+            steady,
+            configuration,
+            partitions,
+            self._directories,
+            self.cleaning,
+            self.inboxes,
+        )
+        self.linked_transactions = LinkedTransactions(
+            backing / TRANSACTIONS / LINKED, self.transactions.discard
+        )
+        self.producers = Producers(
+            self.transactions, self.partition, Staging(backing / PRODUCERS / UNDECIDED, self.descriptors)
+        )
         self.upkeep = Upkeep(
             clock,
             steady,
             configuration.daemon,
             partitions,
-            self._deletions,
-            self._removals,
+            self._deleting.deletions,
+            self._directories.removals,
             self.cleaning,
             self.inboxes,
+            self.transactions,
             self._check_writable,
         )
-        self.mirrors: dict[PartitionKey, MirrorState] = {}
-        self.link_error: str | None = None
-        self.link_problems: Mapping[str, str] = {}
-        self.given_up: Callable[[], bool] = lambda: False
-        self._guard = threading.RLock()
-        self._closed = False
+        self.links = Links(self._guard, self._check_writable, configuration, partitions, self._directories)
+        self.inboxes.is_linked = lambda topic: self.links.topic(topic) is not None
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -232,14 +270,15 @@ class Store:
             backing, clock, steady, None, configuration, meta, tuple(listing.strays), partitions, True
         )
         store.cleaning.load(partitions.slots.keys(), read_only=True)
-        store._show_restored()
+        store._deleting.show_restored()
         partitions.changed = lambda found: configuration.find_all_again(
             *found_in((logs, *others), found, meta.node_id)
         )
         partitions.catch_up()
         if not held:
             # While an owner runs, the outcome of a commit under way is not decided.
-            partitions.looked_at = store.inboxes.show_settled
+            partitions.before_look = store.transactions.find_stopped
+            partitions.looked_at = store._show_settled
         return store
 
     @classmethod
@@ -254,10 +293,13 @@ class Store:
     ) -> Store:
         logs = backing / LOGS
         # All checks that may refuse the opening come before the marker is removed: a refusal leaves the logs clean.
+        is_current = layout.check(backing)
         listing = Listing.of(logs)
         node_id = MetaProperties.load_or_create(logs, clock, read_only=True).node_id
         configuration = configured(backing, settings, clock, listing.partitions, node_id)
         meta = MetaProperties.load_or_create(logs, clock)
+        if not is_current:
+            layout.write(backing, clock)
         configuration.tidy_created(listing.condemned)
         tell_of_others(configuration, backing)
         marker = CleanShutdown.of(logs)
@@ -271,12 +313,12 @@ class Store:
         )
         store = cls(backing, clock, steady, lock, configuration, meta, tuple(listing.strays), partitions)
         store.cleaning.load(partitions.slots.keys())
-        store._deletions.load(clock(), steady())
-        answered_for = store._deletions.waiting()
+        store._deleting.deletions.load(clock(), steady())
+        answered_for = store._deleting.deletions.waiting()
         for directory in listing.condemned:
             if directory.name not in answered_for:
-                store._condemn(directory)
-        store._finish_restoring()
+                store._directories.condemn(directory)
+        store._deleting.finish_restoring()
         if not clean:
             try:
                 partitions.recover()
@@ -284,12 +326,18 @@ class Store:
                 partitions.abandon()
                 raise
             store.cleaning.follow_recovery()
-        store._finish_deletions()
+        # An inbox that a deletion gives back asks how its transaction has ended.
+        store.transactions.recover()
+        store._deleting.finish_deletions()
         store.inboxes.recover()
         for left in (backing / STAGING).glob(f"*/{COMPACTING}"):
             log.info(f"{left}: left over from a job of an earlier version, removed")
             shutil.rmtree(left, ignore_errors=True)
         return store
+
+    def _show_settled(self, partition: Partition) -> None:
+        self.inboxes.show_settled(partition)
+        self.transactions.show_settled(partition)
 
     def __enter__(self) -> Self:
         return self
@@ -425,68 +473,33 @@ class Store:
         topic_id   the id of a new topic, random by default; for an existing topic None, or the id that it has"""
         with self._guard:
             self._check_writable()
-            self._check_free(topic, partition)
-            if self.linked_topic(topic) is not None:
+            self._directories.check_free(topic, partition)
+            if self.links.topic(topic) is not None:
                 raise LinkedTopicError(
                     f"{topic}: mirrors a topic of a Kafka cluster: its partitions are made there"
                 )
-            shared_id = self._topic_id(topic, topic_id)
+            shared_id = self._directories.topic_id(topic, topic_id)
             with self._configured(topic, overrides):
-                return self._create(topic, partition, shared_id)
-
-    def link(self, topic: LinkedTopic, numbers: Iterable[int]) -> None:
-        """Create those of a Kafka cluster's partitions that are not here, to mirror them; note what the cluster says of
-        their topic, and apply its settings. InconsistentTopicIdError where another topic has the name."""
-        with self._guard:
-            self._check_writable()
-            slots = self._partitions.of_topic(topic.name)
-            if slots:
-                self._topic_id(topic.name, topic.topic_id)
-            self.note_linked((topic,))
-            missing = sorted({*numbers} - {slot.number for slot in slots})
-            for number in missing:
-                self._check_free(topic.name, number)
-                slot = self._create(topic.name, number, topic.topic_id)
-                self._configuration.find_again(topic.name, slot.directory)
-            if missing:
-                self._partitions.reconfigure(self._partitions.of_topic(topic.name))
-
-    def note_linked(self, topics: Iterable[LinkedTopic]) -> None:
-        """Note what a Kafka cluster says of topics that are mirrored here, or are about to be, and apply its settings.
-        The file that has all of them is written once."""
-        with self._guard:
-            self._check_writable()
-            known = self._configuration.linked.by_id
-            changed = [topic for topic in topics if known.get(topic.topic_id) != topic]
-            if not changed:
-                return
-            self._configuration.put_linked(changed)
-            for topic in changed:
-                self._partitions.reconfigure(self._partitions.of_topic(topic.name))
+                return self._directories.create(topic, partition, shared_id)
 
     def create_topic(
         self, topic: str, partitions: int | None = None, overrides: Mapping[str, str] | None = None
     ) -> list[Partition]:
         """Create a topic with this number of partitions, by default `num.partitions`."""
         count = self.daemon.num_partitions if partitions is None else partitions
-        if count < 1:
-            raise InvalidSettingError(f"partitions of topic {topic!r}: expected at least 1, found {count}")
+        if not 1 <= count <= _NEW_PARTITIONS_MAX:
+            raise InvalidSettingError(
+                f"partitions of topic {topic!r}: expected at least 1 and at most {_NEW_PARTITIONS_MAX}, found {count}"
+            )
         with self._guard:
             self._check_writable()
             if self._partitions.of_topic(topic):
                 raise PartitionExistsError(f"topic {topic}: exists, with partitions {self.topics()[topic]}")
             for number in range(count):
-                self._check_free(topic, number)
+                self._directories.check_free(topic, number)
             topic_id = random_uuid()
             with self._configured(topic, overrides), self._all_or_none(topic):
-                return [self._create(topic, number, topic_id) for number in range(count)]
-
-    def _check_free(self, topic: str, number: int) -> None:
-        name = partition_directory(topic, number)
-        if name in NOT_PARTITIONS:
-            raise InvalidNameError(f"partition {name}: a broker keeps something else under this name")
-        if (self.logs / name).exists():
-            raise PartitionExistsError(f"{self.logs / name}: exists")
+                return [self._directories.create(topic, number, topic_id) for number in range(count)]
 
     @contextlib.contextmanager
     def _all_or_none(self, topic: str) -> Iterator[None]:
@@ -498,8 +511,8 @@ class Store:
                 condemned = self.logs / deletion_directory(slot.topic, slot.number)
                 try:
                     with self.cleaning.paused(slot.key), slot.lock:
-                        self._rename(slot, condemned)
-                    self._removals.add(condemned, self.steady())
+                        self._directories.rename(slot, condemned)
+                    self._directories.removals.add(condemned, self.steady())
                 except (EngineError, OSError) as error:
                     log.error(f"{slot.name}: cannot be taken back, and stays without the others: {error}")
             raise
@@ -526,45 +539,6 @@ class Store:
                 self._configuration.remove_topic(topic)
             raise
 
-    def _topic_id(self, topic: str, wanted: str | None) -> str:
-        """Return the topic id for a new partition: that of the topic's partitions, else the wanted one, else that of
-        the cluster's topic, else a new one. InconsistentTopicIdError where the partitions' differs from the wanted."""
-        for slot in self._partitions.of_topic(topic):
-            found = PartitionMetadata.load(slot.directory)
-            if found.topic_id is not None:
-                if wanted is not None:
-                    found.record(wanted)
-                return found.topic_id
-        known = self._configuration.cluster_topic(topic)
-        if known is not None and wanted is None:
-            return known.topic_id
-        return random_uuid() if wanted is None else wanted
-
-    def _create(self, topic: str, number: int, topic_id: str) -> Partition:
-        # It is made under a name that the next opening removes. So a crash leaves no partition without its topic id,
-        # which a broker would set aside.
-        unfinished = self.logs / deletion_directory(topic, number)
-        slot = self._partitions.empty_slot(topic, number)
-        metadata = PartitionMetadata.load(unfinished)
-        metadata.record(topic_id)
-        if not self._partitions.of_topic(topic):
-            self._configuration.note_created(topic_id)
-        self._forget(slot)
-        unfinished.mkdir()
-        try:
-            metadata.maybe_flush()
-            unfinished.rename(slot.directory)
-            sync_directory(self.logs)
-            slot.partition = self._partitions.load(slot, Known(clean=True))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                slot.directory.rename(unfinished)
-            self._removals.add(unfinished, self.steady())
-            raise
-        self._partitions.add(slot)
-        log.info(f"{slot.name}: created, topic id {topic_id}")
-        return slot.partition
-
     # -- deleting and cutting -------------------------------------------------------------------------
 
     def delete(self, topic: str, number: int | None = None, only_empty: bool = False) -> Deletion:
@@ -575,132 +549,34 @@ class Store:
         with self._guard:
             self._check_writable()
             slot = self._partitions.find(topic, number)
-            return self._delete(slot.topic, [slot], only_empty)
+            deletion = self._deleting.delete(slot.topic, [slot], only_empty)
+        self._tell_deleted(deletion)
+        return deletion
+
+    def _tell_deleted(self, deletion: Deletion) -> None:
+        for tell in self.when_deleted:
+            tell(self, deletion.topic, [part.number for part in deletion.partitions])
 
     def delete_topic(self, topic: str, only_empty: bool = False) -> Deletion:
         """Delete a topic: its partitions and records, its settings and its inbox. It can be undone like `delete`. With
         `only_empty`, PartitionNotEmptyError where it holds a record, or its inbox holds files."""
         with self._guard:
             self._check_writable()
-            return self._delete(topic, self._slots_of(topic), only_empty, whole=True)
-
-    def _delete(self, topic: str, slots: Sequence[Slot], only_empty: bool, whole: bool = False) -> Deletion:
-        if not self.daemon.delete_topic_enable:
-            raise PolicyViolationError(f"{topic}: not deleted, as delete.topic.enable is false")
-        slots = sorted(slots, key=lambda slot: slot.key)
-        self._prepare_deletion(slots, only_empty)
-        is_last = len(slots) == len(self._partitions.of_topic(topic))
-        with contextlib.ExitStack() as held:
-            for slot in slots:
-                held.enter_context(self.cleaning.paused(slot.key))
-            for slot in slots:
-                held.enter_context(slot.lock)
-                if slot.partition is not None:
-                    held.enter_context(slot.partition.log.still())
-            if only_empty:
-                self._check_empty(topic, slots, is_last)
-            deletion = self._noted_deletion(topic, slots)
-            for slot, part in zip(slots, deletion.partitions, strict=True):
-                self._rename(slot, self.logs / part.directory)
-        for slot, part in zip(slots, deletion.partitions, strict=True):
-            log.info(f"{slot.name}: deleted, removed later as {part.directory}")
-        place = self._deletions.place(deletion)
-        kept = place if place.is_dir() else None
-        if whole:
-            self._configuration.remove_topic(topic, kept and kept / DELETED_SETTINGS)
-        if is_last:
-            self._configuration.forget_found(topic)
-            self.inboxes.forget(topic, kept and kept / DELETED_STAGING)
+            deletion = self._deleting.delete(topic, self._slots_of(topic), only_empty, whole=True)
+        self._tell_deleted(deletion)
         return deletion
 
-    def _prepare_deletion(self, slots: Iterable[Slot], only_empty: bool) -> None:
-        """Load and flush the partitions. If the deletion is undone, they are checked from the recovery point on."""
-        for slot in slots:
-            try:
-                partition = self._partitions.use(slot)
-                partition.flush()
-            except (EngineError, OSError) as error:
-                if only_empty:
-                    raise
-                # A broken partition can be deleted too.
-                log.info(f"{slot.name}: deleted as it is on disk: {error}")
-
-    def _check_empty(self, topic: str, slots: Iterable[Slot], is_last: bool) -> None:
-        for slot in slots:
-            assert slot.partition is not None, "it was loaded, and the guard is held"
-            now = slot.partition.offsets
-            if now.start < now.end:
-                raise PartitionNotEmptyError(
-                    f"{slot.name}: expected no records, found offsets {now.start} to {now.end - 1}; "
-                    f"`topicfs delete` deletes them as well"
-                )
-        if is_last and self.inboxes.of(topic).holds_files():
-            raise PartitionNotEmptyError(f"topic {topic}: expected an empty inbox, found files in it")
-
-    def _noted_deletion(self, topic: str, slots: Iterable[Slot]) -> Deletion:
-        """Return a new deletion, and record it on disk so that it can be undone."""
-        now, delay = self.clock(), self._configuration.topic(topic).file_delete_delay_ms
-        parts = tuple(self._deleted(slot) for slot in slots)
-        deletion = Deletion(random_uuid(), topic, now, now + delay, parts)
-        try:
-            self._deletions.add(deletion, self.steady() + delay)
-        except OSError as error:
-            # The disk may be full, and the deletion makes room.
-            log.warning(f"{topic}: this deletion cannot be taken back, as it cannot be written down: {error}")
-            for part in parts:
-                self._removals.add(self.logs / part.directory, self.steady() + delay)
-        return deletion
-
-    def _deleted(self, slot: Slot) -> DeletedPartition:
-        """Return what must be recorded of a partition to undo its deletion."""
-        directory = deletion_directory(slot.topic, slot.number)
-        cleaned = self.cleaning.offsets.get(slot.key)
-        partition = slot.partition
-        if partition is None:
-            known = self._partitions.known(slot)
-            start, point = known.start, known.recovery_point
-            return DeletedPartition(
-                slot.number, directory, start, max(start, point), 0, point, known.high_watermark, cleaned
-            )
-        now, point = partition.offsets, partition.recovery_point
-        return DeletedPartition(
-            slot.number, directory, now.start, now.end, partition.size, point, now.high_watermark, cleaned
-        )
-
-    def _rename(self, slot: Slot, condemned: Path) -> None:
-        """Rename a partition's directory to the name under which it waits for its removal. Its lock is held."""
-        try:
-            if slot.partition is not None and slot.error is None:
-                slot.partition.log.rename(condemned)
-            else:
-                slot.directory.rename(condemned)
-                sync_directory(self.logs)
-        except (EngineError, OSError) as error:
-            # A partition that is half closed is offline; its deletion can be tried again.
-            slot.error = error
-            raise
-        slot.gone = True
-        self._partitions.remove(slot)
-        try:
-            self._forget(slot)
-        except OSError as error:
-            # The next write drops the entries. A partition of that name cannot be created before that.
-            log.warning(f"{self.logs}: the checkpoints still have {slot.name}: {error}")
-
-    def _forget(self, slot: Slot) -> None:
-        self.retention.forget(slot)
-        self._checkpoints.forget(slot.key)
-        self.cleaning.forget(slot.key)
-
-    def _condemn(self, directory: Path) -> None:
-        delay = self._configuration.topic_defaults.file_delete_delay_ms
-        self._removals.add(directory, self.steady() + delay)
-
-    # -- taking a deletion back -----------------------------------------------------------------------
+    def check_empty(self, topic: str, number: int | None = None) -> None:
+        """Raise PartitionNotEmptyError where a topic, or one partition of it, holds a record; or an inbox, files."""
+        with self._guard:
+            slots = self._slots_of(topic) if number is None else [self._partitions.find(topic, number)]
+            for slot in slots:
+                self._partitions.use(slot)
+            self._deleting.check_empty(topic, slots, is_last=number is None)
 
     def deletions(self) -> list[Deletion]:
         """Return the deletions that can be undone, the newest first."""
-        return self._deletions.all()
+        return self._deleting.deletions.all()
 
     def undelete(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion:
         """Undo the newest deletion of a topic or of one partition, or the one with the id `deletion`. It restores
@@ -708,115 +584,7 @@ class Store:
         topic of that name with another id. Return what was restored."""
         with self._guard:
             self._check_writable()
-            found = self._deletions.newest(topic, number, deletion)
-            if found is None:
-                name = topic if number is None else f"{topic}-{number}"
-                raise NothingDeletedError(
-                    f"{name}: expected a deletion that can be taken back, found none: there was none, or its files "
-                    f"are removed"
-                )
-            for part in found.partitions:
-                self._check_free(topic, part.number)
-            self._check_same_topic(found)
-            places = self._kept_in(found)
-            with self._deletions.restoring(found):
-                for place in places:
-                    self._configuration.restore_topic(topic, place / DELETED_SETTINGS)
-                for part in found.partitions:
-                    self._restore(topic, part)
-                for place in places:
-                    self.inboxes.restore(topic, place / DELETED_STAGING)
-                self._checkpoints.write_all()
-            return found
-
-    def _kept_in(self, deletion: Deletion) -> list[Path]:
-        """Return the directories that may have the settings and the inbox of a deleted topic, the most likely first:
-        that of this deletion, then those of other deletions of the same topic, one of which deleted the rest of it."""
-        found = [deletion]
-        # A deletion whose topic id cannot be read does not count as one of the same topic.
-        with contextlib.suppress(EngineError, OSError):
-            ids = self._ids_of_deleted(deletion) | self._ids_of_present(deletion.topic)
-            for each in self._deletions.all():
-                is_other = each.topic == deletion.topic and each.id != deletion.id
-                if is_other and self._ids_of_deleted(each) <= ids:
-                    found.append(each)
-        return [self._deletions.place(each) for each in found]
-
-    def _ids_of_deleted(self, deletion: Deletion) -> set[str | None]:
-        """Return the topic ids in the directories of the deleted partitions."""
-        directories = [self.logs / part.directory for part in deletion.partitions]
-        return {PartitionMetadata.load(each).topic_id for each in directories if each.exists()}
-
-    def _ids_of_present(self, topic: str) -> set[str | None]:
-        """Return the topic ids in the directories of the topic's existing partitions."""
-        return {PartitionMetadata.load(slot.directory).topic_id for slot in self._partitions.of_topic(topic)}
-
-    def _check_same_topic(self, deletion: Deletion) -> None:
-        """Refuse to restore partitions beside those of another topic with the same name: a broker would not accept
-        two topic ids in one topic."""
-        present = self._ids_of_present(deletion.topic)
-        if present and len(present | self._ids_of_deleted(deletion)) > 1:
-            raise PartitionExistsError(
-                f"topic {deletion.topic} was made again, with partitions {self._numbers(deletion.topic)}: delete it "
-                f"before what it was is taken back"
-            )
-
-    def _restore(self, topic: str, part: DeletedPartition) -> None:
-        slot = self._partitions.empty_slot(topic, part.number)
-        self._forget(slot)
-        self._adopt(slot, part)
-        (self.logs / part.directory).rename(slot.directory)
-        sync_directory(self.logs)
-        self._configuration.find_again(topic, slot.directory)
-        with contextlib.suppress(ClosedError):
-            # A partition that was offline when it was deleted is offline again: the slot says why.
-            slot.use(lambda empty: self._partitions.load(empty, part.known))
-        if slot.error is not None and passes(slot.error):
-            # The files are complete. They go back to the deletion, so that restoring them can be tried again.
-            self._forget(slot)
-            slot.directory.rename(self.logs / part.directory)
-            sync_directory(self.logs)
-            raise slot.error
-        self._partitions.add(slot)
-        log.info(f"{slot.name}: its deletion is taken back, offsets {part.start} to {part.end}")
-
-    def _adopt(self, slot: Slot, part: DeletedPartition) -> None:
-        self._checkpoints.adopt(slot.key, part.known)
-        if part.cleaned is not None:
-            self.cleaning.offsets.put(slot.key, part.cleaned)
-
-    def _finish_restoring(self) -> None:
-        """Finish restores that a crash has stopped: a partition that has its name again gets its recorded offsets."""
-        for deletion, part in self._deletions.restored():
-            slot = self._partitions.slots.get((deletion.topic, part.number))
-            if slot is not None:
-                log.info(f"{slot.name}: its deletion is taken back, which a crash had stopped")
-                self._adopt(slot, part)
-
-    def _show_restored(self) -> None:
-        """Do for a read-only store what `_finish_restoring` does, in memory only."""
-        known = Deletions(self.backing, self.logs)
-        try:
-            known.load(self.clock(), self.steady(), read_only=True)
-        except OSError as error:
-            log.warning(f"{known.directory}: whether a deletion was being taken back is not known: {error}")
-        for deletion, part in known.restored():
-            if (deletion.topic, part.number) in self._partitions.slots:
-                self._checkpoints.adopt((deletion.topic, part.number), part.known)
-
-    def _finish_deletions(self) -> None:
-        """Finish deletions, and restores of deleted topics, that a crash has stopped."""
-        # The newest first: an inbox that is still in its place belongs to that one.
-        for deletion in reversed(self._deletions.every()):
-            place = self._deletions.place(deletion)
-            present = self._partitions.of_topic(deletion.topic)
-            if deletion.restoring and present:
-                for each in self._kept_in(deletion):
-                    self.inboxes.restore(deletion.topic, each / DELETED_STAGING)
-            elif not present and not (place / DELETED_STAGING).exists():
-                self.inboxes.forget(deletion.topic, place / DELETED_STAGING)
-            if deletion.restoring:
-                self._deletions.settle(deletion.id)
+            return self._deleting.undelete(topic, number, deletion)
 
     def truncate(self, topic: str, number: int, offset: int) -> bool:
         """Run `Partition.truncate_to`, and update the checkpoints."""
@@ -874,22 +642,6 @@ class Store:
     def cluster_topic(self, topic: str) -> ClusterTopic | None:
         """Return what a cluster's metadata says of the topic; None where it does not have this topic."""
         return self._configuration.cluster_topic(topic)
-
-    def linked_topic(self, topic: str) -> LinkedTopic | None:
-        """Return what is known of a topic that is mirrored from a Kafka cluster; None if it is not."""
-        linked = self._configuration.linked
-        if topic in linked.names:
-            # All partitions of a topic have its id. Whose file is damaged is shown elsewhere.
-            with contextlib.suppress(EngineError, OSError):
-                return linked.of(
-                    PartitionMetadata.load(slot.directory).topic_id for slot in self._slots_of(topic)
-                )
-        return None
-
-    @property
-    def linked(self) -> LinkedTopics:
-        """The topics that are mirrored from a Kafka cluster."""
-        return self._configuration.linked
 
     def configure(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change overrides of a topic; None removes one. All of them take effect at once, or none."""

@@ -18,6 +18,7 @@ from topicfs.engine.settings.daemon import DaemonSettings
 from topicfs.engine.store.deletion import Deletions
 from topicfs.engine.store.partitions import Partitions
 from topicfs.engine.store.removal import Removals
+from topicfs.engine.transactions.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Upkeep:
     _removals: Removals
     _cleaning: CleaningManager
     _inboxes: Inboxes
+    _transactions: Coordinator
     _check_writable: Callable[[], None]
     _own: Jobs = field(init=False)
 
@@ -87,6 +89,8 @@ class Upkeep:
             Job("retention", retention, self.retain, delay),
             # These wait until a commit that is under way has ended.
             Job("commits of inboxes", TICK_MS, self._inboxes.settle, TICK_MS, "inboxes"),
+            Job("transactions", TICK_MS, self._transactions.settle, TICK_MS, "inboxes"),
+            Job("expiry of transactions", producers, self.forget_transactions, producers),
             Job("removal of old files of inboxes", 60_000, self.sweep_inboxes, 60_000, "inboxes"),
         ]
 
@@ -148,6 +152,11 @@ class Upkeep:
         """Remove old files and directories from inboxes that nobody has changed for a while. Return how many."""
         self._check_writable()
         return self._inboxes.sweep(self.clock(), self.steady())
+
+    def forget_transactions(self) -> int:
+        """Forget the ids of transactions that ended `transactional.id.expiration.ms` ago. Return how many."""
+        self._check_writable()
+        return self._transactions.forget_old(self._settings.transactional_id_expiration_ms)
 
     def _sum(self, task: Callable[[Log], int]) -> int:
         """Run a task for each loaded partition, and return the sum of the results."""

@@ -1,6 +1,7 @@
 """The place of a log: its backing directory, and its mount if that was named.
 
-A reader may name either, and some a log directory alone, such as a broker's. Segments are read from the backing
+A reader may name either, and some a log directory alone, such as a broker's, or the directory in which the daemons of a
+group have their stores side by side. Segments are read from the backing
 directory, so that machines without the mount can read them too. A mount tells its backing directory, and the other
 log directories if it shows several, and gives the offsets that the daemon has published.
 """
@@ -16,7 +17,7 @@ from typing import Final
 
 from topicfs.engine.errors import ClosedError, InvalidNameError
 from topicfs.engine.files.listing import PartitionKey, partitions_in
-from topicfs.engine.files.place import DirectoryKind, kind_of
+from topicfs.engine.files.place import DirectoryKind, kind_of, stores_in
 from topicfs.engine.format.paths import LOGS
 from topicfs.engine.mount_attributes import BACKING, LOG_DIRECTORIES
 
@@ -30,7 +31,7 @@ class Place:
 
     backing  directory that has `logs/` in it, or a log directory itself
     mount    mount point of the running daemon, None if the backing directory was named
-    others   further log directories of the same broker, which a read-only mount may show
+    others   further log directories: of the same broker, which a read-only mount may show, or of the daemons of a group
     """
 
     backing: Path
@@ -60,13 +61,16 @@ class Place:
 
 
 def place_of(path: str, or_logs: bool = False) -> Place:
-    """Return the place that a backing directory or a mount point names, or with `or_logs` a log directory.
+    """Return the place that a backing directory, one with several of them, or a mount point names, or with `or_logs` a
+    log directory.
     InvalidNameError if the path is none of them, ClosedError if it is a mount whose daemon has ended."""
     real = Path(os.path.realpath(path.removeprefix("file://")))
     shown = shown_at(real)
     if shown is not None:
         return shown
     kind = kind_of(real)
+    if kind is DirectoryKind.FOREIGN and (stores := stores_in(real)):
+        return Place(stores[0].parent, None, tuple(stores[1:]))
     if kind is not DirectoryKind.STORE and not (or_logs and kind is DirectoryKind.LOGS):
         raise InvalidNameError(
             f"path {path}: expected a backing directory with logs/ in it, or a mount of topicfs, found {kind.value}"

@@ -1,10 +1,13 @@
-"""The check of what topicfs keeps beside the logs: commits of inboxes, ids of topics, deletions, Parquet tables."""
+"""The check of what topicfs keeps beside the logs: what is staged, ids of topics, deletions, keys, Parquet tables."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import stat
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,15 +21,21 @@ from topicfs.engine.format.paths import (
     DELETED,
     DELETION_RECORD,
     JOURNAL,
+    KEYS_CHECKPOINT,
     LINKED_TOPICS,
     PARQUET_LIST,
     PARQUET_SUFFIX,
+    PRODUCERS,
     STAGING,
+    TRANSACTIONS,
+    UNDECIDED,
     log_file,
     made_of,
 )
 from topicfs.engine.inbox.committed_names import is_written
 from topicfs.engine.inbox.journal import Journal
+from topicfs.engine.keys.checkpoint import decode
+from topicfs.engine.keys.index import MOST_BYTES
 from topicfs.engine.linked.topics import LinkedTopics
 from topicfs.engine.parquet.table import TableFile, listed_in
 from topicfs.engine.store.deletion import Deletion
@@ -55,6 +64,8 @@ def store(backing: Path) -> Iterator[Finding]:
     for topic in _directories(backing / STAGING):
         yield from _journal(topic / JOURNAL)
         yield from _committed(topic / COMMITTED)
+    for kind in (TRANSACTIONS, PRODUCERS):
+        yield from _staged(backing / kind / UNDECIDED)
     for place in _directories(backing / DELETED):
         yield from _deletion(place)
 
@@ -131,8 +142,43 @@ def _committed(path: Path) -> Iterator[Finding]:
                 effect,
             )
     if lines[-1]:
-        effect = "nothing is lost; the journal has that commit, and its name is added again"
+        effect = "nothing is lost; the commit is noted beside, and its name is added again"
         yield _finding(Severity.NOTE, Kind.STAGING, path, "", "whole lines", "one without its end", effect)
+
+
+def _staged(directory: Path) -> Iterator[Finding]:
+    """Check the files that wait to be appended, of a transaction or a named producer: what else lies there stops it."""
+    try:
+        entries = sorted(directory.rglob("*"))
+    except OSError as error:
+        effect = "what waits there cannot be committed"
+        yield _finding(Severity.DAMAGE, Kind.STAGING, directory, "", "a directory", str(error), effect)
+        return
+    for path in entries:
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                effect = "it is not followed or read, and what it lies in cannot be committed: remove it"
+                expected, found = "a file or a directory", stat.filemode(mode)
+                yield _finding(Severity.NOTE, Kind.STAGING, path, "", expected, found, effect)
+
+
+def keys(views: Path | None) -> Iterator[Finding]:
+    """Check the checkpoint of a partition's keys."""
+    if views is None:
+        return
+    path = views / KEYS_CHECKPOINT
+    effect = "no key is lost; the index of keys is made anew, of the whole log"
+    try:
+        is_whole = decode(read_bounded(path, MOST_BYTES)) is not None
+    except FileNotFoundError:
+        return
+    except (CorruptError, OSError, ValueError, struct.error) as error:
+        yield _finding(Severity.REPAIRABLE, Kind.KEYS, path, "", "a table of keys", str(error), effect)
+        return
+    if not is_whole:
+        found = "another head or checksum"
+        yield _finding(Severity.REPAIRABLE, Kind.KEYS, path, "", "a table of keys", found, effect)
 
 
 def _deletion(place: Path) -> Iterator[Finding]:

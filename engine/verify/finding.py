@@ -49,6 +49,7 @@ class Kind(Enum):
     MIN_TIMESTAMPS = "min timestamps"
     PARQUET = "parquet"
     SIZE_MAP = "size map"
+    KEYS = "keys"
     STAGING = "staging"
     CREATED_TOPICS = "created topics"
     LINKED_TOPICS = "linked topics"

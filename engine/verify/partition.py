@@ -235,6 +235,9 @@ class _Look:
         reached = first
         for segment in self.segments:
             piece, gathered = segment.piece, segment.gathered
+            if piece.base != reached:
+                # Of batches that compaction has removed a snapshot still tells.
+                replay.forget()
             while waiting and waiting[0] <= piece.base:
                 yield from replay.meet(waiting.pop(0))
             path = self.directory / log_file(piece.base)

@@ -120,6 +120,7 @@ class Check:
             whole = partitions.check(piece, done)
             findings.extend(whole.findings)
             findings.extend(confirmed(partial(beside.table, whole, done)))
+            findings.extend(confirmed(partial(beside.keys, piece.views)))
             self.totals.partitions += 1
             reports.append(whole)
             yield from findings

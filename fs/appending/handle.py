@@ -21,6 +21,7 @@ from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.kernels.lines import first_newline, last_newline
 from topicfs.fs.appending.targets import Target
 from topicfs.fs.entry import Handle
+from topicfs.fs.holdings import Holding
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ PIECE: Final = 4096
 
 
 _LARGE_PIECE: Final = 64 * 1024
-"""A request of at least this many bytes may be followed by another of the same write(2), up to 128 KiB each."""
+"""A request of at least this many bytes may be followed by another of the same write(2), up to 1 MiB each; 128 KiB with
+a kernel before 4.20."""
 
 
 class AppendHandle(Handle):
@@ -44,21 +46,25 @@ class AppendHandle(Handle):
                 failure, so the tail must not be appended. Or the line was refused, and the kernel may not have passed
                 that on
     _size       bytes of the last write
+    _unfinished counts the bytes of the tails of all open files
     """
 
-    def __init__(self, target: Target, synced: bool, reader: Handle) -> None:
+    def __init__(self, target: Target, synced: bool, reader: Handle, unfinished: Holding) -> None:
         self.target = target
         self._reader = reader
         self._synced = synced
         self._tail = bytearray()
         self._tail_lost: EngineError | OSError | None = None
         self._size = 0
+        self._unfinished = unfinished
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, target: Target, flags: int, reader: Handle | None = None) -> AppendHandle:
+    def open(
+        cls, target: Target, flags: int, unfinished: Holding, reader: Handle | None = None
+    ) -> AppendHandle:
         """Open a writer, with a reader if the file was opened for both."""
-        handle = cls(target, bool(flags & os.O_DSYNC), reader or Handle())
+        handle = cls(target, bool(flags & os.O_DSYNC), reader or Handle(), unfinished)
         for writers in target.writers:
             writers.handles.add(handle)
         return handle
@@ -139,15 +145,24 @@ class AppendHandle(Handle):
             # The last close appends the tail, and cannot report that there is no room. This write can, and
             # `printf 'x\\ny' >>` checks its result. Where a long text comes in pieces, the next one ends the line at
             # once. Room for each piece would make it 1.7 times as slow, and its writer checks the result of close(2).
+            self._unfinished.take(rest.size)
             if is_sure:
-                self.target.hold_room(size)
+                try:
+                    self.target.hold_room(size)
+                except BaseException:
+                    self._unfinished.give(rest.size)
+                    raise
             self._tail += rest.tobytes()
         return True
 
     def _forget_tail(self) -> None:
         if self._tail:
-            self._tail.clear()
+            self._clear_tail()
             self.target.hold_room(0)
+
+    def _clear_tail(self) -> None:
+        self._unfinished.give(len(self._tail))
+        self._tail.clear()
 
     def _refused(self) -> EngineError:
         error = self.target.refusal
@@ -204,7 +219,7 @@ class AppendHandle(Handle):
             try:
                 if self._tail:
                     line = np.frombuffer(bytes(self._tail) + b"\n", np.uint8)
-                    self._tail.clear()
+                    self._clear_tail()
                     if self.target.add(line) < line.size:
                         log.error(f"a last line of {line.size} bytes is refused: {self._refused()}")
                 self.target.flush()

@@ -4,9 +4,10 @@ It does for lines what Nagle's algorithm does for TCP segments:
 
     nothing waits, and nothing was appended lately     a write is appended at once, and reports its own error
     lines come faster than `linger.ms`                 they gather, up to `batch.size`, and are appended together
+    large writes come faster than that                 each is appended while its writer makes the next one
     an append has failed                               each write is appended at once, until one succeeds
 
-Lines gather only after room for them was promised (`Log.promise`), so the write itself meets a full disk. The first
+Lines wait only after room for them was promised (`Log.promise`), so the write itself meets a full disk. The first
 write of an open file does not gather either: most files are opened for one line and closed, as by `echo >>`, and the
 close would append it anyway.
 
@@ -21,7 +22,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,23 +30,34 @@ import numpy as np
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
-from topicfs.engine.batch.table import Bytes
+from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
+from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, POSITION
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.remote import UnderWay
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.engine.record import Codec, TimestampType
 from topicfs.fs.appending.linger import Linger
+from topicfs.fs.appending.write_behind import WriteBehind
 
 log = logging.getLogger(__name__)
 
 LARGE: Final = 32 * 1024
-"""A write of this many bytes gains nothing by waiting for others: to copy it costs as much as to append it."""
+"""A write of this many bytes gains nothing by waiting for others: to copy it costs as much as to append it. It gains by
+leaving its append to another core."""
 
 RETRY_MS: Final = 1000
 """Milliseconds between attempts to append lines that failed, while no writer asks."""
+
+BATCH: Final = 192 * 1024
+"""A large write is divided into batches of this many bytes, or of `batch.size` if that is more: lines of 128 KiB with
+what is added to them. The checksum of a larger batch makes a look-up of one record slower."""
+
+_SEGMENT_PARTS: Final = 8
+"""Batches that are appended together take at most this part of `segment.bytes`: they do not end a segment early."""
 
 _UNFINISHED_STEP: Final = 4096
 """Room for an unfinished line is promised in steps of this many bytes, as it may come one byte at a time."""
@@ -57,6 +69,7 @@ class Sender:
     batch_size   bytes of its lines that may gather
     has_written  whether a write of it was taken
     lost         why lines of it were dropped; None once the writer was told
+    sent         the last batch with lines of it that is under way to a Kafka cluster; None if none is
     held         bytes that the log has promised for its unfinished line
     """
 
@@ -64,19 +77,25 @@ class Sender:
         self.batch_size = batch_size
         self.has_written = False
         self.lost: EngineError | OSError | None = None
+        self.sent: UnderWay | None = None
         self.held = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A finished batch.
+    """Finished batches, which are appended together.
 
-    batch      the batch
-    text_size  the bytes of its records as `txt`
+    batches  the batches
+    texts    for each, the bytes of its records as `txt`
     """
 
-    batch: batches.Batch
-    text_size: int
+    batches: batches.Batches
+    texts: Longs
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that they take in the log."""
+        return int(self.batches.data.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,7 @@ class _Waiting:
     """What one write brought.
 
     sender  the writer
-    piece   complete lines, each of which is a value; or records; or a batch of records
+    piece   complete lines, each of which is a value; or records; or batches of records
     now     when it came: the timestamp of its lines
     size    bytes that it takes in the log, at most
     """
@@ -103,14 +122,15 @@ class LineQueue:
     _appended   called with each batch that was appended, and the bytes of its values with their newlines
     _refused    called with each error that is not reported to any writer
     _linger     knows how long lines wait, and has the steady clock
+    _behind     appends a large write, after its writer was answered
     _lock       held while lines are added or appended. Each partition has its own: no writer waits for another one's
-                disk
+                disk. Whoever leaves an append to another thread leaves it the lock too
     _waiting    the writes that wait, in the order in which they came
     _size       bytes that the waiting writes take in the log, at most
     _promised   bytes that the log has promised for the waiting writes
     _limit      the largest batch, by the settings when the first waiting write came
     _since      when the first waiting write came, by the steady clock; None if nothing waits
-    _last       when the last append began; None before the first
+    _last       when the last append ended, or began if it is under way; None before the first
     _failed     when the flusher may try again, if the last append failed; else None
     _senders    how many writers are open
     _builder    makes batches; None if no writer is open
@@ -119,6 +139,7 @@ class LineQueue:
 
     _partition: Partition
     _linger: Linger
+    _behind: WriteBehind
     _appended: Callable[[Appended, int], None]
     _refused: Callable[[Exception], None]
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -179,6 +200,12 @@ class LineQueue:
         whole = size = int(head.size + lines.size)
         if sender.has_written and size < LARGE:
             size += RECORD_OVERHEAD * (1 + int(np.count_nonzero(lines == NEWLINE)))
+        elif self._leaves(sender):
+            # The batches are made without the lock, which the append of the last write may still hold.
+            built = self._build(sender, head, lines, 0, now)
+            if built is not None and int(built.texts.sum()) == whole:
+                self._put_built(sender, built, now)
+                return whole, None
         with self._lock:
             self._tell_of_loss(sender)
             if self._gathers(sender, size):
@@ -187,6 +214,57 @@ class LineQueue:
                 if self._gather(sender, kept, now, size):
                     return whole, None
             return self._append_behind(sender, head, lines, now)
+
+    def _leaves(self, sender: Sender) -> bool:
+        """Tell whether a large write may be answered before it is appended."""
+        if not (self._behind.runs and sender.has_written and sender.batch_size) or self._failed is not None:
+            return False
+        if self._lock.locked():
+            return True
+        return self._last is not None and self._linger.clock() - self._last < self._linger.linger_ms
+
+    def _put_built(self, sender: Sender, built: Built, now: int) -> None:
+        """Take the batches of a write. After an error none of them was taken."""
+        is_left = False
+        self._lock.acquire()
+        try:
+            self._tell_of_loss(sender)
+            self._flush()
+            if self._behind.is_idle and self._failed is None and self._has_room_for(built):
+                self._waiting.append(_Waiting(sender, built, now, built.size))
+                self._size = built.size
+                is_left = True
+            else:
+                self._append(built, sender.held + self._promised)
+            sender.has_written = True
+        finally:
+            if not is_left:
+                self._lock.release()
+        if is_left and not self._behind.take(self._append_left):
+            self._append_left()
+
+    def _has_room_for(self, built: Built) -> bool:
+        """Have room promised for batches. Return False if the log cannot do that."""
+        self._has_room = True
+        try:
+            self._promised = self._partition.log.promise(built.size, built.size)
+        except OSError:
+            # The append itself then meets the lack of room, or finds some.
+            self._promised = 0
+        return self._promised > 0
+
+    def _append_left(self) -> None:
+        """Append what a writer has left to this thread with the lock, and let go of it. After an error the lines keep
+        waiting, and are tried again."""
+        try:
+            self._flush()
+        except (EngineError, OSError) as error:
+            self._refused(error)
+            if self._waiting:
+                self._since = self._linger.clock()
+                self._linger.note(self)
+        finally:
+            self._lock.release()
 
     def put_columns(self, sender: Sender, columns: Columns, now: int) -> int:
         """Take records that were checked. Return how many were taken. After an error none was taken."""
@@ -197,6 +275,15 @@ class LineQueue:
                 return len(columns)
             self._flush()
             return self._append_columns(sender, columns)
+
+    def put_columns_if(self, sender: Sender, columns: Columns, check: Callable[[], None]) -> tuple[int, int]:
+        """Append records that were checked, unless `check` raises an error: nobody appends anything in between. Return
+        how many were appended, and the end offset then."""
+        with self._lock:
+            self._flush()
+            with self._partition.log.lock:
+                check()
+                return self._append_columns(sender, columns), self._partition.end_offset
 
     def keep_columns(self, sender: Sender, columns: Columns, now: int) -> None:
         """Take records that can no longer be refused, because other records of their write are appended elsewhere.
@@ -271,57 +358,64 @@ class LineQueue:
         limit = batch_limit(self._partition.settings)
         if not front or len(front) < len(self._waiting) or limit != self._limit:
             self._flush()
-            return self._append_lines(sender, (head, lines), now)
-        before = np.concatenate(front)
+            return self._append_lines(sender, head, lines, now)
+        before = sum(piece.size for piece in front)
         try:
-            taken, refusal = self._append_lines(sender, (before, head, lines), self._waiting[0].now)
+            taken, refusal = self._append_lines(
+                sender, np.concatenate((*front, head)), lines, self._waiting[0].now
+            )
         except (EngineError, OSError):
             # There is room for the lines that wait, even if there is none for the new ones.
             self._flush()
             raise
         self._waiting.clear()
         self._end_waiting()
-        if taken == before.size and refusal is None:
+        if taken == before and refusal is None:
             # The error came after the waiting lines. The new lines meet it again on their own.
-            return self._append_lines(sender, (head, lines), now)
-        return taken - before.size, refusal
+            return self._append_lines(sender, head, lines, now)
+        return taken - before, refusal
 
     def _append_lines(
-        self, sender: Sender, pieces: tuple[Bytes, ...], now: int
+        self, sender: Sender, head: Bytes, lines: Bytes, now: int
     ) -> tuple[int, EngineError | None]:
-        builder = self._empty_builder()
-        taken = built = 0
-        refusal = None
+        """Append the lines of `head`, and then those of `lines`."""
+        taken = 0
         try:
-            for piece in pieces:
-                at = 0
-                while at < piece.size and refusal is None:
-                    try:
-                        end = builder.add_lines(piece, at, now)
-                    except RecordTooLargeError as error:
-                        refusal = error
-                        break
-                    built, at = built + end - at, end
-                    if at < piece.size:
-                        self._append(self._finished(builder), sender.held + self._promised)
-                        taken = built
-            if builder.count:
-                self._append(self._finished(builder), sender.held + self._promised)
-                taken = built
+            while taken < head.size + lines.size:
+                built = self._build(sender, head, lines, taken, now)
+                if built is None:
+                    limit = batch_limit(self._partition.settings)
+                    return taken, RecordTooLargeError(f"a line exceeds a batch of {limit} bytes")
+                self._append(built, sender.held + self._promised)
+                sender.has_written = True
+                taken += int(built.texts.sum())
         except (EngineError, OSError):
             # What was taken must not be written again: the next write, of the rest, meets the error.
             if not taken:
                 raise
-            refusal = None
-        if taken:
-            sender.has_written = True
-        return taken, refusal
+        return taken, None
+
+    def _build(self, sender: Sender, head: Bytes, lines: Bytes, start: int, now: int) -> Built | None:
+        """Return batches of lines from a position in their text on: as many as are appended together. None if the first
+        line is too long."""
+        settings = self._partition.settings
+        limit = batch_limit(settings)
+        most = settings.segment_bytes // _SEGMENT_PARTS
+        size = min(max(sender.batch_size, BATCH), limit)
+        latest = self._append_time
+        built, texts, _ = batches.several_from_lines(
+            head, lines, start, now, now if latest is None else latest, shape_for(settings), size, limit, most
+        )
+        return None if built is None else Built(built, texts)
 
     def _append_columns(self, sender: Sender, columns: Columns) -> int:
         builder = self._empty_builder()
-        at = 0
+        ends = np.cumsum(_sizes(columns))
+        at = behind = 0
         while at < len(columns):
-            end = at + builder.add_columns(columns.rows(at, len(columns)))
+            full = int(np.searchsorted(ends, behind + max(sender.batch_size, BATCH), "right"))
+            end = at + builder.add_columns(columns.rows(at, max(full, at + 1)))
+            behind = int(ends[end - 1])
             try:
                 self._append(self._finished(builder), sender.held + self._promised)
             except (EngineError, OSError):
@@ -339,7 +433,7 @@ class LineQueue:
         while at < len(columns):
             at += builder.add_columns(columns.rows(at, len(columns)))
             built = self._finished(builder)
-            self._add(_Waiting(sender, built, now, int(built.batch.data.size)))
+            self._add(_Waiting(sender, built, now, built.size))
         with contextlib.suppress(EngineError, OSError):
             self._flush()
 
@@ -351,22 +445,29 @@ class LineQueue:
             builder = self._builder = batches.BatchBuilder(limit)
         return builder
 
+    @property
+    def _append_time(self) -> int | None:
+        """Return the timestamp of all records of an append now, or None if each has its own."""
+        stamped = self._partition.settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
+        return self._partition.log.clock() if stamped else None
+
     def _finished(self, builder: batches.BatchBuilder) -> Built:
-        settings = self._partition.settings
-        stamped = settings.message_timestamp_type == TimestampType.LOG_APPEND_TIME
-        append_time = self._partition.log.clock() if stamped else None
-        size = builder.text_size
-        return Built(builder.finish(shape_for(settings), append_time), size)
+        texts = np.array([builder.text_size])
+        batch = builder.finish(shape_for(self._partition.settings), self._append_time)
+        return Built(batches.Batches.joined([batch]), texts)
 
     def _append(self, built: Built, room: int) -> None:
         self._last = self._linger.clock()
         try:
-            appended = self._partition.append_waiting(built.batch, room)
+            appended = self._partition.append_waiting(built.batches, room)
         except (EngineError, OSError):
             self._failed = self._last + RETRY_MS
             raise
+        finally:
+            self._last = self._linger.clock()
         self._failed = None
-        self._appended(appended, built.text_size)
+        for each, text in zip(_each(appended, built.batches.table), built.texts.tolist(), strict=True):
+            self._appended(each, text)
 
     def _flush(self) -> None:
         """Append what waits. After an OSError, the rest keeps waiting in its place; after an EngineError it is lost."""
@@ -520,7 +621,21 @@ class LineQueue:
                 self._partition.log.release_room()
 
 
+def _each(appended: Appended, table: Longs) -> Iterator[Appended]:
+    """Divide the result of an append into those of its batches."""
+    if len(table) == 1:
+        yield appended
+        return
+    for at, first, last in table[:, [POSITION, BASE_OFFSET, LAST_OFFSET]].tolist():
+        place = appended.segment_base, appended.position + at
+        yield Appended(first, last, appended.max_timestamp, last, appended.append_time, False, *place)
+
+
 def columns_size(columns: Columns) -> int:
     """Return the bytes that records take in the log, at most."""
+    return int(_sizes(columns).sum())
+
+
+def _sizes(columns: Columns) -> Longs:
     spans = np.maximum(columns.key_length, 0) + np.maximum(columns.value_length, 0) + columns.headers_length
-    return int(spans.sum(dtype=np.int64)) + RECORD_OVERHEAD * len(columns)
+    return spans.astype(np.int64) + RECORD_OVERHEAD

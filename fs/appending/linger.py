@@ -10,6 +10,7 @@ from topicfs.engine.record import Clock, steady_ms
 
 if TYPE_CHECKING:
     from topicfs.fs.appending.line_queue import LineQueue
+    from topicfs.fs.appending.linked_queue import LinkedQueue
 
 _LEAST_PAUSE_S: Final = 0.0005
 """Seconds after which a queue is tried again, if a writer holds its lock."""
@@ -28,12 +29,12 @@ class Linger:
 
     linger_ms: int
     clock: Clock = steady_ms
-    _waiting: dict[LineQueue, None] = field(default_factory=dict)
+    _waiting: dict[LineQueue | LinkedQueue, None] = field(default_factory=dict)
     _noted: threading.Condition = field(default_factory=threading.Condition)
     _idle: bool = False
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def note(self, queue: LineQueue) -> None:
+    def note(self, queue: LineQueue | LinkedQueue) -> None:
         """Note that lines wait in a queue from now on."""
         with self._noted:
             if queue not in self._waiting:

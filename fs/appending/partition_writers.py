@@ -12,6 +12,8 @@ from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
 from topicfs.fs.appending.line_queue import LineQueue
 from topicfs.fs.appending.linger import Linger
+from topicfs.fs.appending.linked_queue import LinkedQueue
+from topicfs.fs.appending.write_behind import WriteBehind
 
 if TYPE_CHECKING:
     from topicfs.fs.appending.handle import AppendHandle
@@ -32,11 +34,19 @@ class PartitionWriters:
     """
 
     def __init__(
-        self, partition: Partition, linger: Linger, appended: Callable[[Appended, int], None]
+        self,
+        partition: Partition,
+        linger: Linger,
+        behind: WriteBehind,
+        appended: Callable[[Appended, int], None],
     ) -> None:
         self.partition = partition
         self.refusal: tuple[int, str, str | None] | None = None
-        self.queue = LineQueue(partition, linger, appended, self.note_refusal)
+        self.queue: LineQueue | LinkedQueue = (
+            LinkedQueue(partition, linger, self.note_refusal)
+            if partition.log.is_mirror
+            else LineQueue(partition, linger, behind, appended, self.note_refusal)
+        )
         self.handles: set[AppendHandle] = set()
         self._closed = threading.Condition()
         self._closing: dict[object, float] = {}

@@ -9,11 +9,11 @@ import numpy as np
 
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes, Ints
-from topicfs.engine.errors import EngineError, InvalidRecordError
-from topicfs.engine.inbox.routing import choose, first_refused
+from topicfs.engine.errors import EngineError, InvalidRecordError, LinkedTopicError
+from topicfs.engine.inbox.routing import choose
 from topicfs.engine.inbox.rows import NO_PARTITION
-from topicfs.engine.partition.validate import batch_limit, check_records
-from topicfs.fs.appending.line_queue import Sender
+from topicfs.engine.partition.validate import batch_limit, check_records, first_refused
+from topicfs.fs.appending.line_queue import LineQueue, Sender
 from topicfs.fs.appending.partition_writers import PartitionWriters
 from topicfs.fs.formats import Format
 
@@ -79,6 +79,18 @@ class PartitionTarget(Sender):
             return 0
         return self._queue.put_columns(self, columns.rows(0, wanted), now)
 
+    def add_columns_if(self, columns: Columns, now: int, check: Callable[[], None]) -> tuple[int, int]:
+        """Take records unless `check` raises an error, with nothing appended in between. Return how many were taken,
+        and the end offset then."""
+        if not isinstance(self._queue, LineQueue):
+            raise LinkedTopicError(
+                f"{self._partition.name}: only a Kafka cluster knows what others append to this topic"
+            )
+        wanted, self.refusal = first_refused(columns, self._partition.settings, now)
+        if not wanted:
+            return 0, self._partition.end_offset
+        return self._queue.put_columns_if(self, columns.rows(0, wanted), check)
+
     def find_room(self, columns: Columns) -> None:
         """Raise OSError if there is no room for records, as far as that can be known."""
         self._queue.find_room(self, columns)
@@ -104,7 +116,7 @@ class PartitionTarget(Sender):
     def waits(self) -> bool:
         """Tell whether lines wait, be they its own or another writer's, or it is to be told of lines that are lost."""
         # In this order: lines that are lost meanwhile by the flusher are noted as lost before they no longer wait.
-        return self._queue.holds_lines or self.lost is not None
+        return self._queue.holds_lines or self.sent is not None or self.lost is not None
 
     def flush(self) -> None:
         """Append the waiting lines. After an error they no longer wait: the caller knows that they are lost."""
@@ -128,18 +140,22 @@ class TopicTarget:
     refusal  why the last `add` did not take everything; None if it did
     _parts   the target in each partition, by its number
     _turns   a counter that all writers of the topic share: it says which partition is next for records without a key
+    _count   how many partitions the cluster has of which some are here; None where keys go to those that are here
     _held    the partition that holds room for an unfinished line: the one that the line goes to, as far as that is
              known; else the first, as all partitions are on one disk
     _chosen  the partition of that line, if it has no key and is probably complete: its turn is taken
     """
 
-    def __init__(self, parts: Sequence[PartitionTarget], turns: Iterator[int]) -> None:
+    def __init__(
+        self, parts: Sequence[PartitionTarget], turns: Iterator[int], count: int | None = None
+    ) -> None:
         self.format = parts[0].format
         self.writers = tuple(writers for part in parts for writers in part.writers)
         self.refusal: EngineError | None = None
         self._parts = {part.number: part for part in parts}
         self._numbers = sorted(self._parts)
         self._turns = turns
+        self._count = count
         self._held: PartitionTarget | None = None
         self._chosen: PartitionTarget | None = None
 
@@ -197,7 +213,7 @@ class TopicTarget:
         turn = self._numbers[0]
         if keyless.any():
             turn = (self._chosen or self._next_part()).number
-        chosen, known, unknown = choose(columns, named, self._numbers, turn)
+        chosen, known, unknown = choose(columns, named, self._numbers, turn, self._count)
         if unknown is not None:
             unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
         return chosen, known, unknown

@@ -16,6 +16,7 @@ import errno
 import itertools
 import logging
 import os
+import stat as modes
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -25,7 +26,7 @@ from typing import Any, Final, Protocol
 import fuse
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.fs.entry import Attributes
+from topicfs.fs.entry import Attributes, DirectoryListing
 from topicfs.fs.errors import MountRefusedError, errno_of
 from topicfs.fs.fuse import interrupts
 from topicfs.fs.fuse.libfuse import (
@@ -41,13 +42,14 @@ from topicfs.fs.fuse.libfuse import (
     fill,
     is_callback,
     path_of,
+    refuse_handles,
     run,
     this_handle,
     time_of,
 )
 from topicfs.fs.fuse.libfuse_stderr import LibfuseStderr
 from topicfs.fs.fuse.thread_states import ThreadStates
-from topicfs.fs.kernels.requests import FOR_PAGES
+from topicfs.fs.kernels.requests import FOR_PAGES, NOBODY
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +58,8 @@ OPTIONS: Final[Mapping[str, str | bool]] = {
     "subtype": "topicfs",
     # Programs see the st_ino that getattr gives; else they see libfuse's own numbers.
     "use_ino": True,
-    # Write requests have up to 128 KiB instead of 4 KiB, which makes writes 15 times as fast. libfuse 2 cannot take
-    # more; reads have 128 KiB by themselves.
+    # Write requests have more than 4 KiB, which makes writes 15 times as fast: up to 128 KiB with libfuse 2 alone, and
+    # 1 MiB as `topicfs.fs.kernels.requests` answers the kernel. Reads need no option.
     "big_writes": True,
     # A removed file disappears at once; libfuse would rename it to .fuse_hidden… while it is open. Open files can still
     # be read. Only fstat no longer finds them, since libfuse 2 asks for attributes by path.
@@ -70,11 +72,15 @@ OPTIONS: Final[Mapping[str, str | bool]] = {
     "entry_timeout": "1",
     # It may not remember that a name does not exist: the name can appear at any moment, by an append or a rename.
     "negative_timeout": "0",
+    # O_TRUNC comes with the open. A file whose value is all that is written to it, a key, has to know then.
+    "atomic_o_trunc": True,
     # A read that waits for records learns of its caller's signals.
     **interrupts.OPTIONS,
 }
 """The options of every mount."""
 
+
+_DOTS: Final = (b".", b"..")
 
 _LIFE: Final = frozenset({"init", "destroy"})
 """Callbacks that do not come from a call of a program."""
@@ -83,6 +89,9 @@ _PLAIN: Final = frozenset(
     {"access", "chmod", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "symlink", "unlink"}
 )
 """Callbacks whose arguments are names and numbers, which the operations get as they are."""
+
+_ANY: Final = Attributes(modes.S_IFDIR, 0, 0, 0, 0, 0, 0)
+"""Attributes for nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,9 @@ class FileOperations(Protocol):
     kernel's number. `refused(error, paths, handle)` is called after a call that failed, with its paths, or with its
     handle if it has no path.
 
+    If they have `listing(path)`, it is called when a directory is opened. What it returns gives the names then, a page
+    at a time, and is closed with the directory; for None `readdir` is called.
+
     If they have `windows`, reads that lie in one are answered from it, and `read` is not called for them.
 
     Any error may be raised: `topicfs.fs.errors` chooses the errno. Calls come from many threads at once.
@@ -131,7 +143,8 @@ class FileOperations(Protocol):
     def readlink(self, path: str) -> str: ...
 
     def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
-        """Open the version that `node` gives, as in `getattr`; else raise `StaleError`, and the kernel looks again."""
+        """Open the version that `node` gives, as in `getattr`; else raise `StaleError`, and the kernel looks again. An
+        open with O_TRUNC empties the file: `truncate` is not called."""
 
     def create(self, path: str, mode: int, flags: int) -> Opened: ...
 
@@ -260,7 +273,7 @@ class Adapter:
     _states          keeps the Python states of libfuse's threads
     answered         whether the mount was there: `init` was called
     _libfuse_stderr  catches what libfuse prints, until the mount answers
-    _directories     the paths of open directories, by number
+    _directories     the paths of open directories, by number, or what lists those that may have many names
     """
 
     operations: Any
@@ -269,7 +282,7 @@ class Adapter:
     _libfuse_stderr: LibfuseStderr
     failure: BaseException | None = None
     answered: bool = False
-    _directories: dict[int, str] = field(default_factory=dict)
+    _directories: dict[int, str | DirectoryListing] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def table(self) -> OperationsTable:
@@ -332,6 +345,7 @@ class Adapter:
 
     def init(self, connection: int) -> int:
         self.answered = True
+        refuse_handles(connection)
         said = self._libfuse_stderr.end()
         if said:
             log.warning(f"libfuse: {said}")
@@ -353,7 +367,11 @@ class Adapter:
     # -- attributes -------------------------------------------------------------------------------------
 
     def getattr(self, path: bytes, stat: int) -> int:
-        fill(stat, self.operations.getattr(path_of(path), None, *asked()))
+        node, caller = asked()
+        if caller == NOBODY:
+            fill(stat, _ANY)
+        else:
+            fill(stat, self.operations.getattr(path_of(path), None, node, caller))
         return 0
 
     def fgetattr(self, path: bytes | None, stat: int, file: int) -> int:
@@ -403,18 +421,32 @@ class Adapter:
     # -- names ------------------------------------------------------------------------------------------
 
     def opendir(self, path: bytes, file: int) -> int:
+        name, listing = path_of(path), None
+        if hasattr(self.operations, "listing"):
+            listing = self.operations.listing(name)
         number = File.from_address(file).fh = next(self._numbers)
-        self._directories[number] = path_of(path)
+        self._directories[number] = name if listing is None else listing
         return 0
 
     def readdir(self, path: bytes | None, buffer: int, filler: Any, offset: int, file: int) -> int:
-        names = self.operations.readdir(self._directories[File.from_address(file).fh])
-        for name in (".", "..", *names):
-            filler(buffer, name.encode(*ENCODING), None, 0)
+        found = self._directories[File.from_address(file).fh]
+        if isinstance(found, str):
+            for name in (".", "..", *self.operations.readdir(found)):
+                filler(buffer, name.encode(*ENCODING), None, 0)
+            return 0
+        # With the position behind each name, libfuse keeps one page of them, and asks for the next from there.
+        for at, name in enumerate(_DOTS[offset:], offset + 1):
+            if filler(buffer, name, None, at):
+                return 0
+        for name, behind in found.names(max(0, offset - len(_DOTS))):
+            if filler(buffer, name.encode(*ENCODING), None, behind + len(_DOTS)):
+                break
         return 0
 
     def releasedir(self, path: bytes | None, file: int) -> int:
-        del self._directories[File.from_address(file).fh]
+        found = self._directories.pop(File.from_address(file).fh)
+        if not isinstance(found, str):
+            found.close()
         return 0
 
     def readlink(self, path: bytes, buffer: int, size: int) -> int:

@@ -18,14 +18,22 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.fs.entry import Attributes
 from topicfs.fs.kernels import requests
 
-BLOCK_SIZE: Final = 128 << 10
-"""st_blksize: programs that use it as their buffer size (stdio, Python) then ask for as much as a request can carry."""
+BLOCK_SIZE: Final = requests.LARGEST_REQUEST
+"""st_blksize: programs that use it as their buffer size (cat, stdio, Python) then ask for as much as a request can
+carry. With 128 KiB, `cat file >> log.txt` cost both sides twice the processor time."""
+
+_BESIDE_BYTES: Final = 4096
+"""What libfuse leaves in its buffers for the head of a request."""
 
 ENCODING: Final = ("utf-8", "surrogateescape")
 """The encoding of names: any bytes survive decoding and encoding."""
 
 _NOW, _OMIT = (1 << 30) - 1, (1 << 30) - 2
 """UTIME_NOW and UTIME_OMIT, given in place of nanoseconds."""
+
+
+_EXPORT = 1 << 4
+"""FUSE_CAP_EXPORT_SUPPORT, which libfuse wants by itself."""
 
 
 def is_callback(kind: Any) -> bool:
@@ -50,6 +58,15 @@ class _Arguments(ctypes.Structure):
     """struct fuse_args."""
 
     _fields_ = [("count", ctypes.c_int), ("words", ctypes.POINTER(ctypes.c_char_p)), ("owned", ctypes.c_int)]
+
+
+class _Connection(ctypes.Structure):
+    """The first members of struct fuse_conn_info."""
+
+    _fields_ = [
+        (name, ctypes.c_uint32)
+        for name in ("major", "minor", "async_read", "max_write", "max_readahead", "capable", "want")
+    ]
 
 
 class _Channel(ctypes.Structure):
@@ -83,7 +100,6 @@ _declare(None, "fuse_opt_free_args", _at)
 _declare(_at, "fuse_mount", _at, _at)
 _declare(None, "fuse_unmount", _at, _at)
 _declare(_int, "fuse_chan_fd", _at)
-_declare(ctypes.c_size_t, "fuse_chan_bufsize", _at)
 _declare(_at, "fuse_chan_new", _at, _int, ctypes.c_size_t, _at)
 _declare(None, "fuse_chan_destroy", _at)
 _declare(_at, "fuse_new", _at, _at, _at, ctypes.c_size_t, _at)
@@ -175,7 +191,7 @@ def run(words: list[str], table: OperationsTable, windows: int = 0) -> bool:
         if kernel is None:
             return False
         ways = _Channel(requests.receive.address, requests.send.address, None)
-        file, size = _libfuse.fuse_chan_fd(kernel), _libfuse.fuse_chan_bufsize(kernel)
+        file, size = _libfuse.fuse_chan_fd(kernel), requests.LARGEST_REQUEST + _BESIDE_BYTES
         channel = _libfuse.fuse_chan_new(ctypes.byref(ways), file, size, windows)
         handle = _libfuse.fuse_new(channel, given, ctypes.byref(table), ctypes.sizeof(table), None)
         if handle is None:
@@ -200,6 +216,12 @@ def drop_pages(handle: int, node: int) -> bool:
     channel = _libfuse.fuse_session_next_chan(_libfuse.fuse_get_session(handle), None)
     error: int = _libfuse.fuse_lowlevel_notify_inval_inode(channel, node, 0, 0)
     return error == 0
+
+
+def refuse_handles(connection: int) -> None:
+    """Take back, in `init`, that files can be found by their inodes alone: by open_by_handle_at(2), and by NFS. The
+    kernel would look up `..` in directories that are gone, of which libfuse dies."""
+    _Connection.from_address(connection).want &= ~_EXPORT
 
 
 def this_handle() -> int:

@@ -36,7 +36,7 @@ class Windows:
 
     def __init__(self) -> None:
         self._table = np.zeros((ROWS, ROW), np.int64)
-        self._settled = self._table[1 + WINDOWS :].reshape(-1)
+        self._settled = self._table[1 + WINDOWS :].reshape(-1)[:SETTLED]
         self._kept: dict[int, tuple[int, Bytes]] = {}
         self._guard = threading.Lock()
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from topicfs.engine.inbox.staging import Parts
+from topicfs.engine.staging.staging import Parts
 from topicfs.fs.errors import BusyError
 
 Identity = tuple[int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,15 +15,17 @@ from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import Chunk
-from topicfs.engine.inbox.routing import by_partition, choose, first_refused
+from topicfs.engine.inbox.routing import by_partition, choose
 from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
-from topicfs.engine.inbox.staging import Parts, Staging
-from topicfs.engine.partition.validate import batch_limit
+from topicfs.engine.partition.validate import batch_limit, first_refused
 from topicfs.engine.record import Clock
 from topicfs.engine.settings.topic import TopicSettings
+from topicfs.engine.staging.staging import Parts, Staging
+from topicfs.engine.store.store import Store
 from topicfs.fs.appending.targets import LINE_FRAME, LINE_GROWTH
-from topicfs.fs.errors import BadInputError
+from topicfs.fs.errors import BadInputError, NotSupportedError
 from topicfs.fs.formats import FORMATS, Format, InputError
+from topicfs.fs.inbox.claims import Claims, Writing
 from topicfs.fs.inbox.paths import PART, PathKind, job_of, kind_of, partition_of
 
 _NEWLINE: Final = 10
@@ -86,6 +89,20 @@ class DataFile:
         return 0, int(found["part"]), int(found["file"] or 0), self.parts
 
 
+def check_closed(staging: Staging, claims: Claims, files: Iterable[DataFile], own: Writing | None) -> None:
+    """Refuse what is no regular file, and what is still being written by others than `own`."""
+    for file in files:
+        check_one_closed(staging, claims, file.parts, file.name, own)
+
+
+def check_one_closed(staging: Staging, claims: Claims, parts: Parts, name: str, own: Writing | None) -> None:
+    """Refuse one file as `check_closed` does."""
+    status = staging.status(parts)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotSupportedError(f"{name}: expected a regular file; nothing is appended")
+    claims.await_closed((status.st_dev, status.st_ino), own, name)
+
+
 def data_files(staging: Staging, batch: Parts) -> list[DataFile]:
     """Return the files of a batch's directory, or those that jobs have put into the inbox itself, in the order in which
     they are appended."""
@@ -111,12 +128,20 @@ class Topic:
     numbers   the numbers of its partitions, in order
     turns     a counter that says which partition is next for records without a key
     clock     gives the time
+    count     how many partitions the cluster has of which some are here; None where keys go to those that are here
     """
 
     settings: TopicSettings
     numbers: list[int]
     turns: Iterator[int]
     clock: Clock
+    count: int | None = None
+
+    @classmethod
+    def of(cls, store: Store, topic: str, turns: Iterator[int]) -> Topic:
+        """Return what a topic of a store is now."""
+        numbers, count = store.links.targets(topic)
+        return cls(store.topic_settings(topic), numbers, turns, store.clock, count)
 
 
 def chunks(
@@ -199,25 +224,26 @@ def _of_columns(staging: Staging, file: DataFile, _: Topic) -> Iterator[tuple[Ro
 
 def _of_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[tuple[Rows, InputError | None]]:
     assert isinstance(file.format, Format)
-    for lines in _whole_lines(staging, file, topic):
+    blocks = staging.blocks(file.parts, file.zipped)
+    for lines in whole_lines(blocks, LINE_GROWTH * batch_limit(topic.settings) + LINE_FRAME, file.name):
         parsed = file.format.parse(lines, UNDATED)
         yield Rows(parsed.columns, parsed.partitions), parsed.error
 
 
-def _whole_lines(staging: Staging, file: DataFile, topic: Topic) -> Iterator[Bytes]:
-    """Read a file's lines, some at a time. The last line gets a newline if it has none in the file."""
-    limit = LINE_GROWTH * batch_limit(topic.settings)
+def whole_lines(blocks: Iterable[Bytes], most: int, name: str) -> Iterator[Bytes]:
+    """Yield the lines of a file's blocks, some at a time. The last line gets a newline if it has none in the file.
+    RecordTooLargeError if one has more than `most` bytes."""
     rest: list[Bytes] = []
     last: Bytes | None = None
-    for block in staging.blocks(file.parts, file.zipped):
+    for block in blocks:
         if last is not None:
             end = _behind_last(last)
             if end:
                 yield np.concatenate([*rest, last[:end]])
                 rest = []
             rest.append(last[end:])
-            if sum(part.size for part in rest) > limit + LINE_FRAME:
-                raise RecordTooLargeError(f"{file.name}: a line goes beyond {limit + LINE_FRAME} bytes")
+            if sum(part.size for part in rest) > most:
+                raise RecordTooLargeError(f"{name}: a line goes beyond {most} bytes")
         last = block
     if last is not None:
         newline = last[:0] if last[-1] == _NEWLINE else np.full(1, _NEWLINE, np.uint8)
@@ -238,7 +264,7 @@ def _routed(rows: Rows, topic: Topic) -> Iterator[Chunk]:
     if refusal is not None:
         raise _RefusedError(refused, refusal)
     keyless = topic.numbers[next(topic.turns) % len(topic.numbers)]
-    chosen, known, unknown = choose(columns, rows.partitions, topic.numbers, keyless)
+    chosen, known, unknown = choose(columns, rows.partitions, topic.numbers, keyless, topic.count)
     if unknown is not None:
         raise _RefusedError(known, unknown)
     return by_partition(columns, chosen)

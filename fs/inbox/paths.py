@@ -17,9 +17,8 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from topicfs.engine.inbox.staging import Parts
-from topicfs.engine.inbox.waiting import HIDDEN
 from topicfs.engine.record import MAX_INT32
+from topicfs.engine.staging.staging import HIDDEN, Parts
 
 TEMPORARY: Final = "_temporary"
 SUCCESS: Final = "_SUCCESS"

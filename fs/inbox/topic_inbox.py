@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from typing import Protocol
 from topicfs.engine.errors import LinkedTopicError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import SPENT, Inbox, batch_name
-from topicfs.engine.inbox.staging import Parts, Staging
+from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
 from topicfs.fs.inbox.claims import Claims, Writing
 from topicfs.fs.inbox.commits import Commits
-from topicfs.fs.inbox.data_files import DataFile, Topic, chunks, content_of, data_files
+from topicfs.fs.inbox.data_files import DataFile, Topic, check_closed, chunks, content_of, data_files
 from topicfs.fs.inbox.paths import TEMPORARY, batch_of, job_of
 
 
@@ -64,9 +63,9 @@ class TopicInbox:
             return os.stat(self._store.logs).st_mtime_ns
 
     def check_leads(self) -> None:
-        """Raise LinkedTopicError if the topic mirrors one of a Kafka cluster, where alone records are appended."""
-        linked = self._store.linked_topic(self.inbox.topic)
-        if linked is not None:
+        """Raise LinkedTopicError if the topic mirrors one of a Kafka cluster to which there is no link."""
+        linked = self._store.links.topic(self.inbox.topic)
+        if linked is not None and self._store.inboxes.cluster is None:
             raise LinkedTopicError(
                 f"{linked.name}: mirrors a topic of a Kafka cluster, and is only read here: append to it there"
             )
@@ -156,14 +155,14 @@ class TopicInbox:
         """Append a file under a name, and remove it. `own` is the finished writer that still has it open, if any."""
         with self.commits.one(), self.claims.taken(source, name):
             file = DataFile.of(source, name)
-            self._check_files([file], own)
+            check_closed(self.staging, self.claims, [file], own)
             identity = self.staging.identity(source)
             self._commit(f"file:{name[-1]}:{identity}", [file], [source], own)
 
     def _commit(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
     ) -> None:
-        self._check_files(files, own)
+        check_closed(self.staging, self.claims, files, own)
         topic = self._topic()
         if self.inbox.knows(name):
             content = content_of(self.staging, files, topic)
@@ -174,15 +173,5 @@ class TopicInbox:
                 pass
         self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
 
-    def _check_files(self, files: Iterable[DataFile], own: Writing | None) -> None:
-        """Refuse what is no regular file, and what is still being written."""
-        for file in files:
-            status = self.staging.status(file.parts)
-            if not stat.S_ISREG(status.st_mode):
-                raise errors.NotSupportedError(f"{file.name}: expected a regular file; nothing is appended")
-            self.claims.await_closed((status.st_dev, status.st_ino), own, file.name)
-
     def _topic(self) -> Topic:
-        settings = self._store.topic_settings(self.inbox.topic)
-        numbers = self._store.topics().get(self.inbox.topic, [])
-        return Topic(settings, numbers, self._turns, self._store.clock)
+        return Topic.of(self._store, self.inbox.topic, self._turns)

@@ -27,6 +27,7 @@ def _pointer(kind: Any) -> Any:
     return at
 
 
+octets_at = _pointer(types.uint8)
 words_at = _pointer(types.uint32)
 longs_at = _pointer(types.uint64)
 sizes_at = _pointer(types.uintp)

@@ -1,4 +1,5 @@
 """Requests that are answered without Python: reads of bytes that lie in memory, and flushes that have nothing to do.
+Beside them, which requests that ask for a name, or make a file, wait for their answers.
 
 A read request costs 35 us in Python, and most tools read in pieces of 4 to 64 KiB. So Python renders a block, opens a
 *window* on it, and the requests that lie in the window are answered here, in the thread that receives them. And each
@@ -15,6 +16,9 @@ its window, `handle % WINDOWS`, which it may have to leave to another one:
                                                              5  whether bytes for the kernel's pages are given too
 
     rows of settled handles: handle, at the place `handle % SETTLED` of all their numbers; else 0
+
+    rows of named: the number of a LOOKUP or CREATE that is not answered, at the place `number / 2 % NAMED`; else 0. One
+    whose place another one has is not known here, and is not told of its caller's signals
 
 Of the requests these fields are read, behind the header that `topicfs.fs.kernels.requests` draws:
 
@@ -47,8 +51,11 @@ WINDOWS: Final = 32
 SETTLED: Final = 1024
 """How many handles can be known to be settled. One that has to leave its place is asked for its flush."""
 
+NAMED: Final = 1024
+"""How many LOOKUP and CREATE requests can be known that wait. The kernel numbers its requests by twos."""
+
 ROW: Final = 8
-ROWS: Final = 1 + WINDOWS + SETTLED // ROW
+ROWS: Final = 1 + WINDOWS + SETTLED // ROW + NAMED // ROW
 READS: Final = 0
 READ_BYTES: Final = 1
 _HANDLE: Final = 0
@@ -134,6 +141,34 @@ def answer(table, descriptor, request, length):
         if handle != 0 and settled[handle & types.uint64(SETTLED - 1)] == handle:
             return _write(descriptor, request, types.uintp(0), 0)
     return False
+
+
+@inline
+def _place_of(table, number):
+    place = (number >> types.uint64(1)) & types.uint64(NAMED - 1)
+    return (
+        table + types.uintp(((1 + WINDOWS) * ROW + SETTLED) * _LONG) + types.uintp(place) * types.uintp(_LONG)
+    )
+
+
+@inline
+def begin_named(table, number):
+    """Note a LOOKUP or CREATE that waits for its answer."""
+    if table != 0 and load_atomically(_place_of(table, number)) == 0:
+        store_atomically(_place_of(table, number), types.int64(number))
+
+
+@inline
+def is_named(table, number):
+    """Tell whether a request is a LOOKUP or CREATE that waits for its answer."""
+    return table != 0 and load_atomically(_place_of(table, number)) == types.int64(number)
+
+
+@inline
+def end_named(table, number):
+    """Note that a LOOKUP or CREATE is answered."""
+    if is_named(table, number):
+        store_atomically(_place_of(table, number), types.int64(0))
 
 
 @inline

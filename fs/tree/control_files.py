@@ -38,11 +38,15 @@ class ControlFile(GeneratedFile):
     """A small file whose lines are carried out as they are written."""
 
     permissions = 0o666
+    can_empty = True
 
     def apply(self, lines: Sequence[str]) -> TakeBack | None:
         """Carry out the lines of one write: all or, with an error, none. Return a function that undoes them; None if
         there is nothing to undo, or no way to do so."""
         raise NotImplementedError
+
+    def persist(self) -> None:
+        """Bring what lines have done onto the disk, for fsync, where it is not there when the write returns."""
 
     def note_refusal(self, error: Exception) -> None:
         """Remember why lines were refused, if the content shows it: `FileSystem.refused` has the status show it."""
@@ -115,6 +119,7 @@ class ControlHandle(Handle):
     def persist(self) -> None:
         with self._lock:
             self._lines, self._take_back = [], []
+        self._file.persist()
 
     def _apply(self, lines: list[bytes], tail: bytes = b"") -> None:
         try:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.errors import InvalidNameError, UnknownPartitionError
-from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory
+from topicfs.fs.tree.compacting import COMPACT, ask
+from topicfs.fs.tree.store_entry import StoreEntry
 
 DELETE: Final = "user.topicfs.delete"
 UNDELETE: Final = "user.topicfs.undelete"
@@ -27,25 +28,22 @@ DELETED: Final = "user.topicfs.deleted"
 
 
 @dataclass(eq=False)
-class Deleting(Directory):
-    """A directory whose names can be deleted with all that they hold, and taken back. rmdir deletes what is empty.
-
-    context  the context that the tree shares
-    """
-
-    context: Context
+class Deleting(StoreEntry, Directory):
+    """A directory whose names can be deleted with all that they hold, and taken back, or compacted. rmdir deletes what
+    is empty."""
 
     def catch_up(self) -> None:
         self.context.store.catch_up()
-
-    def mtime_ns(self) -> int:
-        return self.context.mtime_ns()
 
     def xattr(self, name: str) -> bytes | None:
         return self.context.deletions() if name == DELETED else super().xattr(name)
 
     def set_xattr(self, name: str, value: bytes) -> None:
-        tasks: dict[str, Callable[[str], None]] = {DELETE: self._delete, UNDELETE: self.undelete}
+        tasks: dict[str, Callable[[str], None]] = {
+            DELETE: self._delete,
+            UNDELETE: self.undelete,
+            COMPACT: lambda wanted: ask(self.context.store, *self.place_of(wanted)),
+        }
         task = tasks.get(name)
         if task is None:
             super().set_xattr(name, value)

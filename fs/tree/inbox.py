@@ -4,6 +4,7 @@
     cp x.jsonl inbox/.x; mv inbox/.x inbox/x.jsonl              a file that is renamed here
     mv /elsewhere/x.jsonl inbox/                                a file that mv copies here: mv sets the file's times
                                                                 when it is complete, and close(2) reports the result
+    getfattr -n user.topicfs.committed.b inbox                  how many records were committed as b; empty if none were
 
 A plain copy to a name that is not hidden is refused: nothing tells whether its writer has come to its end, or was
 killed. The meaning of the names is in `topicfs.fs.inbox.paths`. Everything else works as on any disk.
@@ -11,21 +12,19 @@ killed. The meaning of the names is in `topicfs.fs.inbox.paths`. Everything else
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes
-from topicfs.engine.files.regular import NotRegularError
-from topicfs.engine.inbox.staging import Parts
-from topicfs.engine.segment.descriptors import OtherFile
+from topicfs.engine.inbox.inbox import batch_name
+from topicfs.engine.mount_attributes import COMMITTED
+from topicfs.engine.staging.staging import Parts
 from topicfs.fs import errors
-from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
-from topicfs.fs.inbox.claims import Writing
+from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, wants_writing
 from topicfs.fs.inbox.data_files import DataFile, is_whole
 from topicfs.fs.inbox.paths import (
     LONGEST,
@@ -38,6 +37,7 @@ from topicfs.fs.inbox.paths import (
     partition_of,
 )
 from topicfs.fs.inbox.topic_inbox import TopicInbox
+from topicfs.fs.tree.scratch import Scratch, ScratchFile, ScratchHandle, as_told
 
 INBOX: Final = "inbox"
 
@@ -48,38 +48,15 @@ _STREAMS: Final = (
 
 
 @dataclass(eq=False)
-class Scratch(Entry):
-    """What all entries of an inbox have in common. chmod and chown succeed without effect, as Spark and cp need;
-    utimens sets the times.
+class InboxEntry(Scratch):
+    """What all entries of an inbox have in common."""
 
-    topic_inbox  the inbox that they share
-    parts        the path in the inbox
-    """
-
-    topic_inbox: TopicInbox
-    parts: Parts
-
-    def status(self) -> os.stat_result:
-        with as_told(self.path):
-            return self.topic_inbox.staging.status(self.parts)
-
-    def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
-        found = self.status()
-        return Attributes(
-            self.kind | (self.permissions & owner.mode),
-            # The inode is that of the file, not of its name: a rename keeps it.
-            inode(f"staging:{found.st_dev}", found.st_ino),
-            found.st_nlink,
-            found.st_size,
-            found.st_mtime_ns,
-            owner.uid,
-            owner.gid,
-        )
+    place: TopicInbox
 
     def move(self, parent: Entry, name: str) -> None:
         if not isinstance(parent, InboxDirectory):
             raise errors.NotSupportedError(f"{self.path} can only be renamed within its inbox")
-        if parent.topic_inbox is not self.topic_inbox:
+        if parent.place is not self.place:
             raise errors.OtherInboxError(f"{self.path} and {parent.path} are of two topics")
         new = (*parent.parts, name)
         place = kind_of(new)
@@ -92,36 +69,21 @@ class Scratch(Entry):
                 f"{self.path} has {SUCCESS} in it: make that when {name} has its name"
             )
         if place is PathKind.TOP and not is_directory and not self._is_of_a_job(name):
-            self.topic_inbox.commit_file(self.parts, new)
+            self.place.commit_file(self.parts, new)
             return
         if is_directory and len(self.parts) == 1 and len(new) == 2 and name == self.parts[0]:
             # mv(1) found the emptied directory of a committed batch, and would move this directory into it.
-            new = new[:1] if self.topic_inbox.inbox.is_spent(new[0]) else new
-        with self.topic_inbox.claims.changing(self.parts, new), as_told(self.path):
-            if is_directory and len(new) == 1 and self.topic_inbox.inbox.is_spent(new[0]):
-                self.topic_inbox.staging.discard(new)
-            self.topic_inbox.staging.move(self.parts, new)
+            new = new[:1] if self.place.inbox.is_spent(new[0]) else new
+        with self.place.claims.changing(self.parts, new), as_told(self.path):
+            if is_directory and len(new) == 1 and self.place.inbox.is_spent(new[0]):
+                self.place.staging.discard(new)
+            self.place.staging.move(self.parts, new)
 
     def _is_of_a_job(self, name: str) -> bool:
         return kind_of(self.parts) is PathKind.WORK and job_of(name) is not None
 
-    def set_mode(self) -> None:
-        """Do nothing: jobs set the modes of their files, which mean nothing here."""
 
-    def set_owner(self) -> None:
-        """Do nothing, as for the mode."""
-
-    def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
-        found = self.status()
-        with as_told(self.path):
-            self.topic_inbox.staging.set_times(
-                self.parts,
-                found.st_atime_ns if accessed_ns is None else accessed_ns,
-                found.st_mtime_ns if modified_ns is None else modified_ns,
-            )
-
-
-class InboxDirectory(Scratch, Directory):
+class InboxDirectory(InboxEntry, Directory):
     """The inbox itself, or a directory in it."""
 
     permissions = 0o777
@@ -131,22 +93,28 @@ class InboxDirectory(Scratch, Directory):
         return super().attributes(owner) if self.parts else Entry.attributes(self, owner)
 
     def mtime_ns(self) -> int:
-        return self.topic_inbox.mtime_ns()
+        return self.place.mtime_ns()
+
+    def xattr(self, name: str) -> bytes | None:
+        if self.parts or not name.startswith(COMMITTED):
+            return super().xattr(name)
+        records = self.place.inbox.records_of(batch_name(name.removeprefix(COMMITTED)))
+        return b"" if records is None else b"%d" % records
 
     def missing(self, name: str) -> errors.NotFoundError:
         return errors.TakenError(f"there is no {self.child(name)}")
 
     def names(self) -> Iterable[str]:
         with as_told(self.path):
-            names = self.topic_inbox.staging.names(self.parts)
+            names = self.place.staging.names(self.parts)
         if self.parts:
             return names
-        return [name for name in names if not self.topic_inbox.inbox.is_spent(name)]
+        return [name for name in names if not self.place.inbox.is_spent(name)]
 
     def lookup(self, name: str) -> Entry:
         inner = (*self.parts, name)
         try:
-            is_directory = self.topic_inbox.staging.is_directory(inner)
+            is_directory = self.place.staging.is_directory(inner)
         except (FileNotFoundError, NotADirectoryError):
             raise self.missing(name) from None
         except OSError as error:
@@ -154,27 +122,27 @@ class InboxDirectory(Scratch, Directory):
                 raise self.missing(name) from None
             raise
         kind = InboxDirectory if is_directory else InboxFile
-        return kind(self.child(name), self.topic_inbox, inner)
+        return kind(self.child(name), self.place, inner)
 
     def create_directory(self, name: str) -> None:
         new = (*self.parts, name)
-        self.topic_inbox.check_leads()
+        self.place.check_leads()
         check_name(new, is_directory=True)
         if kind_of(new) is PathKind.SUCCESS:
             raise errors.NotSupportedError(f"{self.child(name)} is a file")
-        with self.topic_inbox.claims.changing(new), as_told(self.child(name)):
-            self.topic_inbox.staging.make_directory(new)
+        with self.place.claims.changing(new), as_told(self.child(name)):
+            self.place.staging.make_directory(new)
 
     def remove_directory(self, name: str) -> None:
         place = (*self.parts, name)
-        with self.topic_inbox.claims.changing(place), as_told(self.child(name)):
-            self.topic_inbox.staging.remove_directory(place)
+        with self.place.claims.changing(place), as_told(self.child(name)):
+            self.place.staging.remove_directory(place)
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         new = (*self.parts, name)
-        self.topic_inbox.check_leads()
+        self.place.check_leads()
         check_name(new, is_directory=False)
-        file = InboxFile(self.child(name), self.topic_inbox, new)
+        file = InboxFile(self.child(name), self.place, new)
         place = kind_of(new)
         if place is PathKind.TOP:
             # mv and cp ask for a file that did not exist before, `>` does not: its writer would not check close(2).
@@ -185,112 +153,42 @@ class InboxDirectory(Scratch, Directory):
                 )
             return file, ArrivingHandle(file, flags | os.O_CREAT)
         if place is PathKind.WORK and not is_hidden(name):
-            self.topic_inbox.admit(new)
+            self.place.admit(new)
         if place is PathKind.SUCCESS:
-            self.topic_inbox.commit_batch(self.parts)
+            self.place.commit_batch(self.parts)
             return file, SuccessHandle(file, flags | os.O_CREAT)
         return file, ScratchHandle(file, flags | os.O_CREAT)
 
 
-class InboxFile(Scratch):
-    """A file in an inbox.
+class InboxFile(InboxEntry, ScratchFile):
+    """A file in an inbox."""
 
-    file  the file itself, if this entry is of an open file: its attributes are read there, even if its name is gone
-    """
-
-    permissions = 0o666
-    file: OtherFile | None = None
-
-    def status(self) -> os.stat_result:
-        return super().status() if self.file is None else self.file.status()
-
-    def size(self) -> int:
-        return self.status().st_size
-
-    def mtime_ns(self) -> int:
-        return self.status().st_mtime_ns
-
-    def opened(self, flags: int) -> tuple[OtherFile, Writing | None]:
-        """Open the file itself. An open for writing is noted in the claims."""
-        claims = self.topic_inbox.claims
-        writes = wants_writing(flags)
-        changes = kind_of(self.parts) is not PathKind.SUCCESS and (
-            writes or flags & (os.O_CREAT | os.O_TRUNC)
-        )
-        with claims.changing(*([self.parts] if changes else ())), as_told(self.path):
-            # The kernel gives each write its position.
-            self.file = self.topic_inbox.staging.open(self.parts, flags & ~os.O_APPEND)
-            if not writes:
-                return self.file, None
-            status = self.file.status()
-            return self.file, claims.begin_writing((status.st_dev, status.st_ino))
+    @property
+    def is_guarded(self) -> bool:
+        return kind_of(self.parts) is not PathKind.SUCCESS
 
     def open(self, flags: int) -> Handle:
         if wants_writing(flags) and kind_of(self.parts) is PathKind.SUCCESS:
             # Spark does not make the file anew if an earlier job has left one.
             directory = self.parts[:-1]
-            if self.topic_inbox.holds_new(directory) or not self.topic_inbox.is_known(directory):
+            if self.place.holds_new(directory) or not self.place.is_known(directory):
                 self._commit_again()
             return SuccessHandle(self, flags)
         return ScratchHandle(self, flags)
 
     def _commit_again(self) -> None:
-        self.topic_inbox.commit_batch(self.parts[:-1])
+        self.place.commit_batch(self.parts[:-1])
         with as_told(self.path):
-            self.topic_inbox.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
-
-    def truncate(self, length: int) -> None:
-        if self.file is None:
-            with self.topic_inbox.claims.changing(self.parts), as_told(self.path):
-                self.topic_inbox.staging.truncate(self.parts, length)
-        else:
-            self.file.truncate(length)
-
-    def remove(self) -> None:
-        with self.topic_inbox.claims.changing(self.parts), as_told(self.path):
-            self.topic_inbox.staging.remove_file(self.parts)
+            self.place.staging.open(self.parts, os.O_WRONLY | os.O_CREAT).close()
 
     def set_times(self, accessed_ns: int | None, modified_ns: int | None) -> None:
-        if kind_of(self.parts) is PathKind.SUCCESS and self.topic_inbox.holds_new(self.parts[:-1]):
+        if kind_of(self.parts) is PathKind.SUCCESS and self.place.holds_new(self.parts[:-1]):
             # Python's touch sets the times of an existing file without opening it.
             self._commit_again()
         super().set_times(accessed_ns, modified_ns)
-        arrival = self.topic_inbox.arriving.get(self.parts[-1])
+        arrival = self.place.arriving.get(self.parts[-1])
         if arrival is not None and len(self.parts) == 1:
             arrival.is_whole = True
-
-
-class ScratchHandle(Handle):
-    """An open file in an inbox. It works as on any disk, through the page cache.
-
-    writing  the note that it is open for writing; None if it is not
-    """
-
-    direct_io = False
-
-    def __init__(self, entry: InboxFile, flags: int) -> None:
-        self._entry = entry
-        self._file, self.writing = entry.opened(flags)
-
-    def read(self, position: int, into: Bytes) -> int:
-        return self._file.read(position, into)
-
-    def write(self, data: Bytes, position: int = 0) -> int:
-        if self.writing is not None:
-            self.writing.is_closed = False
-        return self._file.write(position, data)
-
-    def flush(self) -> None:
-        if self.writing is not None:
-            self.writing.is_closed = True
-
-    def persist(self) -> None:
-        self._file.sync()
-
-    def release(self) -> None:
-        if self.writing is not None:
-            self._entry.topic_inbox.claims.end_writing(self.writing)
-        self._file.close()
 
 
 class SuccessHandle(ScratchHandle):
@@ -298,11 +196,12 @@ class SuccessHandle(ScratchHandle):
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
         super().__init__(entry, flags)
-        entry.topic_inbox.commits.opened(self)
+        self._commits = entry.place.commits
+        self._commits.opened(self)
 
     def release(self) -> None:
         super().release()
-        self._entry.topic_inbox.commits.closed(self)
+        self._commits.closed(self)
 
 
 class ArrivingHandle(ScratchHandle):
@@ -320,7 +219,8 @@ class ArrivingHandle(ScratchHandle):
         self.is_whole = False
         self._next: int | None = 0
         self._is_taken = False
-        entry.topic_inbox.arriving[entry.parts[0]] = self
+        self._inbox = entry.place
+        self._inbox.arriving[entry.parts[0]] = self
 
     def write(self, data: Bytes, position: int = 0) -> int:
         if self._is_taken:
@@ -341,23 +241,23 @@ class ArrivingHandle(ScratchHandle):
                 f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
                 "copy it to a name that begins with a dot, and rename it then"
             )
-        self._entry.topic_inbox.commits.opened(self)
-        self._entry.topic_inbox.commit_file(self._entry.parts, self._entry.parts, self.writing)
+        self._inbox.commits.opened(self)
+        self._inbox.commit_file(self._entry.parts, self._entry.parts, self.writing)
         self._is_taken = True
 
     def _has_its_end(self) -> bool:
         """Tell whether all of it was written, up to an end that says so."""
         file = DataFile.of(self._entry.parts)
-        return self._next == self._entry.size() and is_whole(self._entry.topic_inbox.staging, file)
+        return self._next == self._entry.size() and is_whole(self._inbox.staging, file)
 
     def release(self) -> None:
-        arriving = self._entry.topic_inbox.arriving
+        arriving = self._inbox.arriving
         name = self._entry.parts[0]
         if arriving.get(name) is self:
             del arriving[name]
-            self._entry.topic_inbox.staging.discard((name,))
+            self._inbox.staging.discard((name,))
         super().release()
-        self._entry.topic_inbox.commits.closed(self)
+        self._inbox.commits.closed(self)
 
 
 def check_name(parts: Parts, is_directory: bool) -> None:
@@ -381,26 +281,3 @@ def check_name(parts: Parts, is_directory: bool) -> None:
         raise errors.NotSupportedError(f"{shown}: a batch has no directories but partition=<number>")
     if place is PathKind.TOP and len(os.fsencode(name)) > LONGEST:
         raise errors.BadInputError(f"{shown}: expected a name of at most {LONGEST} bytes")
-
-
-@contextlib.contextmanager
-def as_told(path: str) -> Iterator[None]:
-    """Turn errors of the disk about a file in the inbox into errors about the entry that shows it."""
-    try:
-        yield
-    except NotRegularError as error:
-        raise errors.NotSupportedError(f"{path}: {error.strerror}") from None
-    except FileNotFoundError:
-        raise errors.TakenError(f"there is no {path}") from None
-    except FileExistsError:
-        raise errors.ExistsError(f"{path} exists") from None
-    except NotADirectoryError:
-        raise errors.NotADirectoryError(f"{path}: a name above it is no directory") from None
-    except IsADirectoryError:
-        raise errors.IsADirectoryError(f"{path} is a directory") from None
-    except OSError as error:
-        if error.errno == errno.ENOTEMPTY:
-            raise errors.NotEmptyError(f"{path} is not empty") from None
-        if error.errno in (errno.EINVAL, errno.ENAMETOOLONG):
-            raise errors.BadInputError(f"{path}: {error.strerror}") from None
-        raise

@@ -49,7 +49,7 @@ class LogFile(PartitionEntry):
         if not wants_writing(flags):
             return reader
         target = PartitionTarget(self.views.writers, self.format, self.context.batch_size_for(flags))
-        return AppendHandle.open(target, flags, reader)
+        return AppendHandle.open(target, flags, self.context.holdings.unfinished_bytes, reader)
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from topicfs.engine.errors import ClosedError
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, FleetingFile, ViewLink
 from topicfs.fs.formats import Format
+from topicfs.fs.tree.keys import KEYS, KeysDirectory, has_keys
 from topicfs.fs.tree.logs import CurrentLink, FollowFile, LogFile
 from topicfs.fs.tree.partition_entry import PartitionEntry, offset_xattrs, partition_mtime
 from topicfs.fs.tree.ranges import OffsetDirectory, TimeDirectory
@@ -64,7 +65,7 @@ class PartitionDirectory(Directory):
         return offset_xattrs(self._views()).get(name)
 
     def names(self) -> Iterable[str]:
-        return _LISTED
+        return [*_LISTED, KEYS] if has_keys(self.context, self.topic) else _LISTED
 
     def lookup(self, name: str) -> Entry:
         try:
@@ -74,6 +75,9 @@ class PartitionDirectory(Directory):
                 raise
             return OfflineStatusFile(self.child(name), self.context, self.topic, self.number, str(error))
         if name in _LINKED and not self.context.lists_all:
+            return PartitionViewLink(self.child(name), views)
+        if name == KEYS and views.partition.settings.compact:
+            # It is always a link: `rm -r` of a partition must not remove its keys.
             return PartitionViewLink(self.child(name), views)
         return self.made(name, _ENTRIES, views)
 
@@ -86,9 +90,11 @@ class ViewsDirectory(PartitionEntry, Directory):
     """The targets of a partition's links. This directory is not listed itself."""
 
     def names(self) -> Iterable[str]:
-        return _LINKED
+        return [*_LINKED, KEYS] if self.views.partition.settings.compact else _LINKED
 
     def lookup(self, name: str) -> Entry:
+        if name == KEYS and self.views.partition.settings.compact:
+            return KeysDirectory(self.child(name), self.views)
         if name not in _LINKED:
             raise self.missing(name)
         return self.made(name, _ENTRIES, self.views)

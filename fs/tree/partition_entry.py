@@ -55,11 +55,18 @@ class PartitionEntry(Entry):
 def partition_mtime(views: PartitionViews) -> int:
     """Return when a partition last changed, which is when its active segment was written. The time is kept until the
     segment grows, as each command asks for the times of several entries."""
-    active = views.partition.log.snapshot.segments.last
+    log = views.partition.log
+    active = log.snapshot.segments.last
     size = active.size
     known = views.written
     if known is None or known[0] is not active or known[1] != size:
-        known = views.written = active, size, status_of(active).st_mtime_ns
+        try:
+            known = views.written = active, size, status_of(active).st_mtime_ns
+        except errors.NotFoundError:
+            if log.is_closed:
+                raise
+            # The log begins anew: its old segments are gone, and its directory has changed just now.
+            return os.stat(log.chain.directory).st_mtime_ns
     return known[2]
 
 

@@ -11,11 +11,15 @@ from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.format.paths import parse_partition_directory
 from topicfs.engine.mount_attributes import BACKING, LOG_DIRECTORIES
 from topicfs.fs import errors
-from topicfs.fs.context import TOPICS, Context
+from topicfs.fs.context import GROUPS, PRODUCERS, TOPICS, TRANSACTIONS, Context
 from topicfs.fs.entry import Entry, FleetingFile
 from topicfs.fs.tree.deleting import Deleting
+from topicfs.fs.tree.groups import GroupsDirectory
 from topicfs.fs.tree.partition import PartitionDirectory
+from topicfs.fs.tree.producers import ProducersDirectory
+from topicfs.fs.tree.store_entry import StoreEntry
 from topicfs.fs.tree.topics import TopicsDirectory
+from topicfs.fs.tree.transactions import TransactionsDirectory
 
 README = b"""\
 Every directory here is a partition of a log; `topics` has the topics' settings.
@@ -24,6 +28,7 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     tail -f orders-0/log.jsonl                 and those that come, with key, headers and timestamp
     cat orders-0/follow.txt                    those that come from now on; not listed, as it never ends
     echo 'ten apples' >> orders-0/log.txt      append a record
+    cat topics/orders/log.txt                  all partitions, merged by time
     cat orders-0/offset/42                     one value, exactly
     cat orders-0/offset/-10.tsv                the last ten
     cat orders-0/time/last-15m.jsonl           the last quarter of an hour
@@ -36,8 +41,14 @@ Every directory here is a partition of a log; `topics` has the topics' settings.
     echo 500 > orders-0/start                  delete the records below offset 500
     mv clicks.jsonl topics/orders/inbox/       append all of a file's lines, or none
     cp clicks.parquet topics/orders/inbox/     or of its rows
+    mkdir transactions/t1                      write transactions/t1/orders-0.jsonl, and others; then append all of
+    mv transactions/t1 transactions/t1.commit  it, or none; or rm -r transactions/t1
+    cat users-0/keys/ann                       a compacted topic: the newest value of a key; > sets it, rm removes it
     mkdir topics/clicks                        make a topic; `mkdir clicks-1` adds a partition
     rmdir topics/clicks                        remove one that holds no records; `topicfs delete` deletes others
+    mkdir groups/readers                       make a consumer group, which remembers how far it has read
+    echo earliest > groups/readers/orders-0    its position: an offset, earliest, latest, -15m or a time
+    cat groups/readers/orders-0.pending.txt    what it has not read yet
     echo '{"key":"k","value":"v"}' >> topics/clicks/in.jsonl
 
 Formats: txt is the value; tsv is key TAB value, as PostgreSQL's COPY reads it; jsonl has everything.
@@ -88,6 +99,9 @@ class RootDirectory(Deleting):
             "README.txt": partial(TextFile, text=lambda: README),
             "metrics": partial(TextFile, text=self.metrics),
             TOPICS: TopicsDirectory,
+            GROUPS: GroupsDirectory,
+            TRANSACTIONS: TransactionsDirectory,
+            PRODUCERS: ProducersDirectory,
         }
 
     def place_of(self, name: str) -> tuple[str, int]:
@@ -101,25 +115,21 @@ class RootDirectory(Deleting):
 
     def create_directory(self, name: str) -> None:
         topic, number, suffix = parse_partition_directory(name)
-        if suffix or name == TOPICS:
+        if suffix or name in self._about_all():
             raise InvalidNameError(f"{name} cannot be a partition: expected <topic>-<number>")
         self.context.store.create(topic, number)
 
     def remove_directory(self, name: str) -> None:
-        if name == TOPICS:
+        if name in self._about_all():
             raise errors.NotSupportedError(f"{self.child(name)} cannot be removed")
         super().remove_directory(name)
 
 
 @dataclass(eq=False)
-class TextFile(FleetingFile):
+class TextFile(StoreEntry, FleetingFile):
     """A text about the whole store."""
 
-    context: Context
     text: Callable[[], bytes]
 
     def make(self) -> bytes:
         return self.text()
-
-    def mtime_ns(self) -> int:
-        return self.context.mtime_ns()

@@ -1,19 +1,14 @@
-"""What all entries of a topic have in common: they change when a partition is made or removed."""
+"""What all entries of a topic have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topicfs.fs.context import Context
-from topicfs.fs.entry import Entry
+from topicfs.fs.tree.store_entry import StoreEntry
 
 
 @dataclass(eq=False)
-class TopicEntry(Entry):
+class TopicEntry(StoreEntry):
     """An entry that shows something of a topic."""
 
-    context: Context
     topic: str
-
-    def mtime_ns(self) -> int:
-        return self.context.mtime_ns()

@@ -82,6 +82,8 @@ class FollowHandle(ViewHandle):
     _given_up  tells whether the caller of a read no longer waits
     """
 
+    waits = True
+
     def __init__(self, view: View, given_up: Callable[[], bool]) -> None:
         super().__init__(view)
         self._given_up = given_up

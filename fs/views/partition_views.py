@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.files.birth import Birth, birth
+from topicfs.engine.keys.index import KeyIndex
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import Record
@@ -21,10 +22,14 @@ from topicfs.fs.views.rendered_segments import RenderedSegments
 from topicfs.fs.views.shared_log_view import SharedLogViews
 
 if TYPE_CHECKING:
+    from topicfs.fs.appending.key_writer import KeyWriter
     from topicfs.fs.context import Context
 
 RANGES: Final = 1024
 """How many resolved ranges are remembered between the look-up of a name and its opening."""
+
+LONG_KEYS: Final = 256
+"""How many long keys are remembered by partition. Any other is looked for in all keys, when its name is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,9 @@ class PartitionViews:
     ranges          resolved ranges whose names stand for other offsets at each look-up
     _incarnation    the identity of the partition's directory; None until it was asked for
     _born           by base offset: a segment, the identity of its file, and a serial
+    pending_keys    the open files that set a key, by key
+    long_keys       keys whose names have their hashes, by name, as they were last listed: the newest of them
+    _keys           the index of keys; None until it is asked for
     shared_log      the views of the whole log that some reader holds open
     _sealed_sizes   the total size of the sealed segments, by format
     _stored_sealed  a list of segments, and the bytes of the `.log` files of its sealed segments
@@ -69,10 +77,13 @@ class PartitionViews:
         self.context = context
         self.rendered = RenderedSegments(partition, context.view_cache, context.read_ahead)
         self.shared_log = SharedLogViews(self.rendered)
-        self.writers = PartitionWriters(partition, context.linger, self.rendered.note)
+        self.writers = PartitionWriters(partition, context.linger, context.write_behind, self.rendered.note)
         self.serial = next(SERIALS)
         self.cuts = partition.log.snapshot.cuts
         self.rewrites = 0
+        self.pending_keys: dict[bytes, set[KeyWriter]] = {}
+        self.long_keys: Remembered[bytes] = Remembered(LONG_KEYS)
+        self._keys: KeyIndex | None = None
         self.ranges: Remembered[Entry] = Remembered(RANGES)
         self._incarnation: Birth | None = None
         self._born: dict[int, tuple[Segment, Birth, int]] = {}
@@ -81,6 +92,7 @@ class PartitionViews:
         self._sealed_sizes: dict[str, _SealedSum] = {}
         self._stored_sealed: tuple[Segments, int] | None = None
         self._lock = threading.Lock()
+        self._making_keys = threading.Lock()
 
     def before_removal(self, segments: Sequence[Segment]) -> None:
         """Keep segments readable for open views, before retention or compaction removes them from the log."""
@@ -100,6 +112,22 @@ class PartitionViews:
             for base, (segment, _, _) in list(self._born.items()):
                 if segments.at(base) is not segment:
                     del self._born[base]
+
+    @property
+    def keys(self) -> KeyIndex:
+        """Return the index of keys. The first call makes it, from its checkpoint or from the log."""
+        found = self._keys
+        if found is None:
+            with self._making_keys:
+                found = self._keys
+                if found is None:
+                    found = self._keys = KeyIndex(self.partition, self.context.view_cache)
+        return found
+
+    @property
+    def known_keys(self) -> KeyIndex | None:
+        """Return the index of keys, or None if nobody has asked for it."""
+        return self._keys
 
     @property
     def is_cut(self) -> bool:

@@ -30,8 +30,8 @@ _READ_AT_ONCE: Final = 8
 class ViewCache(Protocol):
     """A store for data that can be rebuilt, kept from one run to the next. To lose an entry costs only time."""
 
-    def load(self, partition: str, name: str) -> bytes | None:
-        """Return what was saved under this name, or None if there is nothing."""
+    def load(self, partition: str, name: str, most: int = ...) -> bytes | None:
+        """Return what was saved under this name, or None if there is nothing, or more than `most` bytes."""
 
     def save(self, partition: str, name: str, data: bytes) -> None:
         """Save data under a name, and replace what was there."""

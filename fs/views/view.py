@@ -162,6 +162,10 @@ class View:
         end = min(block.end, part.skipped + self._length(part, now))
         return part.start + first - part.skipped, block.data[first - block.start : max(end - block.start, 0)]
 
+    def now(self) -> Snapshot:
+        """Return the newest snapshot, with the segments of the view."""
+        return self._refresh()
+
     def position_of(self, offset: int) -> int:
         """Return where the first record at or above `offset` begins."""
         now = self._refresh()

@@ -24,6 +24,7 @@ GROUPS = {
     "transfers": bench_mount.run_transfers,
     "records": bench_mount.run_records,
     "lookups": bench_mount.run_lookups,
+    "keys": bench_mount.run_keys,
     "start": bench_daemon.run_start,
     "follow": bench_daemon.run_follow,
     "engine": bench_engine.run,

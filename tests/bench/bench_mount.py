@@ -16,7 +16,7 @@ from bench_nothing import REQUEST, nothing, open_write_closes, read_rate, write_
 from report import Comparison, Report, Row, compare, compared, gigabytes, limited, microseconds
 from workplace import folder, lines
 
-from topicfs import Store
+from topicfs import Record, Store
 
 MIB = 1 << 20
 SEGMENT = 128 * MIB
@@ -48,6 +48,11 @@ def run_records(report: Report) -> None:
 def run_lookups(report: Report) -> None:
     with folder() as place, nothing() as idle:
         report.show("Mount: records by offset", lookups(place, idle.path))
+
+
+def run_keys(report: Report) -> None:
+    with folder() as place, nothing() as idle:
+        report.show("Mount: the newest value of a key", keys(place, idle.path))
 
 
 def _limit(transfer: float, plain: float) -> float:
@@ -265,6 +270,40 @@ def lookups(place: Path, idle: Path) -> list[Row]:
         )
     )
     return rows
+
+
+def keys(place: Path, idle: Path) -> list[Row]:
+    """Look-ups of keys, and a listing of all of them."""
+    count = 1_000_000
+    backing = place / "keys"
+    with Store.open(backing, create=True) as store:
+        partition = store.create("bench", 0, {"cleanup.policy": "compact"})
+        for first in range(0, count, 10_000):
+            partition.append(
+                [Record(b"value of it", b"key %d" % row) for row in range(first, first + 10_000)]
+            )
+    with mount(backing, place / "keys-mount") as root:
+        directory = root / "bench-0/views/keys"
+        begun = time.perf_counter()
+        (directory / "key 1").read_bytes()
+        built = time.perf_counter() - begun
+        begun = time.perf_counter()
+        listed = sum(1 for _ in os.scandir(directory))
+        listing = time.perf_counter() - begun
+        assert listed == count
+
+        def ours() -> float:
+            return _small_reads([directory / f"key {random.randrange(count)}" for _ in range(1_000)])
+
+        def nothing() -> float:
+            return _small_reads([idle / f"direct{random.randrange(count)}" for _ in range(1_000)])
+
+        found = compare(ours, nothing)
+    return [
+        microseconds("keys/<key>, 1 M keys", found, "do-nothing", 0.5),
+        Row("the index of 1 M keys, made from the log", f"{built:.2f} s", "", "", None),
+        Row("ls of 1 M keys", f"{listing:.1f} s", "", "", None),
+    ]
 
 
 def _small_reads(paths: list[Path]) -> float:

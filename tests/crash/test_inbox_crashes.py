@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from directory_check import check_directory
-from syscalls import Calls, Crash, sample
+from syscalls import Attempts, Calls, Crash, sample
 
 from topicfs import Store
 from topicfs.engine.batch.columns import Columns
@@ -91,45 +90,26 @@ def attempt(root: Path, calls: Calls) -> Committed | None:
     return told
 
 
-def count(root: Path, place: Path) -> int:
-    calls = Calls()
-    attempt(shutil.copytree(root, place), calls)
-    assert calls.count > 10
-    return calls.count
+def attempts(place: Path) -> Attempts[Committed | None]:
+    return Attempts(prepared(place / "prepared"), place, attempt, check)
 
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_crash_at_any_call_leaves_all_or_nothing(tmp_path: Path, torn: bool) -> None:
-    root = prepared(tmp_path / "prepared")
-    for stop in sample(count(root, tmp_path / "counted") + 1, STRIDE, torn):
-        place = shutil.copytree(root, tmp_path / f"at-{stop}")
-        told = attempt(place, Calls(stop, torn))
-        check(place, told)
-        shutil.rmtree(place)
+    work = attempts(tmp_path)
+    work.each(Calls(stop, torn) for stop in sample(work.count() + 1, STRIDE, torn))
 
 
 @pytest.mark.parametrize(
     ("number", "lasting"), [(errno.EIO, False), (errno.ENOSPC, False), (errno.ENOSPC, True)]
 )
 def test_an_error_at_any_call_leaves_all_or_nothing(tmp_path: Path, number: int, lasting: bool) -> None:
-    root = prepared(tmp_path / "prepared")
-    for stop in sample(count(root, tmp_path / "counted"), STRIDE, lasting):
-        place = shutil.copytree(root, tmp_path / f"at-{stop}")
-        told = attempt(place, Calls(stop, error=number, lasting=lasting))
-        check(place, told)
-        shutil.rmtree(place)
+    work = attempts(tmp_path)
+    work.each(Calls(stop, error=number, lasting=lasting) for stop in sample(work.count(), STRIDE, lasting))
 
 
 def test_a_crash_while_a_crash_is_made_good_leaves_all_or_nothing(tmp_path: Path) -> None:
-    root = prepared(tmp_path / "prepared")
-    calls = count(root, tmp_path / "counted")
+    work = attempts(tmp_path)
+    calls = work.count()
     for stop in [calls // 2 + number for number in sample(calls - calls // 2, 2 * STRIDE)]:
-        broken = shutil.copytree(root, tmp_path / f"at-{stop}")
-        told = attempt(broken, Calls(stop))
-        for second in sample(60, 3):
-            place = shutil.copytree(broken, tmp_path / f"at-{stop}-{second}")
-            with Calls(second).patched(), contextlib.suppress(Crash):
-                Store.open(place, create=True).abandon()
-            check(place, told)
-            shutil.rmtree(place)
-        shutil.rmtree(broken)
+        work.twice(stop, sample(60, 3), lambda copy: Store.open(copy, create=True).abandon())

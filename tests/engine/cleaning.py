@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from topicfs.engine.partition.log import Log
+from topicfs.engine.record import MAX_INT64
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,18 @@ class Cleaned:
 
 @dataclass
 class StandInCleaner:
-    """Says that it has cleaned everything that it was asked to.
+    """Says that it has cleaned everything that it was asked to, or as much as `reach` says.
 
     calls     name, first dirty and first uncleanable offset of each clean
     failures  what a clean of a log raises, by the log's name
+    reach     how many offsets one clean comes forward at the most
     begun     set when a clean has begun
     hold      a clean waits for this, calling `check` all the time; None: it does not
     """
 
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     failures: dict[str, BaseException] = field(default_factory=dict)
+    reach: int = MAX_INT64
     begun: threading.Event = field(default_factory=threading.Event)
     hold: threading.Event | None = None
     also: Callable[[Log], None] = lambda log: None
@@ -45,7 +48,7 @@ class StandInCleaner:
         self.also(log)
         if log.name in self.failures:
             raise self.failures[log.name]
-        return Cleaned(first_uncleanable)
+        return Cleaned(min(first_uncleanable, first_dirty + self.reach))
 
     @property
     def names(self) -> list[str]:

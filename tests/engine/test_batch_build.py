@@ -50,7 +50,9 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.format.batch_header import CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, TRANSACTIONAL
 from topicfs.engine.kernels import encode as encoding
+from topicfs.engine.kernels.scan import COUNT, LAST_OFFSET, MAX_TIMESTAMP, SIZE
 from topicfs.engine.record import MAX_INT32, Codec, Record, TimestampType
+from topicfs.engine.segment.walk import NOTHING
 
 APPEND_TIME = Shape(timestamp_type=TimestampType.LOG_APPEND_TIME)
 
@@ -321,6 +323,57 @@ def test_a_limit_too_small_for_any_record_refuses_every_line(limit: int) -> None
     with pytest.raises(RecordTooLargeError):
         lines_of(b"\n", limit=limit)
     assert lines_of(b"", limit=limit) == (b"", 0)
+
+
+@given(
+    head=st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=4),
+    lines=st.lists(st.binary(max_size=90).map(lambda line: line.replace(b"\n", b"")), max_size=30),
+    size=st.sampled_from([80, 150, 100_000]),
+    most=st.sampled_from([0, 400, 1 << 20]),
+    codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
+)
+def test_several_batches_of_lines_lie_in_one_buffer_and_take_every_line_once(
+    head: list[bytes], lines: list[bytes], size: int, most: int, codec: Codec
+) -> None:
+    limit = 200
+    before, behind = (array(b"".join(line + b"\n" for line in part)) for part in (head, lines))
+    taken, found, offset = 0, [], 7
+    while taken < before.size + behind.size:
+        made, texts, used = batches.several_from_lines(
+            before, behind, taken, NOW, NOW + 1, Shape(codec), min(size, limit), limit, most
+        )
+        assert made is not None
+        assert used == taken + texts.sum()
+        assert codec is not Codec.NONE or made.data.size <= max(most, limit)
+        assert most or len(made.table) == 1
+        alone = [batch.data.copy() for batch in made.each()]
+        last = encoding.stamp_batches(made.data, made.table, offset, 3)
+        assert made.table.tolist() == batches.scan(made.data).tolist()
+        assert last == made.table[-1, LAST_OFFSET]
+        again = batches.Batches.joined([batches.Batch(each, batches.scan(each)[0]) for each in alone])
+        encoding.stamp_batches(again.data, again.table, offset, 3)
+        assert again.data.tobytes() == made.data.tobytes()
+        assert again.table.tolist() == made.table.tolist()
+        for part in batches.columns(made.data, made.table):
+            values = [record.value for record in part.records()]
+            assert part.offsets.tolist() == list(range(offset, offset + len(values)))
+            assert set(part.timestamps.tolist()) == {NOW}
+            offset += len(values)
+            found += values
+        for row, text in zip(made.table, texts.tolist(), strict=True):
+            assert codec is not Codec.NONE or row[SIZE] <= size or row[COUNT] == 1
+            assert row[MAX_TIMESTAMP] == NOW + 1
+            assert text >= row[COUNT]
+        taken = used
+    assert found == head + lines
+
+
+def test_a_line_that_is_too_long_is_not_in_the_batches_before_it() -> None:
+    text = array(b"one\n" + b"x" * 300 + b"\ntwo\n")
+    made, texts, used = batches.several_from_lines(NOTHING, text, 0, NOW, NOW, PLAIN, 200, 200, 1 << 20)
+    assert made is not None
+    assert (texts.tolist(), used) == ([4], 4)
+    assert batches.several_from_lines(NOTHING, text, 4, NOW, NOW, PLAIN, 200, 200, 1 << 20)[0] is None
 
 
 def test_lines_behind_the_last_make_no_bytes() -> None:

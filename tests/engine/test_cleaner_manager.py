@@ -14,7 +14,12 @@ from store_bench import START, StoreBench, checked_store_bench
 from topicfs import Record, Store
 from topicfs.engine.cleaner.manager import RETRY_MS, CleaningJob
 from topicfs.engine.cleaner.states import Phase
-from topicfs.engine.errors import CleaningAbortedError, CorruptBatchError, UnknownPartitionError
+from topicfs.engine.errors import (
+    CleaningAbortedError,
+    CorruptBatchError,
+    PolicyViolationError,
+    UnknownPartitionError,
+)
 from topicfs.engine.partition.partition import Partition
 
 FILE = "cleaner-offset-checkpoint"
@@ -87,6 +92,92 @@ def test_the_dirtiest_log_is_chosen(store_bench: StoreBench, cleaner: StandInCle
     assert [work(store_bench, cleaner) for _ in range(3)] == ["dirty-0", "half-0", "clean-0"]
     assert work(store_bench, cleaner) is None
     assert cleaner.calls == [("dirty-0", 1, 4), ("half-0", 2, 4), ("clean-0", 3, 4)]
+
+
+def test_what_is_asked_for_comes_first_however_little_of_it_is_dirty(
+    store_bench: StoreBench, cleaner: StandInCleaner
+) -> None:
+    compacted(store_bench, "dirty")
+    compacted(store_bench, "asked", min_cleanable_dirty_ratio="1.0")
+    cleaning, woken = store_bench.store.cleaning, threading.Event()
+    cleaning.wake = woken.set
+    cleaning.offsets.put(("asked", 0), 3)
+    cleaning.ask(("asked", 0))
+    assert woken.is_set()
+    assert work(store_bench, cleaner) == "asked-0"
+    assert cleaning.asked == set()
+    assert [work(store_bench, cleaner) for _ in range(2)] == ["dirty-0", None]
+    # Where nothing can be compacted, what was asked for is done.
+    cleaning.ask(("asked", 0))
+    assert cleaning.work_asked(cleaner, store_bench.now) is None
+    assert cleaning.asked == set()
+
+
+def test_what_is_asked_for_stays_asked_for_until_it_is_done(
+    store_bench: StoreBench, cleaner: StandInCleaner
+) -> None:
+    compacted(store_bench, "asked", min_cleanable_dirty_ratio="1.0")
+    cleaning, key = store_bench.store.cleaning, ("asked", 0)
+    cleaning.offsets.put(key, 3)
+    cleaning.ask(key)
+    thread = cleaning_in_a_thread(store_bench, cleaner)
+    assert cleaning.is_asked(key)
+    # What breaks it off does not answer it.
+    with cleaning.paused(key):
+        thread.join()
+        assert cleaning.is_asked(key)
+    cleaner.begun.clear()
+    thread = cleaning_in_a_thread(store_bench, cleaner)
+    # Who asks meanwhile means what has come since.
+    cleaning.ask(key)
+    assert cleaner.hold is not None
+    cleaner.hold.set()
+    thread.join()
+    assert cleaning.is_asked(key)
+    assert work(store_bench, cleaner) is None
+    assert not cleaning.is_asked(key)
+
+
+def test_what_is_asked_for_is_done_alone_and_only_of_topics_that_are_compacted(
+    store_bench: StoreBench, cleaner: StandInCleaner
+) -> None:
+    for topic in ("dirty", "asked"):
+        compacted(store_bench, topic)
+    compacted(store_bench, "other", cleanup_policy="delete")
+    cleaning = store_bench.store.cleaning
+    with pytest.raises(PolicyViolationError, match=r"other: cleanup\.policy is delete"):
+        cleaning.ask(("other", 0))
+    cleaning.ask(("asked", 0))
+    outcome = cleaning.work_asked(cleaner, store_bench.now)
+    assert outcome is not None
+    assert outcome.partition == "asked-0"
+    assert cleaning.work_asked(cleaner, store_bench.now) is None
+    assert work(store_bench, cleaner) == "dirty-0"
+
+
+def test_what_is_asked_for_is_not_done_before_all_of_it_is_compacted(
+    store_bench: StoreBench, cleaner: StandInCleaner
+) -> None:
+    """One clean goes as far as its map of keys reaches, and one may be aborted."""
+    compacted(store_bench, "asked")
+    cleaning = store_bench.store.cleaning
+    cleaning.ask(("asked", 0))
+    cleaner.failures["asked-0"] = CleaningAbortedError("the log was cut")
+    assert work(store_bench, cleaner) == "asked-0"
+    cleaner.failures.clear()
+    cleaner.reach = 3
+    assert cleaning.asked
+    assert work(store_bench, cleaner) == "asked-0"
+    assert cleaning.asked
+    assert work(store_bench, cleaner) == "asked-0"
+    assert cleaner.calls == [("asked-0", 0, 4), ("asked-0", 0, 4), ("asked-0", 3, 4)]
+    assert not cleaning.asked
+    # One that comes no further is done too: it would be asked for ever.
+    append(store_bench.store.partition("asked-0"), 1)
+    cleaner.reach = 0
+    cleaning.ask(("asked", 0))
+    assert work(store_bench, cleaner) == "asked-0"
+    assert not cleaning.asked
 
 
 def test_one_in_progress_one_paused_and_one_set_aside_are_skipped(store_bench: StoreBench) -> None:

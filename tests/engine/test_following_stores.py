@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster_metadata import changed, partition, shown, topic, write
+from lock_order import another_thread
 from partition_opening import without_fsync
 
 from topicfs import Record, Store
@@ -65,7 +66,8 @@ def test_a_partition_that_is_deleted_between_look_up_and_load_is_not_there(
 
     def deleted_just_before(directory: Path) -> object:
         monkeypatch.setattr(partitions, "birth", birth)
-        meanwhile()
+        with another_thread():
+            meanwhile()
         return birth(directory)
 
     def made_again() -> None:

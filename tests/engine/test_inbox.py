@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,16 +24,21 @@ from topicfs.engine.errors import (
     BatchExistsError,
     ClosedError,
     CorruptBatchError,
+    CorruptCheckpointError,
     InvalidRecordError,
+    PolicyViolationError,
     UnknownPartitionError,
 )
 from topicfs.engine.inbox import committed_names as remembered
 from topicfs.engine.inbox.content import Content
-from topicfs.engine.inbox.inbox import PRODUCER_ID, Chunk, Inbox, batch_name
+from topicfs.engine.inbox.inbox import OLDER_PRODUCER_ID, Chunk, Inbox, batch_name
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
 from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
+from topicfs.engine.messages.topics import OFFSETS, TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.producer.entry import LOCAL_PRODUCERS
+from topicfs.engine.transactions.states import TransactionState
 from topicfs.engine.verify.finding import Kind
 
 DAY = 86_400_000
@@ -140,12 +146,14 @@ def test_an_error_in_the_middle_aborts_what_was_appended(store_bench: StoreBench
 def test_one_producer_does_for_all_commits(store_bench: StoreBench) -> None:
     for number in range(20):
         inbox(store_bench).commit(f"b{number}", chunks(p0=(b"%d" % number, b"x")))
-    entries = store_bench.store.partition("t", 0).log.producers.producers
-    assert list(entries) == [PRODUCER_ID]
-    assert entries[PRODUCER_ID].last_sequence == 39
+    (entry,) = store_bench.store.partition("t", 0).log.producers.producers.values()
+    assert (entry.producer_id in LOCAL_PRODUCERS, entry.last_sequence) == (True, 39)
     store_bench.crash()
     inbox(store_bench).commit("after", chunks(p0=(b"y",)))
-    assert store_bench.store.partition("t", 0).log.producers.producers[PRODUCER_ID].last_sequence == 40
+    assert [
+        (each.producer_id, each.last_sequence)
+        for each in store_bench.store.partition("t", 0).log.producers.producers.values()
+    ] == [(entry.producer_id, 40)]
 
 
 def test_a_commit_goes_on_after_its_producer_was_forgotten(store_bench: StoreBench) -> None:
@@ -172,7 +180,7 @@ def hang(partition: Partition) -> None:
     """What a commit that was broken off leaves in a partition."""
     from topicfs.engine.partition.partition import Producer  # noqa: PLC0415
 
-    partition.append([Record(b"half")], Producer(PRODUCER_ID, 0, 0, transactional=True))
+    partition.append([Record(b"half")], Producer(OLDER_PRODUCER_ID, 0, 0, transactional=True))
 
 
 def test_a_journal_that_says_appending_is_aborted_at_the_start(store_bench: StoreBench) -> None:
@@ -205,6 +213,80 @@ def test_a_transaction_of_the_inbox_without_a_journal_ends_with_the_next_commit(
     hang(store_bench.store.partition("t", 0))
     inbox(store_bench).commit("b", chunks(p0=(b"a",)))
     assert both(store_bench) == [[b"a"], []]
+
+
+def test_a_batch_is_a_transaction_of_the_coordinator(store_bench: StoreBench) -> None:
+    inbox(store_bench).commit("b", chunks(p0=(b"a",), p1=(b"b",)))
+    store_bench.store.configure("t", {"cleanup.policy": "compact"})
+    with pytest.raises(InvalidRecordError):
+        inbox(store_bench).commit("c", chunks(p0=(b"no key",)))
+    (known,) = store_bench.store.transactions.transactions()
+    assert (known.transactional_id, known.state) == ("inboxes/t", TransactionState.COMPLETE_ABORT)
+    assert list(store_bench.store.partition("t", 1).log.producers.producers) == [known.producer_id]
+
+
+def test_two_who_commit_first_have_one_producer(store_bench: StoreBench) -> None:
+    """regression: the second of them found an id without a producer yet, and failed"""
+    box = inbox(store_bench)
+    with ThreadPoolExecutor(8) as pool:
+        done = pool.map(lambda number: box.commit(f"b{number}", chunks(p0=(b"a",))).records, range(8))
+        assert sum(done) == 8
+    assert len(store_bench.store.partition("t", 0).log.producers.producers) == 1
+
+
+@pytest.mark.parametrize("topic", [OFFSETS, TRANSACTIONS])
+def test_an_inbox_of_a_topic_that_coordinators_write_says_why_it_refuses(
+    store_bench: StoreBench, topic: str
+) -> None:
+    store_bench.store.create_topic(topic, 1)
+    with pytest.raises(PolicyViolationError, match="only coordinators write it"):
+        store_bench.store.inboxes.of(topic).commit("b", chunks(p0=(b"a",)))
+    assert values(store_bench.store.partition(topic, 0)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"state":"appending","name":"b","partitions":[Infinity],"sources":[]}',
+        '{"state":"appending","name":"b","partitions":[],"sources":[],"cluster":{"ranges":{},"transactional_id":"x",'
+        '"producer_id":1e999,"epoch":0}}',
+    ],
+    ids=["nested", "endless", "endless in a cluster"],
+)
+def test_a_journal_that_somebody_made_up_is_refused(store_bench: StoreBench, text: str) -> None:
+    path = store_bench.file("staging/t/journal", text)
+    with pytest.raises(CorruptCheckpointError, match="expected a commit under way"):
+        Journal(path).read()
+    path.unlink()
+
+
+def test_a_batch_whose_transaction_nobody_knows_is_not_guessed_at(store_bench: StoreBench) -> None:
+    store_bench.warnings = True
+    journal = Journal(store_bench.root / "staging/t/journal")
+    journal.write(InFlight(CommitState.TRANSACTION, "b", (), (), producer_id=LOCAL_PRODUCERS.start))
+    store_bench.crash()
+    with pytest.raises(CorruptCheckpointError, match="nobody can tell whether b was committed"):
+        inbox(store_bench).commit("c", chunks(p0=(b"a",)))
+    journal.remove()
+    assert inbox(store_bench).commit("c", chunks(p0=(b"a",))).records == 1
+
+
+def test_a_batch_that_a_broker_has_completed_is_known_and_its_files_go(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = inbox(store_bench)
+    box.staging.make_directory(("d",))
+    box.staging.open(("d", "x.txt"), os.O_WRONLY | os.O_CREAT).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(store_bench.store.transactions, "end_batch", lambda transaction: None)
+        patch.setattr(Inbox, "_settle", lambda self: None)
+        box.commit("b", chunks(p0=(b"a",)), [("d",)])
+    assert (store_bench.root / "staging/t/journal").exists()
+    store_bench.crash()
+    assert inbox(store_bench).knows("b")
+    assert inbox(store_bench).staging.names(("d",)) == []
+    assert not (store_bench.root / "staging/t/journal").exists()
 
 
 def test_a_marker_that_cannot_be_written_is_written_later(
@@ -504,3 +586,12 @@ def test_a_start_goes_by_the_dates_of_what_lies_in_an_inbox(store_bench: StoreBe
     assert sweep(now + 6 * DAY, 50) == 0
     assert sweep(now, DAY + 49) == 0
     assert sweep(now, DAY + 50) == 1
+
+
+def test_where_the_coordinators_log_was_deleted_a_batch_makes_it_before_it_takes_the_inboxs_lock(
+    store_bench: StoreBench,
+) -> None:
+    inbox(store_bench).commit("a", chunks(p0=(b"a",)))
+    store_bench.store.delete_topic(TRANSACTIONS)
+    inbox(store_bench).commit("b", chunks(p0=(b"b",)))
+    assert both(store_bench)[0] == [b"a", b"b"]

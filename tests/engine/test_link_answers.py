@@ -9,107 +9,32 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.metadata import MetadataRequest
+from lock_order import another_thread
+from mirror_bench import ALL, Bench, a_bench, mirroring
 from patience import eventually
-from stand_in_broker import Log, StandInBroker, Topic, damaged, values_of
+from stand_in_broker import StandInBroker, Topic, damaged
 
 from topicfs import Store
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import ClusterAwayError, LinkError
+from topicfs.engine.errors import ClosedError, ClusterAwayError, LinkError
 from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.link import following
+from topicfs.engine.link.answer import PartitionAnswer
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.cluster import Cluster
 from topicfs.engine.link.connection import Address
 from topicfs.engine.link.fetch import Fetching
-from topicfs.engine.link.following import Following
-from topicfs.engine.link.options import LinkOptions
 from topicfs.engine.linked import topics
 from topicfs.engine.partition.offsets import Appended
-from topicfs.engine.partition.partition import Partition
-
-BATCHES = [(b"one", b"two"), (b"three",), (b"four", b"five")]
-ALL = [value for batch in BATCHES for value in batch]
-
-
-@dataclass
-class Bench:
-    """A store whose topic `t` mirrors that of a stand-in for a broker, step by step.
-
-    broker  the stand-in
-    store   the store
-    """
-
-    broker: StandInBroker
-    store: Store
-    following: Following
-    fetching: Fetching
-    moves: list[bool]
-
-    def look(self) -> None:
-        """Look at the cluster, and give the mirrors to the one fetcher."""
-        self.following.look()
-        for key, leader in self.following.leaders.items():
-            self.following.mirrors[key].assign(self.fetching, leader)
-
-    def fetch(self, times: int = 3) -> None:
-        """Ask, and take the answer, a few times."""
-        cluster = self.following.cluster
-        mirrors = list(self.following.mirrors.values())
-        connection = cluster.connect(cluster.address_of(1))
-        self.fetching.forget()
-        try:
-            for _ in range(times):
-                for mirror in mirrors:
-                    mirror.retry_at = 0.0
-                self.fetching.exchange(connection, mirrors)
-        finally:
-            cluster.let_go(connection)
-
-    @property
-    def log(self) -> Log:
-        """The leader's log."""
-        return self.broker.topics["t"].logs[0]
-
-    @property
-    def partition(self) -> Partition:
-        """The mirror's."""
-        return self.store.partition("t", 0)
-
-    @property
-    def values(self) -> list[bytes | None]:
-        """What the mirror shows."""
-        return values_of(list(self.partition.records()))
-
-    @property
-    def error(self) -> str:
-        """What the mirror says is wrong."""
-        return self.store.mirrors["t", 0].error or ""
-
-
-@contextmanager
-def a_bench(place: Path, client: ClientSettings | None = None, **settings: str) -> Iterator[Bench]:
-    with StandInBroker.running() as broker:
-        broker.topics["t"] = Topic()
-        for batch in BATCHES:
-            broker.topics["t"].logs[0].add(*batch)
-        given = {"link.bootstrap.servers": broker.bootstrap, **settings}
-        with Store.open(place / "store", given, create=True) as store:
-            options = LinkOptions.of(store.daemon, store.backing)
-            assert options is not None
-            cluster = Cluster(options.bootstrap, client or ClientSettings(fetch_max_wait_ms=1))
-            moves: list[bool] = []
-            fetching = Fetching(cluster, lambda: moves.append(True))
-            try:
-                yield Bench(broker, store, Following(store, cluster, options), fetching, moves)
-            finally:
-                cluster.close()
+from topicfs.engine.store.links import Links
 
 
 @pytest.fixture
@@ -130,6 +55,11 @@ def twist(bench: Bench, change: Callable[[Any], None]) -> None:
     bench.broker.twist[FetchRequest] = each
 
 
+def all_of(bench: Bench) -> PartitionAnswer:
+    """The answer of a leader that gives all that it has."""
+    return PartitionAnswer(b"", 0, 0, 5, 5, -1, -1, np.frombuffer(bench.log.data(), np.uint8))
+
+
 def mended(bench: Bench) -> None:
     """The broker tells the truth again: all of it comes, once."""
     bench.broker.twist.clear()
@@ -143,7 +73,7 @@ def test_the_bytes_of_the_leader_are_mirrored(bench: Bench) -> None:
     bench.fetch()
     files = sorted(bench.partition.directory.glob("*.log"))
     assert b"".join(file.read_bytes() for file in files) == bench.log.data()
-    assert bench.store.mirrors["t", 0].lag_records == 0
+    assert bench.store.links.mirrors["t", 0].lag_records == 0
     assert bench.partition.log.epochs.entries[0].epoch == 0
 
 
@@ -255,7 +185,7 @@ def test_what_the_leader_does_not_have_is_cut_off(bench: Bench) -> None:
     bench.look()
     bench.fetch(5)
     assert bench.values == [b"one", b"two", b"instead"]
-    state = bench.store.mirrors["t", 0]
+    state = bench.store.links.mirrors["t", 0]
     assert state.truncated_records == 3
     assert "unclean election" in state.notes[0]
 
@@ -328,7 +258,9 @@ def test_offsets_that_were_deleted_before_they_came_leave_a_gap(bench: Bench) ->
     bench.log.add(b"kept")
     bench.fetch(4)
     assert bench.values == [*ALL, b"kept"]
-    assert "were deleted in the cluster before they were mirrored" in bench.store.mirrors["t", 0].notes[0]
+    assert (
+        "were deleted in the cluster before they were mirrored" in bench.store.links.mirrors["t", 0].notes[0]
+    )
 
 
 def test_a_leader_that_has_moved_is_looked_for(bench: Bench) -> None:
@@ -363,7 +295,7 @@ def test_all_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> No
             raise ClusterAwayError("frozen")
         return "answer"
 
-    with mock.patch.object(cluster, "_ask", ask):
+    with mock.patch.object(cluster, "ask", ask):
         for _ in range(60):
             assert cluster.ask_any(None) == "answer"
     assert asked.count(2) == 1
@@ -407,24 +339,24 @@ def test_topics_that_cannot_be_made_hold_up_no_others(
 ) -> None:
     monkeypatch.setattr(following, "_NEW_AT_ONCE", 2)
     with a_bench(tmp_path) as bench:
-        link = bench.store.link
+        link = Links.link
 
-        def fail(topic: topics.LinkedTopic, numbers: Iterable[int]) -> None:
+        def fail(links: Links, topic: topics.LinkedTopic, numbers: Iterable[int]) -> None:
             if topic.name.startswith("a"):
                 raise OSError(errno.ENOSPC, "No space left on device")
-            link(topic, numbers)
+            link(links, topic, numbers)
 
         bench.broker.topics = {f"{word}{number}": Topic() for word in "az" for number in range(3)}
-        with mock.patch.object(bench.store, "link", fail):
+        with mock.patch.object(Links, "link", fail):
             for _ in range(4):
                 bench.look()
             assert sorted(bench.store.topics()) == ["z0", "z1", "z2"]
-            assert sorted(bench.store.link_problems) == ["a0", "a1", "a2"]
+            assert sorted(bench.store.links.problems) == ["a0", "a1", "a2"]
             assert bench.following.rest == 0
         for _ in range(2):
             bench.look()
         assert len(bench.store.topics()) == 6
-        assert bench.store.link_problems == {}
+        assert bench.store.links.problems == {}
 
 
 def test_more_linked_topics_than_their_file_may_have_are_refused(
@@ -465,7 +397,8 @@ def test_a_look_empties_no_log_that_is_being_fetched(
         append = bench.partition.append_scanned
 
         def look_first(data: Bytes, table: Longs) -> Appended:
-            bench.following.look()
+            with another_thread():
+                bench.following.look()
             return append(data, table)
 
         with mock.patch.object(bench.following.mirrors["t", 0].partition, "append_scanned", look_first):
@@ -489,15 +422,13 @@ def test_a_mirror_of_nothing_yet_goes_on_where_it_began(tmp_path: Path) -> None:
         for more in (b"", b"while it was away"):
             if more:
                 broker.topics["t"].logs[0].add(more)
-            with Store.open(tmp_path / "store", given, create=not more) as store:
-                options = LinkOptions.of(store.daemon, store.backing)
-                assert options is not None
-                cluster = Cluster(options.bootstrap, ClientSettings(fetch_max_wait_ms=1))
-                bench = Bench(broker, store, Following(store, cluster, options), Fetching(cluster, list), [])
+            with (
+                Store.open(tmp_path / "store", given, create=not more) as store,
+                mirroring(broker, store) as bench,
+            ):
                 bench.look()
                 bench.fetch()
                 assert bench.values == ([more] if more else [])
-                cluster.close()
 
 
 def test_a_partition_that_is_deleted_here_is_mirrored_anew(bench: Bench) -> None:
@@ -522,6 +453,17 @@ def test_what_came_is_appended_though_the_connection_fails_with_the_next_request
     assert bench.values == ALL
 
 
+def test_a_partition_that_is_offline_is_told_of_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.following.mirrors.pop(("t", 0)).release()
+    with mock.patch.object(bench.store, "partition", side_effect=ClosedError("t-0 is offline")):
+        for _ in range(3):
+            bench.following.look()
+    assert len([each for each in caplog.messages if "t-0 is offline" in each]) == 1
+    bench.look()
+    bench.fetch()
+    assert bench.values == ALL
+
+
 def test_what_cannot_be_appended_is_told_once_and_tried_more_and_more_slowly(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -530,8 +472,10 @@ def test_what_cannot_be_appended_is_told_once_and_tried_more_and_more_slowly(
     with mock.patch.object(mirror.partition, "append_scanned", side_effect=full):
         bench.fetch(8)
         assert mirror.failures >= 3
-        assert "No space left" in bench.error
-        assert bench.store.mirrors["t", 0].lag_records == 5
+        assert f"{bench.store.logs / 't-0'}: No space left" in bench.error
+        state = bench.store.links.mirrors["t", 0]
+        assert (state.lag_records, state.lag_bytes) == (5, None)
+        assert state.errors >= 3
     assert len([each for each in caplog.messages if "No space left" in each]) == 1
     mended(bench)
     assert mirror.failures == 0
@@ -593,7 +537,7 @@ def test_what_comes_behind_a_gap_is_not_appended_but_asked_for_anew(bench: Bench
     mirror = bench.following.mirrors["t", 0]
     asked = mirror.asks(bench.fetching)
     assert asked is not None
-    answer = mock.Mock(records=bench.log.data(), high_watermark=5, last_stable_offset=5)
+    answer = all_of(bench)
     assert mirror.take(bench.fetching, asked, answer) is not None
     bench.log.add(b"behind")
     bench.fetch(4)
@@ -604,7 +548,7 @@ def test_who_fetched_before_appends_nothing_any_more(bench: Bench) -> None:
     mirror = bench.following.mirrors["t", 0]
     asked = mirror.asks(bench.fetching)
     assert asked is not None
-    answer = mock.Mock(records=bench.log.data(), high_watermark=5, last_stable_offset=5)
+    answer = all_of(bench)
     chunk = mirror.take(bench.fetching, asked, answer)
     assert chunk is not None
     other = Fetching(bench.following.cluster, list)
@@ -613,3 +557,24 @@ def test_who_fetched_before_appends_nothing_any_more(bench: Bench) -> None:
     assert bench.values == []
     assert mirror.take(bench.fetching, asked, answer) is None
     eventually(lambda: mirror.asks(other) == asked, "the other one asks for the same")
+
+
+def test_a_topic_that_rmdir_deletes_while_the_cluster_is_asked_is_no_error_of_the_cluster(
+    bench: Bench,
+) -> None:
+    """regression: the whole look failed, and `metrics` and the log said that the cluster cannot be asked"""
+    bench.broker.topics["other"] = Topic()
+    known = bench.store.links.topic("t")
+    assert known is not None
+
+    def deleted(*_: Any) -> None:
+        bench.store.links.gone.add(known.topic_id)
+
+    del bench.broker.topics["t"]
+    bench.broker.twist[MetadataRequest] = deleted
+    bench.following.look()
+    found = bench.store.links.topic("t")
+    assert found is not None
+    assert found.ended is None
+    assert bench.store.topics() == {"t": [0], "other": [0]}
+    assert bench.store.links.problems == {}

@@ -122,6 +122,7 @@ def test_settings_have_the_names_of_kafkas_clients(tmp_path: Path) -> None:
         ("ssl.truststore.location=x.jks", "PEM in ssl.cafile"),
         ("bootstrap.servers=x:1", "--link"),
         ("fetch.max.byte=1", "unknown setting 'fetch.max.byte'"),
+        ("acks=0", "acks: expected all or 1, found '0'"),
         ("fetch.max.bytes=none", "expected a number above 0"),
         ("max.partition.fetch.bytes=0", "max.partition.fetch.bytes: expected a number above 0"),
         ("fetch.max.wait.ms=10000", "fetch.max.wait.ms: expected less than request.timeout.ms, 10000"),
@@ -210,10 +211,10 @@ def test_a_damaged_file_of_linked_topics_is_refused_in_words(tmp_path: Path, tex
 
 def test_linked_topics_have_their_clusters_settings_until_they_get_their_own(tmp_path: Path) -> None:
     with Store.open(tmp_path, create=True) as store:
-        store.link(TOPIC, (0, 1))
+        store.links.link(TOPIC, (0, 1))
         assert store.topics() == {"orders": [0, 1]}
         assert store.topic_settings("orders").retention_ms == 1
-        store.link(replace(TOPIC, settings={"retention.ms": "7"}), (0, 1))
+        store.links.link(replace(TOPIC, settings={"retention.ms": "7"}), (0, 1))
         assert store.topic_settings("orders").retention_ms == 7
         assert store.partition("orders", 0).settings.retention_ms == 7
         store.configure("orders", {"retention.ms": "-1"})
@@ -228,6 +229,6 @@ def test_linked_topics_have_their_clusters_settings_until_they_get_their_own(tmp
 
 def test_records_whose_settings_in_the_cluster_are_not_known_are_kept(tmp_path: Path) -> None:
     with Store.open(tmp_path, {"log.retention.ms": "1"}, create=True) as store:
-        store.link(replace(TOPIC, settings=None), (0,))
+        store.links.link(replace(TOPIC, settings=None), (0,))
         assert store.topic_settings("orders").retention_ms == -1
         assert store.topic_settings("orders").cleanup_policy == frozenset()

@@ -23,6 +23,7 @@ from topicfs.engine.errors import (
     OutOfOrderSequenceError,
 )
 from topicfs.engine.errors import TransactionCoordinatorFencedError as CoordinatorFencedError
+from topicfs.engine.format.paths import log_file
 from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.loading import Known
 from topicfs.engine.partition.offsets import Isolation
@@ -183,6 +184,18 @@ def test_a_preallocated_segment_is_cut_to_its_records_after_a_crash(tmp_path: Pa
     assert values_of(partition) == values
     assert partition.log.chain.active.path.stat().st_size == partition.size < 4000
     partition.close()
+
+
+def test_a_log_that_a_recovery_begins_anew_holds_no_preallocated_zeros(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    partition = open_partition(directory, preallocate="true", segment_bytes=4000)
+    fill(partition, 1)
+    partition.log.abandon()
+    (directory / log_file(0)).write_bytes(b"")
+    for _ in range(2):
+        partition = open_partition(directory, Known(start=1), preallocate="true", segment_bytes=4000)
+        assert (directory / log_file(1)).read_bytes() == b""
+        partition.log.abandon()
 
 
 # -- index files --------------------------------------------------------------------------------------

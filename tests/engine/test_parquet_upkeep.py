@@ -373,7 +373,15 @@ def test_what_a_crash_left_half_written_is_removed(kept: Keeping) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"topic_id": "x"}', b'{"topic_id": 1, "files": [{"name": 1}]}', b"\xff\xfe"],
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"[]",
+        b'{"topic_id": "x"}',
+        b'{"topic_id": 1, "files": [{"name": 1}]}',
+        b"\xff\xfe",
+    ],
 )
 def test_a_list_that_is_no_list_counts_as_none(kept: Keeping, content: bytes) -> None:
     kept.segment("a")

@@ -14,6 +14,7 @@ from partition_opening import without_fsync
 
 from topicfs import Record, Store
 from topicfs.engine.errors import EngineError
+from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.files.regular import NotRegularError, open_regular
 
@@ -131,3 +132,14 @@ def test_what_is_no_regular_file_is_said(tmp_path: Path) -> None:
                 open_regular(tmp_path / name, flags)
     os.close(open_regular(tmp_path / "link", os.O_RDONLY, follow=True))
     assert not (tmp_path / "nothing").exists()
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "link").symlink_to(fifo)
+    for path in (fifo, tmp_path / "link", tmp_path):
+        with pytest.raises(NotRegularError):
+            write_atomically(path, b"content")
+    assert fifo.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "link"]

@@ -60,7 +60,13 @@ def test_what_the_package_says_it_exports_is_there() -> None:
 
 def test_open_makes_the_directories(store_bench: StoreBench) -> None:
     store_bench.open()
-    assert sorted(path.name for path in store_bench.root.iterdir()) == ["logs", "staging", "topics", "views"]
+    assert sorted(path.name for path in store_bench.root.iterdir()) == [
+        "layout.properties",
+        "logs",
+        "staging",
+        "topics",
+        "views",
+    ]
     assert {".lock", "meta.properties"} <= {path.name for path in store_bench.logs.iterdir()}
 
 

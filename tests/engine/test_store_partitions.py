@@ -107,6 +107,14 @@ def test_create_topic_makes_as_many_partitions_as_num_partitions_says(store_benc
     assert store_bench.store.topics() == {"a": [0, 1, 2], "b": [0, 1]}
 
 
+def test_a_topic_of_more_partitions_than_kafkas_controller_makes_at_once_is_refused(
+    store_bench: StoreBench,
+) -> None:
+    with pytest.raises(InvalidSettingError, match="at most 10000, found 100000000"):
+        store_bench.store.create_topic("orders", 100_000_000)
+    assert "orders" not in store_bench.store.topics()
+
+
 def test_overrides_of_a_new_topic_are_written_and_hold(store_bench: StoreBench) -> None:
     partition = store_bench.store.create("orders", overrides={"retention.ms": "5"})
     assert partition.settings.retention_ms == 5

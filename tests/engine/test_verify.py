@@ -406,6 +406,14 @@ def test_a_snapshot_that_is_well_formed_and_says_something_else_than_the_log_is_
     assert {each.kind for each in told} == {Kind.PRODUCER_SNAPSHOT}
 
 
+def test_a_snapshot_may_tell_of_batches_that_compaction_has_removed_with_all_of_their_segment(
+    store: Path,
+) -> None:
+    for file in (segments(store)[0], *partition(store).glob(f"{segments(store)[0].stem}.*index")):
+        os.truncate(file, 0)
+    assert [each for each in found(store) if each.kind is Kind.PRODUCER_SNAPSHOT] == []
+
+
 def test_an_abort_marker_without_its_index_entry_is_damage_as_readers_get_what_was_aborted(
     store: Path,
 ) -> None:

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from topicfs import Record, Store
+from topicfs.engine.keys.checkpoint import Checkpoint, encode
+from topicfs.engine.keys.table import KeyTable
 from topicfs.engine.linked.topics import LinkedTopic
 from topicfs.engine.min_timestamps.build import build
 from topicfs.engine.min_timestamps.file import MinTimestamps, write
@@ -45,12 +47,16 @@ def backing(tmp_path: Path) -> Path:
             write(early(place, segment.base_offset), noted)
         store.create("gone", 0).append(Record(b"x"))
         store.delete_topic("gone")
-        store.link(LinkedTopic("J6pgF__USIy1e43ss1bohg", "linked", "a cluster"), (0,))
+        store.links.link(LinkedTopic("J6pgF__USIy1e43ss1bohg", "linked", "a cluster"), (0,))
     staging = place / "staging" / "t"
     staging.mkdir(parents=True, exist_ok=True)
     (staging / "committed").write_text('["a", "1"]\n"b"\n')
     journal = {"state": "appending", "name": "c", "partitions": [0], "sources": [["c"]], "content": None}
     (staging / "journal").write_text(json.dumps(journal))
+    open_one = place / "transactions" / "open" / "a"
+    open_one.mkdir(parents=True)
+    (open_one / "t-0.txt").write_text("x\n")
+    (place / "views" / "t-0" / "keys.checkpoint").write_bytes(encode(Checkpoint(KeyTable.create(0), 0, [])))
     return place
 
 
@@ -101,6 +107,19 @@ def other_rows(path: Path) -> None:
         ("staging/t/committed", lambda path: path.write_text("x\n"), Kind.STAGING, Severity.DAMAGE),
         ("staging/t/committed", lambda path: path.write_text('"a"\n"b'), Kind.STAGING, Severity.NOTE),
         ("deleted/*/deletion.json", lambda path: path.write_text("{}"), Kind.DELETION, Severity.DAMAGE),
+        (
+            "transactions/open/a/t-0.txt",
+            lambda path: (path.unlink(), path.symlink_to("/etc/passwd")),
+            Kind.STAGING,
+            Severity.NOTE,
+        ),
+        (
+            "views/t-0/keys.checkpoint",
+            lambda path: path.write_bytes(b"x" * 20),
+            Kind.KEYS,
+            Severity.REPAIRABLE,
+        ),
+        ("views/t-0/keys.checkpoint", flipped, Kind.KEYS, Severity.REPAIRABLE),
         ("views/t-0/*.earliest", flipped, Kind.MIN_TIMESTAMPS, Severity.REPAIRABLE),
         ("views/t-0/*.earliest", too_late, Kind.MIN_TIMESTAMPS, Severity.DAMAGE),
         ("views/t-0/*.parquet", lambda path: path.unlink(), Kind.PARQUET, Severity.REPAIRABLE),

@@ -17,8 +17,8 @@ import pytest
 from topicfs.engine.errors import InvalidRecordError, RecordTooLargeError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.rows import NO_PARTITION
-from topicfs.engine.inbox.staging import BLOCK, Parts, Staging
 from topicfs.engine.settings.topic import resolve_topic
+from topicfs.engine.staging.staging import BLOCK, Parts, Staging
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
 from topicfs.fs.inbox.data_files import ColumnFormat, DataFile, Topic, chunks, content_of, data_files

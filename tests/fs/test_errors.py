@@ -19,8 +19,6 @@ NOT_FOR_USERS: set[type[BaseException]] = {
     engine.CleaningAbortedError,
     engine.OffsetsOutOfOrderError,
     engine.UnexpectedAppendOffsetError,
-    engine.OutOfOrderSequenceError,
-    engine.InvalidProducerEpochError,
     engine.InvalidTransactionStateError,
     engine.TransactionCoordinatorFencedError,
     engine.InvalidOffsetError,
@@ -29,6 +27,7 @@ NOT_FOR_USERS: set[type[BaseException]] = {
     engine.RollError,
     engine.StoreLockedError,
     engine.NoStoreError,
+    engine.NewerLayoutError,
     engine.TooFewDescriptorsError,
     engine.InconsistentTopicIdError,
 }

@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +18,16 @@ from partition_opening import NOW
 from tree_bench import APPEND, TreeBench, array, tree_bench
 
 from topicfs.engine.errors import EngineError, InvalidRecordError, RecordTooLargeError
+from topicfs.engine.inbox.routing import choose
+from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.remote import Remote
 from topicfs.engine.segment import appender
+from topicfs.fs.appending.key_writer import columns_of
 from topicfs.fs.appending.targets import PartitionTarget, TopicTarget
 from topicfs.fs.errors import BadInputError
 from topicfs.fs.formats import Format
+from topicfs.fs.inbox.data_files import Topic
 
 # Kafka's own test vectors of murmur2, and what `toPositive(hash) % 5` makes of them.
 HASHES = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
@@ -92,6 +99,45 @@ def test_the_hash_chooses_among_the_partitions_that_there_are(place: TreeBench) 
         b"%d" % n for n in range(60)
     ]
     assert all(found.values())
+
+
+class _Cluster:
+    """Stands for what appends to a partition of a cluster."""
+
+
+def test_keys_go_where_the_clusters_producers_put_them_where_a_group_divides_its_partitions(
+    place: TreeBench,
+) -> None:
+    """regression: they went to those partitions that a daemon has, so the records of a key lay in two of them"""
+    place.store.links.counts = {"t": 6}
+    for number in range(5):
+        place.views("t", number).partition.log.remote = cast("Remote", _Cluster())
+    assert place.store.links.targets("t") == ([0, 1, 2, 3, 4], 6)
+    here = {key: number for key, hashed in HASHES.items() if (number := (hashed & 0x7FFFFFFF) % 6) < 5}
+    made = Topic.of(place.store, "t", itertools.count())
+    for key, hashed in HASHES.items():
+        columns = columns_of(key, b"v", NOW)
+        chosen, known, error = choose(
+            columns, np.array([NO_PARTITION], np.int32), made.numbers, 0, made.count
+        )
+        assert chosen[0] == (hashed & 0x7FFFFFFF) % 6
+        assert known == (key in here)
+        assert (error is None) == (key in here)
+        if error is not None:
+            assert f"partition {chosen[0]} of 6 is another daemon's" in str(error)
+    assert 0 < len(here) < len(HASHES)
+    # One whose lines go to the cluster no more is another daemon's by now.
+    place.views("t", 2).partition.log.remote = None
+    assert place.store.links.targets("t") == ([0, 1, 3, 4], 6)
+
+
+def test_a_local_topic_with_the_name_of_one_of_the_cluster_has_its_own_partitions_only(
+    place: TreeBench,
+) -> None:
+    place.store.links.counts = {"t": 6}
+    place.append("/topics/t/in.tsv", b"".join(key + b"\t" + key + b"\n" for key in HASHES))
+    for key, hashed in HASHES.items():
+        assert key in values(place, (hashed & 0x7FFFFFFF) % 5)
 
 
 # -- by turns -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from partition_opening import NOW
 from tree_bench import APPEND, TreeBench, array, lines, remove_below, tree_bench
 
+from topicfs.engine.partition import cutting
 from topicfs.engine.partition.partition import Producer
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.fs import errors
@@ -54,9 +56,23 @@ def test_the_root_lists_partitions_topics_and_texts(place: TreeBench) -> None:
     place.create("orders", 1)
     place.create("orders", 0)
     place.create("a-b", 3)
-    assert names(place, "/") == ["README.txt", "metrics", "topics", "a-b-3", "orders-0", "orders-1"]
+    assert names(place, "/") == [
+        "README.txt",
+        "metrics",
+        "topics",
+        "groups",
+        "transactions",
+        "producers",
+        "a-b-3",
+        "orders-0",
+        "orders-1",
+    ]
     assert names(place, "/topics") == ["a-b", "orders"]
-    assert names(place, "/topics/orders") == ["config", "in.txt", "in.tsv", "in.jsonl", "inbox"]
+    assert names(place, "/topics/orders") == [
+        "config",
+        *(f"{stem}.{suffix}" for stem in ("in", "log") for suffix in ("txt", "tsv", "jsonl")),
+        "inbox",
+    ]
 
 
 def test_a_partition_lists_its_files(place: TreeBench) -> None:
@@ -432,6 +448,21 @@ def test_status_and_config_can_be_read(place: TreeBench) -> None:
     assert (status["start_offset"], status["end_offset"], status["segments"]) == (0, 2, 1)
     config = place.read("/topics/t/config").decode().splitlines()
     assert any(line.startswith("retention.ms=12345 ") and line.endswith("# topic") for line in config)
+
+
+def test_the_status_is_there_while_a_log_begins_anew(place: TreeBench) -> None:
+    lines(place.create("t", 0).partition, b"one", b"two")
+    assert place.read("/t-0/status.json")
+    rebuild, seen = cutting._rebuild, []
+
+    def look_first(*arguments: Any) -> None:
+        seen.append(json.loads(place.read("/t-0/status.json"))["start_offset"])
+        rebuild(*arguments)
+
+    with mock.patch.object(cutting, "_rebuild", look_first):
+        place.store.restart_at("t", 0, 7)
+    assert seen == [7]
+    assert json.loads(place.read("/t-0/status.json"))["end_offset"] == 7
 
 
 # -- the log keeps its origin -------------------------------------------------------------------------------

@@ -11,15 +11,19 @@ node, broker and controller in one process. Its directories:
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
@@ -41,6 +45,7 @@ LOGGING: Final = (
 SMALL: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
 
 CLUSTER_ID: Final = "TopicfsInteropCluster0"
+BOOTSTRAP: Final = "bootstrap.checkpoint"
 NODE_ID: Final = "1"
 
 SETTINGS: Final[Mapping[str, str]] = {
@@ -134,7 +139,7 @@ def dump_bytes(files: Iterable[Path], *options: str) -> bytes:
     return subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS, check=True).stdout
 
 
-def libfuse_stderr(output: str) -> list[str]:
+def complaints(output: str) -> list[str]:
     """The lines of a dump that find fault.
 
     Lines of records (`|`) are left out: they print keys and values, which may hold any word. The tool
@@ -254,7 +259,7 @@ class Broker:
         """What the broker has logged in this run."""
         return (self.home / "broker.log").read_text(errors="replace")
 
-    def libfuse_stderr(self) -> list[str]:
+    def complaints(self) -> list[str]:
         """What the broker warned of in its logs: a bad index, a stray directory, a cut tail."""
         found = re.compile(
             r" (WARN|ERROR|FATAL) (kafka\.log\.|kafka\.server\.Log|org\.apache\.kafka\.storage\.)"
@@ -288,21 +293,50 @@ def identity_of(log_dir: Path) -> dict[str, str]:
 
 
 def format_directories(properties: Path, cluster_id: str) -> None:
-    """Give directories that have no identity one; those that have it keep it."""
-    done = run_tool(
-        "kafka.tools.StorageTool",
-        "format",
-        "--cluster-id",
-        cluster_id,
-        "--config",
-        str(properties),
-        "--ignore-formatted",
-    )
-    if done.returncode:
-        raise KafkaError(f"format ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    """Give directories that have no identity one; those that have it keep it.
+
+    Kafka's tool takes a second of a processor each time, so its bytes are kept: in one release of Kafka they are the
+    same for all directories but for their times."""
+    told = dict(line.split("=", 1) for line in properties.read_text().splitlines())
+    log_dir = Path(told["log.dirs"])
+    metadata_dir = Path(told.get("metadata.log.dir", log_dir))
+    for directory in {log_dir, metadata_dir}:
+        if not identity_of(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_properties(
+                directory / "meta.properties",
+                {
+                    "version": "1",
+                    "cluster.id": cluster_id,
+                    "node.id": told["node.id"],
+                    "directory.id": base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="),
+                },
+            )
+    (metadata_dir / BOOTSTRAP).write_bytes(_formatted())
+
+
+@cache
+def _formatted() -> bytes:
+    """The first records of a cluster's metadata, as Kafka's own tool formats a directory."""
+    with tempfile.TemporaryDirectory() as place:
+        properties = Path(place) / "server.properties"
+        listeners = {
+            "node.id": NODE_ID,
+            "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:9093",
+            "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+            "log.dirs": place,
+        }
+        write_properties(properties, {**SETTINGS, **listeners})
+        done = run_tool(
+            "kafka.tools.StorageTool", "format", "--cluster-id", CLUSTER_ID, "--config", str(properties)
+        )
+        if done.returncode:
+            raise KafkaError(f"format ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return (Path(place) / BOOTSTRAP).read_bytes()
 
 
 def write_properties(path: Path, values: Mapping[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
 

@@ -40,6 +40,7 @@ _OF_THREE: Final[Mapping[str, str]] = {
     "num.io.threads": "2",
     "log.cleaner.dedupe.buffer.size": "4194304",
     "auto.leader.rebalance.enable": "false",
+    "group.min.session.timeout.ms": "1000",
 }
 
 
@@ -50,12 +51,16 @@ class Node:
     number     its id
     home       the directory of its files
     bootstrap  host:port for clients
+    behind     the port of its other listener, which tells clients that it is at `before`: a rough network leads there
+    before     the port of that network
     process    the JVM; None while there is none
     """
 
     number: int
     home: Path
     bootstrap: str
+    behind: int
+    before: int
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -117,13 +122,14 @@ class KafkaCluster:
     @contextmanager
     def running(cls, place: Path) -> Iterator[KafkaCluster]:
         """A cluster that has started. Its brokers are killed at the end."""
-        ports = free_ports(2 * len(NODES))
-        voters = ",".join(f"{node}@127.0.0.1:{ports[2 * at]}" for at, node in enumerate(NODES))
+        ports = free_ports(4 * len(NODES))
+        voters = ",".join(f"{node}@127.0.0.1:{ports[4 * at]}" for at, node in enumerate(NODES))
         cluster = cls()
         for at, number in enumerate(NODES):
             home = place / f"broker-{number}"
             (home / "logs").mkdir(parents=True)
-            controller, client = ports[2 * at : 2 * at + 2]
+            controller, client, behind, before = ports[4 * at : 4 * at + 4]
+            plain = f"PLAINTEXT://127.0.0.1:{client}"
             write_properties(
                 home / "server.properties",
                 {
@@ -131,12 +137,14 @@ class KafkaCluster:
                     **_OF_THREE,
                     "node.id": str(number),
                     "controller.quorum.voters": voters,
-                    "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}",
+                    "listeners": f"{plain},CONTROLLER://127.0.0.1:{controller},ROUGH://127.0.0.1:{behind}",
+                    "advertised.listeners": f"{plain},ROUGH://127.0.0.1:{before}",
+                    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,ROUGH:PLAINTEXT",
                     "log.dirs": str(home / "logs"),
                 },
             )
             format_directories(home / "server.properties", CLUSTER_ID)
-            cluster.nodes[number] = Node(number, home, f"127.0.0.1:{client}")
+            cluster.nodes[number] = Node(number, home, f"127.0.0.1:{client}", behind, before)
         try:
             for node in cluster.nodes.values():
                 node.launch()
@@ -151,3 +159,8 @@ class KafkaCluster:
     def bootstrap(self) -> str:
         """The addresses of all of them."""
         return ",".join(node.bootstrap for node in self.nodes.values())
+
+    @property
+    def rough_bootstrap(self) -> str:
+        """The addresses of the networks that lead to them."""
+        return ",".join(f"127.0.0.1:{node.before}" for node in self.nodes.values())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from daemon_mount import DaemonMount
 from patience import eventually
+
+from topicfs import Record
 
 QUICK = {
     "metadata.max.age.ms": "300",
@@ -38,6 +42,11 @@ class LinkedMount(DaemonMount):
         """All batches of a mirror, as they are in its files."""
         return log_bytes(self.backing / "logs" / partition)
 
+    def shown(self, partition: str) -> list[Record]:
+        """What the mount shows of a partition, as records."""
+        lines = (self / partition / "log.jsonl").read_bytes().splitlines()
+        return [_record_of(json.loads(line)) for line in lines]
+
     def await_end(self, partition: str, end: int) -> None:
         """Wait until the mirror ends at this offset, and has all that the leader has."""
 
@@ -62,6 +71,14 @@ class LinkedMount(DaemonMount):
 
         eventually(is_told, words)
         return found
+
+
+def _record_of(told: dict[str, Any]) -> Record:
+    key, value = (None if told[name] is None else told[name].encode() for name in ("key", "value"))
+    headers = [
+        (each["key"], None if each["value"] is None else each["value"].encode()) for each in told["headers"]
+    ]
+    return Record(value, key, told["timestamp"], tuple(headers), told["offset"])
 
 
 def log_bytes(partition: Path) -> bytes:

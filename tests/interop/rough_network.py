@@ -75,14 +75,17 @@ class RoughNetwork:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = server.accept()
-                with contextlib.suppress(OSError):
+                try:
                     broker = socket.create_connection(("127.0.0.1", self.target))
-                    with self._lock:
-                        self._pairs.add((client, broker))
-                    for source, sink in ((client, broker), (broker, client)):
-                        threading.Thread(
-                            target=self._pass_on, args=(source, sink, source is broker), daemon=True
-                        ).start()
+                except OSError:
+                    client.close()
+                    continue
+                with self._lock:
+                    self._pairs.add((client, broker))
+                for source, sink in ((client, broker), (broker, client)):
+                    threading.Thread(
+                        target=self._pass_on, args=(source, sink, source is broker), daemon=True
+                    ).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:
         with contextlib.suppress(OSError):

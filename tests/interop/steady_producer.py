@@ -56,16 +56,16 @@ class SteadyProducer:
                 request_timeout_ms=5_000,
                 metadata_max_age_ms=1_000,
             )
-            with suppress(KafkaError):
+            try:
                 await producer.start()
-                try:
-                    for _ in range(40):
-                        number = await self._send_some(producer, number)
-                        if self._stopping.is_set():
-                            break
-                except KafkaError:
-                    self.failures += 1
-                finally:
+                for _ in range(40):
+                    number = await self._send_some(producer, number)
+                    if self._stopping.is_set():
+                        break
+            except KafkaError:
+                self.failures += 1
+            finally:
+                with suppress(KafkaError):
                     await producer.stop()
 
     async def _send_some(self, producer: AIOKafkaProducer, number: int) -> int:

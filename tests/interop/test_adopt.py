@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from broker_written import BROKER_TOPICS, OPEN_TRANSACTION, Written
-from kafka_broker import Broker, dump, files_of, libfuse_stderr
+from kafka_broker import Broker, complaints, dump, files_of
 from kafka_clients import consume, fence, produce
 
 from topicfs import Record, Store
@@ -57,7 +57,7 @@ def test_what_the_engine_adds_to_a_brokers_directory_the_broker_serves(
             ends[topic] = partition.end_offset
             partition.append(list(OURS))
     files = [path for topic in BROKER_TOPICS for path in files_of(folder(backing, topic))]
-    assert libfuse_stderr(dump(files, "--deep-iteration", "--print-data-log")) == []
+    assert complaints(dump(files, "--deep-iteration", "--print-data-log")) == []
 
     with Broker.start(backing / "logs", tmp_path / "home") as broker:
         for topic in CONTINUED:
@@ -68,7 +68,7 @@ def test_what_the_engine_adds_to_a_brokers_directory_the_broker_serves(
             assert found == written_by_broker.committed[topic] + ours + produced, topic
             found = consume(broker.bootstrap, topic, committed=False)
             assert found == written_by_broker.all[topic] + ours + produced, topic
-        assert broker.libfuse_stderr() == []
+        assert broker.complaints() == []
         # Only the controller's log, which the copy took as the kill left it, is not the engine's to close.
         assert [line for line in broker.recovered() if "__cluster_metadata" not in line] == []
 
@@ -115,7 +115,7 @@ def test_recovery_rebuilds_indexes_and_snapshots_as_the_broker_wrote_them(
             assert read(store, topic) == written_by_broker.committed[topic], topic
 
     files = [path for topic in BROKER_TOPICS for path in files_of(folder(backing, topic))]
-    assert libfuse_stderr(dump(files, "--deep-iteration")) == []
+    assert complaints(dump(files, "--deep-iteration")) == []
     for topic in BROKER_TOPICS:
         theirs, ours = folder(written_by_broker.clean, topic), folder(backing, topic)
         assert aborted(ours) == aborted(theirs), topic

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 from dumping import dumped
-from kafka_broker import Broker, dump, dump_bytes, files_of, libfuse_stderr
+from kafka_broker import Broker, complaints, dump, dump_bytes, files_of
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 
@@ -125,7 +125,7 @@ def lines_of(files: list[Path], *options: str) -> list[str]:
     keeps the batch's largest timestamp; the tool looks for a record that has it, and says -1."""
     found = [
         line
-        for line in libfuse_stderr(dump(files, "--deep-iteration", *options))
+        for line in complaints(dump(files, "--deep-iteration", *options))
         if not (
             line.startswith("Found timestamp mismatch")
             and all(each.endswith("log timestamp: -1") for each in line.splitlines()[1:])
@@ -191,7 +191,7 @@ def test_a_broker_serves_what_was_compacted_and_continues(cleaned: CleanedStore,
             assert consume(broker.bootstrap, topic) == expected, topic
             assert consume(broker.bootstrap, topic, committed=False) == expected, topic
             produce(broker.bootstrap, topic, added)
-        assert broker.libfuse_stderr() == []
+        assert broker.complaints() == []
         assert [line for line in broker.recovered() if "__cluster" not in line] == []
     with Store.open(backing) as store:
         for topic, expected in cleaned.expected.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from broker_written import Written
 from engine_written import WORKLOAD, expected, write_and_close, write_and_die
-from kafka_broker import dump, files_of, libfuse_stderr
+from kafka_broker import complaints, dump, files_of
 
 INDEX_ENTRY = {".index": 8, ".timeindex": 12}
 
@@ -47,7 +47,7 @@ def sections(output: str) -> Iterator[tuple[Path, list[str]]]:
 def test_every_file_is_dumped_without_complaint(backing: Path) -> None:
     files = all_files(backing)
     output = dump(files, "--deep-iteration", "--print-data-log")
-    assert libfuse_stderr(output) == []
+    assert complaints(output) == []
     assert [name for name, _ in sections(output)] == files
 
 
@@ -59,13 +59,13 @@ def test_the_dump_shows_every_record_that_was_appended(backing: Path) -> None:
 
 
 def test_the_indexes_agree_with_the_logs(backing: Path) -> None:
-    assert libfuse_stderr(dump(indexes(backing), "--verify-index-only")) == []
+    assert complaints(dump(indexes(backing), "--verify-index-only")) == []
 
 
 def test_the_indexes_pass_the_sanity_check(clean: Path) -> None:
     files = indexes(clean)
     output = dump(files, "--index-sanity-check")
-    assert libfuse_stderr(output) == []
+    assert complaints(output) == []
     for path, lines in sections(output):
         assert lines in ([f"{path} passed sanity check."], [f"{path} is empty."]), path
 
@@ -102,9 +102,9 @@ def test_one_wrong_bit_is_complained_about(
     """The tests above can fail. On a broker's own files, which have no fault."""
     folder = written_by_broker.copy("clean", tmp_path / "backing") / "logs" / "codecs-0"
     files = files_of(folder)
-    assert libfuse_stderr(dump(files, "--deep-iteration")) == []
+    assert complaints(dump(files, "--deep-iteration")) == []
     damaged = [path for path in files if path.suffix == suffix and path.stat().st_size][-1]
     data = bytearray(damaged.read_bytes())
     data[position] ^= 1
     damaged.write_bytes(data)
-    assert libfuse_stderr(dump(files, "--deep-iteration")) != []
+    assert complaints(dump(files, "--deep-iteration")) != []

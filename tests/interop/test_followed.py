@@ -157,4 +157,4 @@ def test_a_mount_follows_a_running_broker_and_changes_nothing(tmp_path: Path) ->
         subprocess.run(["cp", "-rL", *mount.path.glob("*-0"), tmp_path / "copy"], check=True)
         assert held(logs) == before
     assert held(logs) == before
-    assert broker.libfuse_stderr() == []
+    assert broker.complaints() == []

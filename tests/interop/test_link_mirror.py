@@ -6,8 +6,8 @@ import errno
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from daemon_mount import append, delete, refused
@@ -22,10 +22,12 @@ from kafka_clients import (
     produce,
     transact,
 )
+from kafka_console import console, console_line, lags_of, offsets_at
 from linked import LinkedMount, log_bytes
 from patience import eventually
 
-from topicfs import Record
+from topicfs import Record, Store
+from topicfs.engine.partition.offsets import Isolation
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 
@@ -48,25 +50,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def linked(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkedMount]:
     mount = LinkedMount(tmp_path_factory.mktemp("linked"), broker.bootstrap)
-    mount.link()
-    try:
-        with mount.watched(400):
-            yield mount
-        assert mount.stop() == 0
-        assert mount.alarms() == []
-    finally:
-        mount.clear()
-
-
-def shown(linked: LinkedMount, partition: str) -> list[Record]:
-    """What the mount shows of a partition, as records."""
-    lines = (linked / partition / "log.jsonl").read_bytes().splitlines()
-    return [record_of(json.loads(line)) for line in lines]
-
-
-def record_of(told: dict[str, Any]) -> Record:
-    key, value = (None if told[name] is None else told[name].encode() for name in ("key", "value"))
-    return Record(value, key, told["timestamp"], (), told["offset"])
+    with mount.to_its_end(400):
+        mount.link()
+        yield mount
 
 
 def test_a_mirror_has_the_bytes_of_its_leader(broker: Broker, linked: LinkedMount) -> None:
@@ -78,27 +64,19 @@ def test_a_mirror_has_the_bytes_of_its_leader(broker: Broker, linked: LinkedMoun
     produce(broker.bootstrap, "bytes", records(10, "later"))
     linked.await_end("bytes-0", 300 * len(CODECS) + 10)
     assert linked.log_bytes("bytes-0") == log_bytes(broker.log_dir / "bytes-0")
-    assert shown(linked, "bytes-0") == consume(broker.bootstrap, "bytes")
+    assert linked.shown("bytes-0") == consume(broker.bootstrap, "bytes")
 
 
 def test_a_compacted_topic_is_mirrored_with_its_gaps(broker: Broker, tmp_path: Path) -> None:
-    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "1048576"}
-    create_topics(broker.bootstrap, {"compacted": settings})
-    for _ in range(3):
-        produce(broker.bootstrap, "compacted", [Record(bytes(1000), b"%d" % (n % 5)) for n in range(600)])
+    end = compacted_topic(broker, "compacted", 600)
     place = broker.log_dir / "compacted-0"
-    eventually(lambda: len(log_bytes(place)) < 1_200_000, "the broker has compacted it")
     mount = LinkedMount(tmp_path, broker.bootstrap)
-    try:
+    with mount.to_its_end():
         mount.link("--link-topic", "compacted", "-o", "log.cleaner.enable=false")
-        mount.await_end("compacted-0", 1800)
+        mount.await_end("compacted-0", end)
         assert mount.log_bytes("compacted-0") == log_bytes(place)
-        assert shown(mount, "compacted-0") == consume(broker.bootstrap, "compacted")
+        assert mount.shown("compacted-0") == consume(broker.bootstrap, "compacted")
         assert (mount / "topics/compacted/config").read_text().startswith("cleanup.policy=compact ")
-        assert mount.stop() == 0
-        assert mount.alarms() == []
-    finally:
-        mount.clear()
 
 
 def test_only_what_consumers_see_of_transactions_is_shown(broker: Broker, linked: LinkedMount) -> None:
@@ -115,8 +93,123 @@ def test_only_what_consumers_see_of_transactions_is_shown(broker: Broker, linked
     linked.await_end("transactions-0", 58)
     status = linked.status(linked / "transactions-0")
     assert status["stable_offset"] == status["link"]["stable_offset"] == 51
-    assert shown(linked, "transactions-0") == consume(broker.bootstrap, "transactions")
+    assert linked.shown("transactions-0") == consume(broker.bootstrap, "transactions")
     assert linked.log_bytes("transactions-0") == log_bytes(broker.log_dir / "transactions-0")
+
+
+def compacted_topic(broker: Broker, topic: str, count: int) -> int:
+    """A topic that the broker has compacted. Gives the offset behind its last record."""
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "1048576"}
+    create_topics(broker.bootstrap, {topic: settings})
+    for _ in range(3):
+        produce(broker.bootstrap, topic, [Record(b"%01000d" % n, b"%d" % (n % 5)) for n in range(count)])
+    eventually(
+        lambda: len(log_bytes(broker.log_dir / f"{topic}-0")) < 1_200_000, "the broker has compacted it"
+    )
+    return 3 * count
+
+
+def test_kafkas_own_tools_show_the_same_records_offsets_and_lag(broker: Broker, tmp_path: Path) -> None:
+    create_topics(broker.bootstrap, {"tools-codecs": {}, "tools-transactions": {}, "tools-anew": {}})
+    create_topics(broker.bootstrap, {"tools-inbox": {}}, 2)
+    produce(broker.bootstrap, "tools-anew", records(9, "old"))
+    odd = [
+        Record(None, b"null", 5),
+        Record(b"", None, 4, (("name", b"value"), ("none", None))),
+        Record(b"\xc3\xa9", b""),
+    ]
+    sent = {"tools-codecs": len(CODECS) * (20 + len(odd)), "tools-anew": 7, "tools-more": 5 + 6}
+    for codec in CODECS:
+        produce(broker.bootstrap, "tools-codecs", [*records(20, f"of {codec}"), *odd], codec)
+    steps = [("commit", records(20, "yes")), ("abort", records(20, "no")), ("open", records(4, "open"))]
+    transact(broker.bootstrap, "tools-transactions", "tools", steps)
+    ends = {"tools-compacted-0": compacted_topic(broker, "tools-compacted", 600), "tools-transactions-0": 46}
+    mount = LinkedMount(tmp_path, broker.bootstrap)
+    for words in ("deleted in the cluster", "tools-anew: ", "is not mirrored"):
+        mount.expect(words)
+    with mount.to_its_end(400):
+        mount.link("--link-topic", "tools-*", "-o", "log.cleaner.enable=false")
+        mount.await_end("tools-anew-0", 9)
+        delete_topic(broker.bootstrap, "tools-anew")
+        mount.await_error("tools-anew-0", "deleted in the cluster")
+        create_topics(broker.bootstrap, {"tools-anew": {}, "tools-more": {}})
+        delete(mount / "topics/tools-anew")
+        produce(broker.bootstrap, "tools-anew", records(7, "anew"))
+        sent["tools-inbox"] = commit_a_batch(mount, "tools-inbox")
+        add_partitions(broker.bootstrap, "tools-more", 2)
+        produce(broker.bootstrap, "tools-more", records(5))
+        produce(broker.bootstrap, "tools-more", records(6), partition=1)
+        ends |= {
+            "tools-anew-0": 7,
+            "tools-more-0": 5,
+            "tools-more-1": 6,
+            "tools-codecs-0": sent["tools-codecs"],
+            "tools-inbox-0": 4 + 1,
+            "tools-inbox-1": 1 + 1,
+        }
+        for name, end in ends.items():
+            mount.await_end(name, end)
+        topics = {name.rpartition("-")[0] for name in ends}
+        sent["tools-compacted"] = len(consume(broker.bootstrap, "tools-compacted"))
+        consume(broker.bootstrap, "tools-codecs", group="tools")
+        produce(broker.bootstrap, "tools-codecs", records(3, "more"))
+        sent["tools-codecs"] += 3
+        mount.await_end("tools-codecs-0", sent["tools-codecs"])
+        places = [f"{topic}:{number}" for topic, _, number in (name.rpartition("-") for name in ends)]
+        moment = 1_700_000_000_005
+        with ThreadPoolExecutor(2) as tools:
+            # Of a transaction consumers of both kinds see no markers.
+            seen = tools.submit(console, broker.bootstrap, topics, sum(sent.values()) + 20, committed=True)
+            there = tools.submit(console, broker.bootstrap, topics, sum(sent.values()) + 44, committed=False)
+            found = tools.submit(offsets_at, broker.bootstrap, places, moment)
+            lag = tools.submit(lags_of, broker.bootstrap, "tools")
+        lines = [
+            console_line(int(name.rpartition("-")[2]), record)
+            for name in ends
+            for record in mount.shown(name)
+        ]
+        assert sorted(lines) == seen.result()
+        with Store.open(mount.backing, read_only=True) as store:
+            lines = [
+                console_line(int(name.rpartition("-")[2]), record)
+                for name in ends
+                for record in store.partition(name).records(isolation=Isolation.UNCOMMITTED)
+            ]
+        assert sorted(lines) == there.result()
+        assert len(found.result()) == len(ends) - 1, "one partition has no record that is so late"
+        for name, place in zip(ends, places, strict=True):
+            first = (mount / name / f"time/{moment}--.jsonl").read_bytes().splitlines()[:1]
+            expected = found.result().get(place)
+            assert [json.loads(line)["offset"] for line in first] == (
+                [] if expected is None else [expected]
+            ), name
+        end = sent["tools-codecs"]
+        assert lag.result() == {
+            "tools-codecs:0": (end - 3, mount.status(mount / "tools-codecs-0")["end_offset"], 3)
+        }
+
+
+def commit_a_batch(mount: LinkedMount, topic: str) -> int:
+    """Commit records of all kinds in an inbox: four and one, with a marker behind each. Gives how many they are."""
+    for number in (0, 1):
+        mount.await_end(f"{topic}-{number}", 0)
+    batch = mount / f"topics/{topic}/inbox/batch"
+    batch.mkdir()
+    kinds = (
+        {
+            "key": "k",
+            "value": "é",
+            "headers": [{"key": "name", "value": "v"}, {"key": "none", "value": None}],
+        },
+        {"key": "k", "value": None, "timestamp": 1_700_000_000_003},
+        {"key": None, "value": ""},
+        {"value": "line"},
+    )
+    lines = [json.dumps({"partition": 0, **each}) for each in kinds]
+    (batch / "part-0.jsonl").write_text("\n".join(lines))
+    (batch / "part-1.jsonl").write_text('{"partition":1,"value":"other"}\n')
+    (batch / "_SUCCESS").touch()
+    return len(kinds) + 1
 
 
 def test_a_mirror_has_the_settings_of_the_cluster(broker: Broker, linked: LinkedMount) -> None:
@@ -152,21 +245,18 @@ def test_lines_are_appended_in_the_cluster(broker: Broker, linked: LinkedMount) 
     linked.await_end("stamped-0", 0)
     append(linked / "stamped-0/log.txt", b"now\n")
     assert linked.log_bytes("stamped-0") == log_bytes(broker.log_dir / "stamped-0")
-    assert shown(linked, "stamped-0") == consume(broker.bootstrap, "stamped")
+    assert linked.shown("stamped-0") == consume(broker.bootstrap, "stamped")
 
 
-def test_what_is_not_lines_is_not_appended_to_a_mirror(broker: Broker, linked: LinkedMount) -> None:
+def test_partitions_are_not_added_to_a_mirror_and_local_topics_live_beside_it(
+    broker: Broker, linked: LinkedMount
+) -> None:
     create_topics(broker.bootstrap, {"refused": {}})
     produce(broker.bootstrap, "refused", records(3))
     linked.await_end("refused-0", 3)
     with refused(errno.EROFS):
-        (linked / "topics/refused/inbox/batch").mkdir()
-    with refused(errno.EROFS):
-        (linked / "topics/refused/inbox/.file").write_bytes(b"line\n")
-    with refused(errno.EROFS):
         (linked / "refused-7").mkdir()
-    assert "mirrors" in linked.status(linked / "refused-0")["last_refusal"]["reason"]
-    assert len(shown(linked, "refused-0")) == 3
+    assert len(linked.shown("refused-0")) == 3
     (linked / "topics/local").mkdir()
     append(linked / "local-0/log.txt", b"line\n")
     assert (linked / "local-0/log.txt").read_bytes() == b"line\n"
@@ -206,19 +296,19 @@ def test_a_deleted_topic_stays_and_one_made_anew_never_mixes_with_it(
     create_topics(broker.bootstrap, {"gone": {}})
     produce(broker.bootstrap, "gone", records(5, "old"))
     linked.await_end("gone-0", 5)
-    old = shown(linked, "gone-0")
+    old = linked.shown("gone-0")
     delete_topic(broker.bootstrap, "gone")
     linked.await_error("gone-0", "deleted in the cluster")
-    assert shown(linked, "gone-0") == old
+    assert linked.shown("gone-0") == old
     create_topics(broker.bootstrap, {"gone": {}})
     produce(broker.bootstrap, "gone", records(9, "new"))
     linked.await_error("gone-0", "made anew")
-    assert shown(linked, "gone-0") == old
+    assert linked.shown("gone-0") == old
     with refused(errno.EROFS):
         append(linked / "gone-0/log.txt", b"line\n")
     delete(linked / "topics/gone")
     linked.await_end("gone-0", 9)
-    assert shown(linked, "gone-0") == consume(broker.bootstrap, "gone")
+    assert linked.shown("gone-0") == consume(broker.bootstrap, "gone")
 
 
 def test_what_the_cluster_deleted_before_it_was_mirrored_is_told(broker: Broker, linked: LinkedMount) -> None:
@@ -226,7 +316,7 @@ def test_what_the_cluster_deleted_before_it_was_mirrored_is_told(broker: Broker,
     produce(broker.bootstrap, "late", records(50))
     delete_records(broker.bootstrap, "late", 30)
     linked.await_end("late-0", 50)
-    offsets = [record.offset for record in shown(linked, "late-0")]
+    offsets = [record.offset for record in linked.shown("late-0")]
     assert offsets[0] in (0, 30)
     assert offsets[-1] == 49
 

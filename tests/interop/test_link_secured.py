@@ -129,14 +129,9 @@ def a_link(place: Path, bootstrap: str, client: dict[str, str], *options: str) -
     mount = LinkedMount(place, bootstrap, client)
     for words in ("cannot be asked", "is not mirrored", "nothing is mirrored from broker"):
         mount.expect(words)
-    try:
+    with mount.to_its_end():
         mount.link(*options)
-        with mount.watched():
-            yield mount
-        assert mount.stop() == 0
-        assert mount.alarms() == []
-    finally:
-        mount.clear()
+        yield mount
 
 
 def test_scram_over_tls_is_mirrored(secured: Secured, tmp_path: Path) -> None:

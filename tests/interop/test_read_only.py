@@ -47,11 +47,11 @@ def test_a_running_broker_is_followed_and_not_disturbed(tmp_path: Path) -> None:
             assert list(store.partition("t", 0).records()) == first + second
         third = produce(broker.bootstrap, "t", MORE)
         assert consume(broker.bootstrap, "t") == first + second + third
-        assert broker.libfuse_stderr() == []
+        assert broker.complaints() == []
     assert (logs / ".kafka_cleanshutdown").exists()
     assert not (logs / "logs").exists()
     with Broker.start(logs, tmp_path / "home") as broker:
         # Kafka opens the controller's log as if it had not been stopped cleanly, each time.
         assert [line for line in broker.recovered() if "__cluster_metadata" not in line] == []
-        assert broker.libfuse_stderr() == []
+        assert broker.complaints() == []
         assert consume(broker.bootstrap, "t") == first + second + third

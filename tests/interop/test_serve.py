@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_written import Written
 from engine_written import WORKLOAD, comparable, expected, write_and_close, write_and_die
-from kafka_broker import Broker, dump, files_of, libfuse_stderr
+from kafka_broker import Broker, complaints, dump, files_of
 from kafka_clients import consume, produce
 from kafka_topics import topics_of
 
@@ -38,7 +38,7 @@ class ServedDirectory:
     committed: dict[str, list[Record]]
     all: dict[str, list[Record]]
     continued: dict[str, list[Record]]
-    libfuse_stderr: list[str]
+    complaints: list[str]
     recovered: list[str]
 
 
@@ -54,7 +54,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for topic in WORKLOAD:
             produce(broker.bootstrap, topic, ADDED)
         continued = {topic: consume(broker.bootstrap, topic) for topic in WORKLOAD}
-        found = broker.libfuse_stderr(), [line for line in broker.recovered() if "__cluster" not in line]
+        found = broker.complaints(), [line for line in broker.recovered() if "__cluster" not in line]
     return ServedDirectory(backing, request.param, committed, everything, continued, *found)
 
 
@@ -88,7 +88,7 @@ def test_a_broker_continues_where_the_engine_ended(served: ServedDirectory, topi
 
 
 def test_a_broker_has_no_complaint_about_the_directory(served: ServedDirectory) -> None:
-    assert served.libfuse_stderr == []
+    assert served.complaints == []
 
 
 def test_a_broker_recovers_nothing_after_a_clean_stop(served: ServedDirectory) -> None:
@@ -102,7 +102,7 @@ def test_a_broker_complains_about_a_directory_without_an_index(
     backing = written_by_broker.copy("clean", tmp_path / "backing")
     (backing / "logs" / "plain-0" / "00000000000000000000.index").unlink()
     with Broker.start(backing / "logs", tmp_path / "home") as broker:
-        assert broker.libfuse_stderr() != []
+        assert broker.complaints() != []
         assert broker.recovered() != []
 
 
@@ -114,4 +114,4 @@ def test_the_engine_reads_what_the_broker_appended_and_continues(served: ServedD
             partition.append([Record(b"from the engine again", b"key", 1_700_000_010_000)])
             assert partition.end_offset == len(with_added(topic)) + 1, topic
     files = [path for topic in WORKLOAD for path in files_of(served.backing / "logs" / f"{topic}-0")]
-    assert libfuse_stderr(dump(files, "--deep-iteration")) == []
+    assert complaints(dump(files, "--deep-iteration")) == []

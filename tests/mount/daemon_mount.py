@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_daemon import ROOT, STEERED, ForkedDaemon, nursery
+from forked_daemon import ROOT, STEERED, TESTED, ForkedDaemon, nursery
 from patience import eventually
 
 START_S = 120.0
@@ -72,7 +72,7 @@ class DaemonMount:
         arguments = ["mount", "--foreground", *making, str(self.backing), str(self.path)]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": TESTED,
             "STEER": str(self._socket),
             "XDG_STATE_HOME": str(self.state),
             "XDG_CACHE_HOME": str(self.state.with_name("cache")),
@@ -163,6 +163,17 @@ class DaemonMount:
         finally:
             timer.cancel()
             assert not self.hung, f"it hung; this is what it was doing:\n{self.said()[-8000:]}"
+
+    @contextmanager
+    def to_its_end(self, limit_s: float = LIMIT_S) -> Iterator[None]:
+        """Have it stop well behind the block, with no alarm in its log, and leave nothing of it in any case."""
+        try:
+            with self.watched(limit_s):
+                yield
+            assert self.stop() == 0
+            assert self.alarms() == []
+        finally:
+            self.clear()
 
     def _end_what_hangs(self) -> None:
         self.hung = True
@@ -274,11 +285,6 @@ def refused(*numbers: int) -> Iterator[None]:
 def own_mount(place: Path, *options: str) -> Iterator[DaemonMount]:
     """A mount of the test's own."""
     mount = DaemonMount(place)
-    try:
+    with mount.to_its_end():
         mount.start(*options)
-        with mount.watched():
-            yield mount
-        assert mount.stop() == 0
-        assert mount.alarms() == []
-    finally:
-        mount.clear()
+        yield mount

@@ -24,6 +24,9 @@ from typing import Any
 from topicfs.engine.kernels.compile import load_all
 
 ROOT = Path(__file__).parents[2]
+TESTED = f"{ROOT}:{ROOT / 'tests'}"
+"""Where steered daemons find what they are made of."""
+
 STEERED = str(Path(__file__).with_name("steered_daemon.py"))
 
 
@@ -78,7 +81,7 @@ class Nursery:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, STEERED, "nursery"],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": TESTED},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

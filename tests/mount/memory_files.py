@@ -169,6 +169,8 @@ class Small:
 
     def open(self, path: str, flags: int, node: int = 0, caller: int = 0) -> Opened:
         self._note("open", path, flags & (os.O_ACCMODE | os.O_APPEND))
+        if flags & os.O_TRUNC:
+            self.truncate(path, 0, None)
         file = self._find(path)
         if path == "/calls":
             # `readdir` and others ask for attributes: what counts is what came from outside.
@@ -238,6 +240,40 @@ class Small:
 
     def destroyed(self) -> None:
         log.info("ended")
+
+
+class Passing(Small):
+    """Nothing lasts: a directory that is renamed is gone, as one that is committed; each look at a file's name finds
+    another file. The release of a file `held` lasts until a rename has begun, and each rename until such a one has
+    ended, and what follows from it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.renaming = threading.Event()
+        self.released = threading.Event()
+        self.released.set()
+
+    def getattr(self, path: str, handle: int | None, node: int = 0, caller: int = 0) -> Attributes:
+        self.looks += 1
+        found = super().getattr(path, handle)
+        return found._replace(version=self.looks, fleeting=True) if stat.S_ISREG(found.mode) else found
+
+    def rename(self, old: str, new: str) -> None:
+        for path in [path for path in list(self.files) if path == old or path.startswith(old + "/")]:
+            self.files.pop(path, None)
+        if not self.released.is_set():
+            self.renaming.set()
+            self.released.wait()
+            threading.Event().wait(0.2)
+
+    def release(self, handle: int) -> None:
+        path = self.open_files[handle][0]
+        if path.endswith("/held"):
+            self.released.clear()
+            self.renaming.wait()
+        super().release(handle)
+        self.released.set()
 
 
 class Stillborn(Small):

@@ -11,6 +11,7 @@ import errno
 import itertools
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -18,22 +19,29 @@ from collections.abc import Callable
 from multiprocessing.connection import Listener
 from typing import Any
 
+import lock_order
+import lock_watch  # noqa: F401 - before all that makes locks
 from forked_daemon import serve
 
 from topicfs.engine.inbox.committed_names import CommittedNames
 from topicfs.engine.inbox.journal import InFlight, Journal
-from topicfs.engine.inbox.staging import Staging
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.cutting import retire
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import MAX_INT64, Record
 from topicfs.engine.segment.segment import Segment
+from topicfs.engine.staging.staging import Staging
+from topicfs.engine.store import handover
 from topicfs.engine.store.store import Store
+from topicfs.engine.transactions.log import TransactionLog
 from topicfs.fs.fuse import adapter
 from topicfs.mountd.assembly import CountedFileSystem
 from topicfs.mountd.cli import main
 from topicfs.mountd.daemon import Assembly
 from topicfs.mountd.metrics import Metrics
+
+# The kernel waits for reads that are under way, which may wait for a lock: but for none of who fetches.
+adapter.drop_pages = lock_order.without_locks(adapter.drop_pages, but="Mirror._lock")
 
 FILES: list[CountedFileSystem] = []
 """The file system that is served."""
@@ -60,6 +68,12 @@ def write(partition: Partition, producer: int, sequence: int, values: list[bytes
     partition.append([Record(value) for value in values], Producer(producer, 0, sequence, transactional=True))
 
 
+def begin_keyed(partition: Partition, producer: int, key: str, value: str) -> None:
+    """A record with a key of an open transaction."""
+    record = Record(value.encode(), key.encode())
+    partition.append([record], Producer(producer, 0, 0, transactional=True))
+
+
 def end(partition: Partition, producer: int, commit: bool) -> None:
     """The transaction's end."""
     partition.end_transaction(producer, 0, commit)
@@ -70,29 +84,70 @@ def sweep(partition: Partition) -> int:
     return partition.log.remove_due(MAX_INT64)
 
 
-def die_in_commit(partition: Partition, step: int) -> None:
-    """End the process as `kill -9` does, before the step of the next commit that has this number; counted from 0."""
+def die_at(step: int, after: bool, *methods: tuple[Any, str]) -> None:
+    """End the process as `kill -9` does, before the call of these methods, or functions of a module, that has this
+    number, or behind it; counted from 0."""
     steps = itertools.count()
 
-    def counted(owner: type, name: str) -> None:
+    def counted(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if next(steps) == step:
+            is_it = next(steps) == step
+            if is_it and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **named)
+            found = original(*arguments, **named)
+            if is_it:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
 
         setattr(owner, name, call)
 
-    for owner, name in (
+    for owner, name in methods:
+        counted(owner, name)
+
+
+def die_in_commit(partition: Partition, step: int) -> None:
+    """End the process before the step of the next commit that has this number."""
+    die_at(
+        step,
+        False,
         (Journal, "write"),
+        (TransactionLog, "append"),
         (Partition, "append_built"),
         (Partition, "end_transaction"),
         (CommittedNames, "add"),
         (Staging, "discard"),
         (Journal, "remove"),
-    ):
-        counted(owner, name)
+    )
+
+
+def die_in_linked_commit(partition: Partition, step: int, after: bool) -> None:
+    """End the process before the step of the next commit into a cluster that has this number, or behind it."""
+    # The link's modules load kafka-python, which only a daemon with a link has loaded.
+    from topicfs.engine.link.produce import Producer as Sending  # noqa: PLC0415
+    from topicfs.engine.link.produce import Sent  # noqa: PLC0415
+    from topicfs.engine.link.transactions import Transactions  # noqa: PLC0415
+
+    die_at(
+        step,
+        after,
+        (Journal, "write"),
+        (Transactions, "ask"),
+        (Sending, "send"),
+        (Sent, "wait"),
+        (Transactions, "await_shown"),
+        (CommittedNames, "add"),
+        (Staging, "discard"),
+        (Journal, "remove"),
+    )
+
+
+def die_in_handover(partition: Partition, step: str, after: bool) -> None:
+    """End the process before a step of taking a partition over from another daemon of the group, or behind it."""
+    from topicfs.engine.link.group import Group  # noqa: PLC0415 - as above
+
+    die_at(0, after, (Group if step == "_join" else handover, step))
 
 
 def break_disk(partition: Partition) -> None:
@@ -102,6 +157,39 @@ def break_disk(partition: Partition) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     Chain.sync = fails  # type: ignore[method-assign]
+
+
+CHANGING = {
+    "EIO": ("pwrite", "write", "fsync"),
+    "ENOSPC": ("pwrite", "write", "mkdir"),
+    "die": ("pwrite", "write", "rename", "replace", "ftruncate", "unlink", "mkdir", "rmdir", "fsync"),
+}
+"""Calls that change the backing directory, and those of them that fail in this way."""
+
+
+def break_call(partition: Partition, number: int, kind: str) -> None:
+    """Have the call of this number, from now on, of those that change the backing directory, end the process: before it
+    (`die`), or in the middle of a write (`torn`); or fail once with the error of this name."""
+    steps = itertools.count()
+
+    def broken(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            # The pipes by which threads wake each other are no disk.
+            on_disk = not isinstance(arguments[0], int) or stat.S_ISREG(os.fstat(arguments[0]).st_mode)
+            if not on_disk or next(steps) != number:
+                return original(*arguments, **named)
+            if kind == "torn" and name in ("pwrite", "write"):
+                data = bytes(arguments[1])
+                original(arguments[0], data[: len(data) // 2], *arguments[2:])
+            if kind in ("die", "torn"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            wrong = getattr(errno, kind)
+            raise OSError(wrong, os.strerror(wrong))
+
+        return call
+
+    for name in CHANGING.get(kind, CHANGING["die"]):
+        setattr(os, name, broken(name, getattr(os, name)))
 
 
 GATE = threading.Event()
@@ -154,6 +242,11 @@ def set_clock(partition: Partition, later_ms: int) -> None:
     time.time_ns = lambda: told() + later_ms * 1_000_000
 
 
+def expire_producers(partition: Partition) -> int:
+    """Forget idle producers, as is done every ten minutes. Return how many."""
+    return partition.log.expire_producers(partition.log.clock())
+
+
 def delete(partition: Partition) -> None:
     """Delete the partition with its records."""
     FILES[0].context.delete(partition.topic, partition.number)
@@ -180,12 +273,16 @@ CALLS: dict[str, Callable[..., Any]] = {
         roll,
         raise_start,
         write,
+        begin_keyed,
         end,
         sweep,
         delete,
         delete_topic,
         files,
         die_in_commit,
+        die_in_linked_commit,
+        die_in_handover,
+        break_call,
         break_disk,
         hold_commits,
         release_commits,
@@ -193,6 +290,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         commits_end,
         sweep_inboxes,
         set_clock,
+        expire_producers,
         threads,
     )
 }

@@ -70,7 +70,7 @@ def test_stat_shows_what_the_operations_say(mount: Mount) -> None:
 
 
 def test_programs_are_told_to_use_buffers_as_large_as_a_request(mount: Mount) -> None:
-    assert (mount / "calls").stat().st_blksize == 128 << 10
+    assert (mount / "calls").stat().st_blksize == 1 << 20
 
 
 def test_the_size_of_a_growing_file_is_never_stale(mount: Mount) -> None:
@@ -232,16 +232,16 @@ def test_reading_gives_the_bytes_at_any_position(mount: Mount) -> None:
         assert (mount / name).read_bytes() == data
 
 
-def test_large_reads_and_writes_come_as_requests_of_128_kib(mount: Mount) -> None:
-    # At the start of a page: a request holds 32 of them, and other buffers lie across one more.
-    with mmap.mmap(-1, 1 << 20) as data:
+def test_large_reads_and_writes_come_as_requests_of_a_mebibyte(mount: Mount) -> None:
+    # At the start of a page: a request holds 256 of them, and other buffers lie across one more.
+    with mmap.mmap(-1, 4 << 20) as data:
         descriptor = os.open(mount / "direct", os.O_RDWR | os.O_CREAT)
-        assert os.write(descriptor, data) == os.preadv(descriptor, [data], 0) == 1 << 20
+        assert os.write(descriptor, data) == os.preadv(descriptor, [data], 0) == 4 << 20
         os.close(descriptor)
-    assert calls(mount).count("write /direct 131072") == 8
+    assert calls(mount).count("write /direct 1048576") == 4
     assert (
-        len([call for call in calls(mount) if call.startswith("read /direct") and call.endswith(" 131072")])
-        == 8
+        len([call for call in calls(mount) if call.startswith("read /direct") and call.endswith(" 1048576")])
+        == 4
     )
 
 

@@ -324,6 +324,18 @@ def test_sendfile_of_two_that_differ(mount: DaemonMount, lone: Path, tmp_path: P
     assert (tmp_path / "out").read_bytes() == expected
 
 
+def test_sendfile_sends_what_has_come_once_somebody_has_asked_for_the_size(
+    mount: DaemonMount, lone: Path, tmp_path: Path
+) -> None:
+    """open(2) alone does not ask, within a second of an earlier one."""
+    append(lone / "log.txt", b"first\n")
+    assert (lone / "log.txt").stat().st_size == 6
+    append(lone / "log.jsonl", b'{"value":"second"}\n')
+    with opened(lone / "log.txt") as log, (tmp_path / "out").open("wb") as out:
+        os.fstat(log)
+        assert os.sendfile(out.fileno(), log, 0, 100) == 13
+
+
 # -- what grows -----------------------------------------------------------------------------------------------
 
 

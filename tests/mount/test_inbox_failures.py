@@ -15,7 +15,7 @@ def test_a_file_whose_rename_was_broken_off_is_there_still_or_appended(tmp_path:
         served.start()
         with served.watched():
             topic = Topic(served, "t")
-            for step, is_there in ((2, True), (3, False)):
+            for step, is_there in ((2, True), (5, False)):
                 (topic.inbox / ".x").write_text("a\n")
                 served.steer("die_in_commit", topic.partition(), step)
                 with refused(errno.ECONNABORTED, errno.ENOTCONN):

@@ -194,7 +194,7 @@ def test_the_directory_of_a_running_broker_is_followed_without_the_right_to_writ
         )
         assert code == 0, said
         producer.join()
-        assert broker.libfuse_stderr() == []
+        assert broker.complaints() == []
 
 
 def test_mount_append_read_and_unmount(script: Script) -> None:

@@ -113,8 +113,8 @@ def test_attributes_stay(mount: DaemonMount) -> None:
 
 
 def test_files_that_are_only_read_or_only_written(mount: DaemonMount) -> None:
-    """O5. Every file but `log.<fmt>`, `in.<fmt>`, `config` and `start` is EPERM when it is opened for
-    writing; `in.<fmt>` is EPERM when it is opened for reading.
+    """O5. Every file but `log.<fmt>`, `in.<fmt>`, `config`, `start` and `epoch` is EPERM when it is opened
+    for writing; `in.<fmt>` is EPERM when it is opened for reading.
     """
     partition = letters(mount)
     for path in files(mount, partition):
@@ -130,8 +130,9 @@ def test_files_that_are_only_read_or_only_written(mount: DaemonMount) -> None:
 
 
 def test_other_directories(mount: DaemonMount) -> None:
-    """O6. Directories are made in the root and in `topics` only, and only partitions and topics are
-    removed: mkdir or rmdir of any other directory is EPERM.
+    """O6. Directories are made in the root, in `topics`, `transactions`, `producers` and `groups` only, and only
+    partitions, topics, transactions, producers, groups and their members are removed: mkdir or rmdir of any other
+    directory is EPERM.
     """
     partition = letters(mount)
     topic = mount / "topics" / partition.name.rpartition("-")[0]
@@ -142,7 +143,7 @@ def test_other_directories(mount: DaemonMount) -> None:
     inner = [
         views / name for name in ("offset", "time", "segments", "sealed", "sealed/txt", "time/2030-01-01")
     ]
-    for directory in (*inner, views, topic / "views", mount / "topics"):
+    for directory in (*inner, views, topic / "views", mount / "topics", mount / "producers"):
         with refused(errno.EPERM):
             os.rmdir(directory)
     assert read(partition) == b"a\nb\nc\n"

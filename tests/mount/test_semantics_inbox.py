@@ -418,8 +418,8 @@ def test_after_a_commit(mount: DaemonMount) -> None:
     assert (batch / "x.txt").read_text() == "again\n"
 
 
-# Steps: journal, two appends, journal; two markers, name, files, journal.
-@pytest.mark.parametrize("step", range(9))
+# Steps, behind a new producer and Ongoing: note, two appends, PrepareCommit; two markers, name, files, note, its end.
+@pytest.mark.parametrize("step", range(2, 12))
 def test_crashes(tmp_path: Path, step: int) -> None:
     """I11. After `kill -9` of the daemon at any step of a commit all of the batch is there or nothing, before
     anybody can read; committed again under its name, it is there once.
@@ -437,7 +437,7 @@ def test_crashes(tmp_path: Path, step: int) -> None:
             served.process.wait()
             served.process = None
             served.start()
-            expected = ["a", "b"] if step > 3 else []
+            expected = ["a", "b"] if step > 5 else []
             assert topic.values() == expected
             assert os.listdir(topic.inbox) == ([] if expected else ["b"])
             if not batch.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -126,3 +127,18 @@ def test_damaged_columns(mount: DaemonMount) -> None:
     (batch / "x.parquet").write_bytes(whole["x.parquet"])
     commit(batch)
     assert len(topic.values()) == 1000
+
+
+def test_what_a_name_was_committed_with(mount: DaemonMount) -> None:
+    """I25. The attribute `user.topicfs.committed.<batch>` of `inbox`, which is not listed, is the number of records
+    that were committed under that name, in digits, and is empty where none is remembered: the last 10,000 names of a
+    topic are.
+    """
+    topic = Topic(mount)
+    attribute = "user.topicfs.committed.b"
+    assert os.getxattr(topic.inbox, attribute) == b""
+    batch = topic.batch("b", x="a\nb\n", y="c\n")
+    assert os.getxattr(topic.inbox, attribute) == b""
+    commit(batch)
+    assert os.getxattr(topic.inbox, attribute) == b"3"
+    assert os.listxattr(topic.inbox) == []

@@ -53,14 +53,15 @@ def is_missing(path: Path) -> bool:
 
 
 def test_root(mount: DaemonMount) -> None:
-    """N1. The root lists `README.txt`, `metrics`, `topics` and one directory for each partition, named
-    `<topic>-<number>`.
+    """N1. The root lists `README.txt`, `metrics`, `topics`, `groups`, `transactions`, `producers` and
+    one directory for each partition, named `<topic>-<number>`.
     """
     partition = mount.new()
     names = set(os.listdir(mount.path))
-    assert {"README.txt", "metrics", "topics", partition.name} <= names
+    about = {"README.txt", "metrics", "topics", "groups", "transactions", "producers"}
+    assert {*about, partition.name} <= names
     topics = os.listdir(mount / "topics")
-    rest = names - {"README.txt", "metrics", "topics"}
+    rest = names - about
     assert {name.rpartition("-")[0] for name in rest} == set(topics)
     assert all(name.rpartition("-")[2].isdigit() and (mount / name).is_dir() for name in rest)
 
@@ -87,9 +88,9 @@ def test_mkdir_and_rmdir(mount: DaemonMount) -> None:
 
 
 def test_what_directories_have(mount: DaemonMount) -> None:
-    """N3. A topic's directory has `config`, `in.<fmt>` and `inbox`; a partition's has `log.<fmt>`,
-    `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and `status.json`, and `follow.<fmt>` and
-    `views` unlisted.
+    """N3. A topic's directory has `config`, `in.<fmt>`, `log.<fmt>` and `inbox`, and `follow.<fmt>` and `views`
+    unlisted; a partition's has `log.<fmt>`, `current.<fmt>`, `offset`, `time`, `segments`, `sealed`, `start` and
+    `status.json`, and `follow.<fmt>` and `views` unlisted.
     """
     partition = mount.new()
     kinds = {f"{kind}.{suffix}" for kind in ("log", "current") for suffix in FORMATS}
@@ -98,7 +99,10 @@ def test_what_directories_have(mount: DaemonMount) -> None:
     assert all((partition / f"follow.{suffix}").is_file() for suffix in FORMATS)
     assert (partition / "views").is_dir()
     topic = mount / "topics" / partition.name.rpartition("-")[0]
-    assert set(os.listdir(topic)) == {"config", "in.txt", "in.tsv", "in.jsonl", "inbox"}
+    assert set(os.listdir(topic)) == {f"{stem}.{suffix}" for stem in ("in", "log") for suffix in FORMATS} | {
+        "config",
+        "inbox",
+    }
     assert "cleanup.policy=delete " in (topic / "config").read_text()
 
 
@@ -311,8 +315,8 @@ def test_names_that_are_not_listed(mount: DaemonMount) -> None:
 
 
 def test_links(mount: DaemonMount, tmp_path: Path) -> None:
-    """N15. What shows records that `log.txt` has too, and `in.<fmt>` and `table` of a topic, is a relative symbolic
-    link to the same name in `views` beside it; with `list.all.views=true` each is a file or directory itself.
+    """N15. What shows records that `log.txt` has too, and `in.<fmt>`, `log.<fmt>` and `table` of a topic, is a relative
+    symbolic link to the same name in `views` beside it; with `list.all.views=true` each is a file or directory itself.
     """
     partition = mount.new()
     append(partition / JSONL, lines({"key": "k", "value": "v"}))
@@ -321,7 +325,7 @@ def test_links(mount: DaemonMount, tmp_path: Path) -> None:
     plain = {TXT, "start", "status.json"}
     for directory, links, others in (
         (partition, linked, plain),
-        (topic, {f"in.{suffix}" for suffix in FORMATS}, {"config", "inbox"}),
+        (topic, {f"{stem}.{suffix}" for stem in ("in", "log") for suffix in FORMATS}, {"config", "inbox"}),
     ):
         for name in links:
             assert os.readlink(directory / name) == f"views/{name}"

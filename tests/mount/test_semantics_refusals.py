@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from daemon_mount import (
-    ROOT,
     STEERED,
+    TESTED,
     DaemonMount,
     append,
     delete,
@@ -28,6 +29,7 @@ from daemon_mount import (
 )
 from entries import commands, letters, read, writable
 from old_messages import backing, batch_at, old_messages
+from patience import eventually
 
 pytest_plugins = ["shared_mount"]
 
@@ -642,7 +644,7 @@ def test_more_partitions_than_open_files(tmp_path: Path) -> None:
         mount.clear()
     done = subprocess.run(
         ["prlimit", "--nofile=200:200", sys.executable, STEERED, "mount", mount.backing, mount.path],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEER": str(tmp_path / "steer")},
+        env={**os.environ, "PYTHONPATH": TESTED, "STEER": str(tmp_path / "steer")},
         capture_output=True,
         check=False,
     )
@@ -662,6 +664,9 @@ def test_a_full_disk_hides_nothing_after_a_crash(tmp_path: Path) -> None:
         lines = [b"%d " % number + b"x" * 2000 + b"\n" for number in range(2000)]
         append(partition / "log.txt", b"".join(lines[:-1]))
         served.kill()
+        # Blocks behind the end, which are for the next appends, would be room.
+        log = next((served.backing / "logs" / partition.name).glob("*.log"))
+        os.truncate(log, log.stat().st_size)
         # No index is on disk, and no room for one.
         for index in (served.backing / "logs" / partition.name).glob("*index"):
             index.write_bytes(b"")
@@ -733,3 +738,62 @@ def test_a_partition_that_cannot_be_loaded(tmp_path: Path) -> None:
             with refused(errno.EIO):
                 (mount / "old-0" / name).read_bytes()
         assert "expected record batches, found a message of format 1" in mount.said()
+
+
+def test_what_programs_hold(tmp_path: Path) -> None:
+    """E21. All programs together may have `max.open.files` files of a mount open, of which `max.followers` may be
+    `follow.<fmt>`: one more is ENFILE, and so is making one. Lines whose newline has not come may have
+    `max.unfinished.bytes` in all: a write that goes beyond that is ENOBUFS, and whole lines are taken. What is held
+    goes on, `metrics` tells how much it is, and what was refused succeeds when something is closed.
+    """
+    limits = ("-o", "max.open.files=8", "-o", "max.followers=2", "-o", "max.unfinished.bytes=1000")
+    with own_mount(tmp_path, *limits) as mount:
+        partition = mount.new()
+        topic = mount / "topics" / partition.name.rpartition("-")[0]
+
+        def held() -> list[int]:
+            told = dict(line.rsplit(" ", 1) for line in (mount / "metrics").read_text().splitlines())
+            names = ("open_files", "followers", "unfinished_bytes")
+            return [int(float(told[f"topicfs_{name}"])) for name in names]
+
+        followers = [os.open(path / "follow.txt", os.O_RDONLY) for path in (partition, topic)]
+        for path in (partition, topic):
+            with refused(errno.ENFILE):
+                os.open(path / "follow.txt", os.O_RDONLY)
+        with opened(partition / "log.txt", APPEND) as one, opened(partition / "log.txt", APPEND) as other:
+            assert os.write(one, b"x" * 600) == 600
+            with refused(errno.ENOBUFS):
+                os.write(other, b"y" * 600)
+            assert os.write(other, b"whole\n") == 6
+            assert held()[1:] == [2, 600]
+            assert os.write(one, b"\n") == 1
+            assert os.write(other, b"y" * 600 + b"\n") == 601
+        assert read(partition) == b"whole\n" + b"x" * 600 + b"\n" + b"y" * 600 + b"\n"
+        assert os.read(followers[0], 6) == b"whole\n"
+        eventually(lambda: held()[0] <= 3, "the writers are gone")
+        assert held()[1:] == [2, 0]
+        more = [eventually_open(partition / "log.txt") for _ in range(6)]
+        with refused(errno.ENFILE):
+            os.open(partition / "log.txt", os.O_RDONLY)
+        with refused(errno.ENFILE):
+            os.open(topic / "inbox/.new", os.O_WRONLY | os.O_CREAT)
+        assert os.listdir(topic / "inbox") == []
+        os.close(more.pop())
+        more.append(eventually_open(partition / "log.txt"))
+        os.close(followers.pop())
+        followers.append(eventually_open(partition / "follow.txt"))
+        for each in (*followers, *more):
+            os.close(each)
+
+
+def eventually_open(path: Path) -> int:
+    """A descriptor of a file, once there is room for it: of the last close nobody is told."""
+    found: list[int] = []
+
+    def is_open() -> bool:
+        with contextlib.suppress(OSError):
+            found.append(os.open(path, os.O_RDONLY))
+        return bool(found)
+
+    eventually(is_open, "it can be opened")
+    return found[0]

@@ -72,7 +72,7 @@ COMPACTED = {"internal.segment.bytes": "2000", "cleanup.policy": "compact", "min
 AT_ONCE = ("-o", "log.initial.task.delay.ms=0", "-o", "log.retention.check.interval.ms=1")
 AT_ONCE += ("-o", "log.cleaner.backoff.ms=1", "-o", "log.flush.offset.checkpoint.interval.ms=1")
 
-UPKEEP = {"scheduler", "flush", "views", "sealed", "cleaner-0", "linger"}
+UPKEEP = {"scheduler", "flush", "views", "sealed", "cleaner-0", "linger", "behind"}
 """The threads that change something without being asked."""
 
 
@@ -579,6 +579,32 @@ def test_a_controllers_log(tmp_path: Path) -> None:
         assert "t-0" in os.listdir(mount.path)
         assert "__cluster_metadata-0" not in os.listdir(mount.path)
         assert "__cluster_metadata" not in os.listdir(mount / "topics")
+
+
+def test_the_version_of_a_store(tmp_path: Path) -> None:
+    """K15. `BACKING/layout.properties` holds the version of what topicfs keeps beside `logs`. A mount brings a store of
+    an older version up to its own; a store of a newer one is refused in words and stays as it is. With `--read-only`
+    its logs show.
+    """
+    backing, point = tmp_path / "backing", tmp_path / "mount"
+    point.mkdir()
+    with Store.open(backing, create=True) as store:
+        store.create("t", 0).append_lines(b"one\n")
+    layout = backing / "layout.properties"
+    layout.unlink()
+    with own_mount_of(tmp_path, backing) as mount:
+        assert (mount / "t-0/log.txt").read_bytes() == b"one\n"
+        assert layout.read_text().endswith("\nversion=1\n")
+    layout.write_text("version=2\n")
+    before = held(backing / "logs" / "t-0")
+    code, said = topicfs("mount", backing, point)
+    assert code != 0
+    assert f"{layout}: version: expected 1 or less, found '2'" in said
+    assert held(backing / "logs" / "t-0") == before
+    assert (backing / "logs" / ".kafka_cleanshutdown").exists()
+    with read_only(tmp_path, backing) as mount:
+        assert (mount / "t-0/log.txt").read_bytes() == b"one\n"
+    assert layout.read_text() == "version=2\n"
 
 
 def taken(pid: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_mount import DaemonMount, append, eventually, opened, own_mount
+from daemon_mount import DaemonMount, append, eventually, opened, own_mount, refused
 
 from topicfs import Record, Store
 
@@ -347,3 +348,24 @@ def test_names_in_a_compacted_log(tmp_path: Path) -> None:
 def seen_once(directory: Path, known: set[str]) -> dict[str, list[dict[str, Any]]]:
     """The records of the files whose names are not known."""
     return {name: records(directory / name) for name in os.listdir(directory) if name not in known}
+
+
+def test_compaction_that_is_asked_for(tmp_path: Path) -> None:
+    """U9. Setting `user.topicfs.compact` of `topics` to the name of a topic, or of the root to that of a partition, has
+    it compacted next, however little of it is dirty, and `cleaning.asked` in `status.json` is true until that is
+    done; where `cleanup.policy` has no `compact`, or by `log.cleaner.enable` or `log.cleaner.threads` nobody compacts,
+    it is EPERM. `topicfs compact` sets it, and waits.
+    """
+    with upkeep(tmp_path) as mount:
+        partition = mount.new("keys")
+        keyed(partition, mount)
+        for directory, name in ((mount / "topics", b"keys"), (mount.path, b"keys-0")):
+            with refused(errno.EPERM):
+                os.setxattr(directory, "user.topicfs.compact", name)
+        append(partition.parent / "topics/keys/config", b"min.cleanable.dirty.ratio=1.0\n")
+        policy(mount, partition, "compact")
+        assert mount.status(partition)["cleaning"]["eligible"] is False
+        for directory, name in ((mount / "topics", b"keys"), (mount.path, b"keys-0")):
+            os.setxattr(directory, "user.topicfs.compact", name)
+            eventually(lambda: not mount.status(partition)["cleaning"]["asked"], "the end of the compaction")
+            compacted(mount, partition)

@@ -206,6 +206,7 @@ def test_a_read_only_mount_does_no_upkeep_beside_the_calls(tmp_path: Path) -> No
         "read-ahead",
         "following",
         "size maps",
+        "indexes of keys",
         "removal of old size maps",
     ]
     assert {"retention", "linger", "size maps", "Parquet files"} < set(names[False])

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from topicfs.engine.cleaner.manager import Cleans
 from topicfs.engine.cleaner.states import Phase
-from topicfs.engine.errors import CorruptBatchError
+from topicfs.engine.errors import CorruptBatchError, PolicyViolationError
 from topicfs.engine.jobs import Jobs
 from topicfs.engine.partition.log import Log
 from topicfs.engine.record import Record
@@ -118,6 +118,11 @@ def test_without_cleaners_there_is_no_thread(tmp_path: Path, setting: str) -> No
     with Store.open(tmp_path, {**SETTINGS, name: value}, create=True) as store, at_work(store) as cleaners:
         assert threads() == []
         assert cleaners.states == {}
+        # Who asked would wait for ever.
+        fill(store, "orders", 1)
+        with pytest.raises(PolicyViolationError, match=setting):
+            store.cleaning.ask(("orders", 0))
+        assert not store.cleaning.asked
 
 
 def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from topicfs.engine.record import Record
 from topicfs.engine.store.store import Store
 from topicfs.mountd.cli import main
-from topicfs.mountd.delete_command import _found, _RefusedError, _Target
+from topicfs.mountd.targets import Target, UnknownNameError, found
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ def test_a_directory_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     for command in ("delete", "undelete"):
         done = topicfs(command, tmp_path, "orders")
         assert done.exit_code == 1
-        assert "found neither" in done.stderr
+        assert "found an empty directory" in done.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -112,13 +112,13 @@ def test_a_store_that_another_process_has_open_is_left_alone(backing: Path) -> N
 
 def test_a_name_that_means_two_things_is_refused() -> None:
     there = {"a": [0, 1], "a-0": [0], "b-7": [0]}
-    with pytest.raises(_RefusedError, match=r"topics/a-0 for the topic, \./a-0 for the partition"):
-        _found("a-0", there)
-    assert _found("topics/a-0", there) == _Target("a-0", None)
-    assert _found("./a-0", there) == _Target("a", 0)
-    assert _found("a-1", there) == _Target("a", 1)
-    assert _found("a-0-0", there) == _Target("a-0", 0)
-    assert _found("b-7", there) == _Target("b-7", None)
+    with pytest.raises(UnknownNameError, match=r"topics/a-0 for the topic, \./a-0 for the partition"):
+        found("a-0", there)
+    assert found("topics/a-0", there) == Target("a-0", None)
+    assert found("./a-0", there) == Target("a", 0)
+    assert found("a-1", there) == Target("a", 1)
+    assert found("a-0-0", there) == Target("a-0", 0)
+    assert found("b-7", there) == Target("b-7", None)
     for name in ("", "c", "a-2", "a-", "-0", "a-00x", "topics/c", "./a", "a-٠", "../a"):
-        with pytest.raises(_RefusedError, match="there is no"):
-            _found(name, there)
+        with pytest.raises(UnknownNameError, match="there is no"):
+            found(name, there)

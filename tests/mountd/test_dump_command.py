@@ -20,7 +20,7 @@ from topicfs.mountd import kernels
 from topicfs.mountd.cli import main
 
 PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "dump"]
-README = Path(__file__).parents[2] / "README.md"
+COMMANDS = Path(__file__).parents[2] / "mountd" / "COMMANDS.md"
 NOW = 1_780_000_000_000  # 2026-05-28T20:26:40Z
 
 
@@ -47,7 +47,7 @@ def run(*words: object, where: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_the_commands_of_the_readme_work(backing: Path) -> None:
-    section = README.read_text().partition("## Dumping files\n")[2].partition("\n## ")[0]
+    section = COMMANDS.read_text().partition("## Dumping files\n")[2].partition("\n## ")[0]
     commands = [line for line in section.splitlines() if line.startswith("    topicfs dump ")]
     assert len(commands) >= 4
     for command in commands:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import re
+import socket
 import threading
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from topicfs import Transaction
+from topicfs.engine.groups.groups import Groups
 from topicfs.engine.jobs import Job, Jobs
+from topicfs.engine.link.client import ClientSettings
+from topicfs.engine.link.group import Group
+from topicfs.engine.parquet.table import Tables
+from topicfs.engine.partition.partition import Partition
 from topicfs.engine.store.store import Store
 from topicfs.fs.error_budget import ERRORS
 from topicfs.fs.errors import AppendOnlyError, errno_of
+from topicfs.fs.holdings import Holdings
+from topicfs.mountd.cleaners import Cleaners
 from topicfs.mountd.metrics import Counts, Metrics
+
+ROOT = Path(__file__).parents[2]
 
 
 def fail() -> None:
@@ -146,3 +162,84 @@ def test_no_count_is_lost_between_threads() -> None:
     for thread in threads:
         thread.join()
     assert (counts.reads, counts.read_bytes) == (80_000, 80_000)
+
+
+def test_times_of_calls_are_told_by_limits(tmp_path: Path, jobs: Jobs) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        metrics = Metrics(store, jobs, dict)
+        latencies = metrics.counts.latencies
+        for nanoseconds in (0, 1024, 1025, 4096, 10**9, 10**12):
+            latencies.note("write", nanoseconds)
+        found = values(metrics)
+        name = "topicfs_call_duration_seconds"
+        assert [found[f"{name}_bucket le={le} operation=write"] for le in ("1.024e-06", "4.096e-06")] == [
+            2,
+            4,
+        ]
+        assert found[f"{name}_bucket le=+Inf operation=write"] == 6
+        assert found[f"{name}_count operation=write"] == 6
+        assert found[f"{name}_sum operation=write"] == pytest.approx(1001.000006145)
+        assert found[f"{name}_count operation=fsync"] == 0
+
+
+def test_metrics_are_served_on_a_port_of_this_machine_alone(tmp_path: Path, jobs: Jobs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, Store.open(tmp_path, create=True) as store:
+        metrics = Metrics(store, jobs, dict)
+        with pytest.raises(OSError, match="in use"):
+            metrics.serve(taken.getsockname()[1])
+        port = taken.getsockname()[1]
+        taken.close()
+        end = metrics.serve(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert b"topicfs_partitions" in answer.read()
+        end()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_transactions_are_told_by_state_and_those_that_cannot_end(
+    tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        store.create("orders")
+        metrics = Metrics(store, jobs, lambda: {})
+        assert values(metrics)["topicfs_transactions_unsettled"] == 0
+        with Transaction(store, "a") as transaction:
+            transaction.send("orders", b"x")
+        store.transactions.init_producer("b", 60_000)
+        found = values(metrics)
+        assert found["topicfs_transactional_ids state=CompleteCommit"] == 1
+        assert found["topicfs_transactional_ids state=Empty"] == 1
+
+        def full(self: Partition, *_: object) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Partition, "end_transaction", full)
+            with Transaction(store, "b") as transaction:
+                transaction.send("orders", b"y")
+            assert values(metrics)["topicfs_transactions_unsettled"] == 1
+        store.transactions.settle()
+        assert values(metrics)["topicfs_transactions_unsettled"] == 0
+
+
+def test_each_metric_is_explained_and_on_a_dashboard_only_what_there_is(tmp_path: Path, jobs: Jobs) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        store.create("orders")
+        metrics = Metrics(store, jobs, dict, Cleaners(store))
+        metrics.counts.holdings = Holdings.of(store.daemon)
+        metrics.tell_of(Tables(tmp_path / "views", store.descriptors))
+        metrics.tell_of_groups(Groups.of(store))
+        group = Group.of("daemons", ClientSettings(), ())
+        metrics.tell_of_link(store, SimpleNamespace(error=None, looks=0, group=group))  # type: ignore[arg-type]
+        families = list(text_string_to_metric_families(metrics.render().decode()))
+    told = {family.name for family in families}
+    page = re.findall(r"^\| `([a-z_]+)`", (ROOT / "mountd" / "METRICS.md").read_text(), re.MULTILINE)
+    assert sorted(page) == sorted(told)
+    board = json.loads((ROOT / "examples" / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {
+        name for expression in asked for name in re.findall(r"\b((?:topicfs|process)_[a-z_]+)", expression)
+    }
+    assert len(used) >= 15
+    assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in used} - told == set()

@@ -141,6 +141,28 @@ def test_each_command_that_loads_kernels_tells_that_they_are_compiled(
     assert "topicfs: compiling, once: 0 of" in done.stderr
 
 
+LOADED = """
+import os
+from topicfs.mountd import kernels
+with kernels.loading():
+    import topicfs.engine.kernels.crc
+print(len(os.listdir("/proc/self/task")), os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+def test_numpy_starts_no_threads_in_a_command_but_may_in_programs_that_it_starts() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for given, told in (({}, "1 None"), ({"OPENBLAS_NUM_THREADS": "1"}, "1 1")):
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED],
+            env=environment | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == told
+
+
 def test_work_that_goes_on_is_told_of_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +316,14 @@ def test_name_that_is_not_utf8_is_logged(tmp_path: Path) -> None:
     assert printed == ""
 
 
+def test_a_name_in_a_message_begins_no_other_message(tmp_path: Path) -> None:
+    written, _ = logged(
+        tmp_path, "log.info('group a\\n2026-03-01 ERROR \\x1b[2J: created')", foreground=False
+    )
+    assert written.splitlines()[0].endswith("group a\\n2026-03-01 ERROR \\x1b[2J: created")
+    assert len(written.splitlines()) == 1
+
+
 def test_noise_of_libraries_is_not_logged(tmp_path: Path) -> None:
     written, _ = logged(tmp_path, "logging.getLogger('numba.core').info('byteflow')", foreground=False)
     assert written == ""
@@ -305,6 +335,21 @@ def test_log_is_bounded(tmp_path: Path) -> None:
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["topicfs.log", "topicfs.log.1", "topicfs.log.2", "topicfs.log.3"]
     assert all((tmp_path / name).stat().st_size <= 1000 for name in files)
+
+
+@pytest.mark.parametrize("gone", ["os.rename('topicfs.log', 'moved')", "os.remove('topicfs.log')"])
+def test_log_that_was_moved_away_begins_anew_under_its_name(tmp_path: Path, gone: str) -> None:
+    program = (
+        f"import os, faulthandler; os.chdir({str(tmp_path)!r}); log.info('before')\n{gone}; log.info('behind')\n"
+        "child = os.fork()\nif not child: faulthandler._sigsegv()\nos.waitpid(child, 0)"
+    )
+    written, printed = logged(tmp_path, program, foreground=False)
+    assert "before" not in written
+    assert "behind" in written
+    assert "Segmentation fault" in written
+    assert printed == ""
+    if (tmp_path / "moved").exists():
+        assert (tmp_path / "moved").read_text().endswith(": before\n")
 
 
 def test_warnings_and_errors_are_counted() -> None:

@@ -226,6 +226,8 @@ def test_periods_come_from_the_stores_settings(tmp_path: Path) -> None:
         "retention": (13000, 12000),
         "commits of inboxes": (1000, 1000),
         "removal of old files of inboxes": (60_000, 60_000),
+        "transactions": (1000, 1000),
+        "expiry of transactions": (10_000, 10_000),
     }
 
 

@@ -20,7 +20,7 @@ from topicfs import Record, Store
 from topicfs.mountd.cli import main
 
 PROGRAM = [sys.executable, "-m", "topicfs.mountd.cli", "sql"]
-README = Path(__file__).parents[2] / "README.md"
+TABLES = Path(__file__).parents[2] / "engine" / "sql" / "TABLES.md"
 NOW = 1_780_000_000_000
 
 
@@ -41,10 +41,34 @@ def backing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def readme() -> tuple[str, str]:
-    """README's commands for the shell, and its Python."""
-    section = README.read_text().partition("## SQL and Arrow\n")[2].partition("\n## ")[0]
+    """the page's commands for the shell, and its Python."""
+    section = TABLES.read_text().partition("## SQL and Arrow\n")[2].partition("\n## ")[0]
     commands = "".join(line for line in section.splitlines(keepends=True) if line.startswith("    topicfs "))
     return commands, section.partition("```python\n")[2].partition("```")[0]
+
+
+def test_it_ends_without_a_word_where_pandas_is_not_installed(backing: Path) -> None:
+    program = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "pandas" else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+from topicfs.mountd.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "sql", str(backing), "SELECT 1 AS one"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one\n1\n", "")
 
 
 def given(*words: object, query: str | None = None) -> str:

@@ -34,6 +34,12 @@ def test_into_a_pipe_each_row_is_a_line_with_whole_values() -> None:
     assert lines == [f"{LONG}     7 B  [red]nothing[/red] at all", f"{'b':240}  10 KiB"]
 
 
+def test_no_name_ends_a_row_or_moves_the_cursor() -> None:
+    for out in (io.StringIO(), Terminal()):
+        _, line = printed(out, ("a\nb\x1b[2J\x9b", "", "é 日本"))
+        assert line.split() == ["a\\nb\\x1b[2J\\x9b", "é", "日本"]
+
+
 def test_a_table_without_rows_is_its_titles() -> None:
     assert printed(io.StringIO()) == ["partition  size  what"]
 

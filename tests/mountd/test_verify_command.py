@@ -23,7 +23,7 @@ from topicfs.engine.record import now_ms
 from topicfs.fs.views.size_map import SizeMap
 from topicfs.mountd.cli import main
 
-README = Path(__file__).parents[2] / "README.md"
+COMMANDS = Path(__file__).parents[2] / "mountd" / "COMMANDS.md"
 NOW = 1_780_000_000_000
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_printed_is_no_traceback(data: Path) -> None:
     os.close(reading)
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        for out, code, told in ((writing, 1, ""), (full, 2, "topicfs: [Errno 28] No space left on device\n")):
+        for out, code, told in ((writing, 1, ""), (full, 2, "topicfs: No space left on device\n")):
             for names in ((), ("orders-1",)):
                 done = subprocess.run(
                     [sys.executable, "-m", "topicfs.mountd.cli", "verify", str(data), *names],
@@ -243,7 +243,7 @@ def test_nothing_is_found_while_somebody_appends_rolls_aborts_and_removes(
 
 
 def test_the_commands_of_readme_run(data: Path, tmp_path: Path) -> None:
-    section = README.read_text().partition("## Checking a log\n")[2].partition("\n## ")[0]
+    section = COMMANDS.read_text().partition("## Checking a log\n")[2].partition("\n## ")[0]
     commands = [line.strip() for line in section.splitlines() if line.startswith("    topicfs ")]
     assert len(commands) == 3
     program = tmp_path / "bin" / "topicfs"

@@ -11,7 +11,7 @@ ABORT, COMMIT = 0, 1
 
 @dataclass(frozen=True)
 class Batch:
-    """What one append wrote: records with their offsets, or a marker (kind ABORT or COMMIT)."""
+    """What one append wrote: records with their offsets, or a marker (kind ABORT or COMMIT) with its timestamp."""
 
     base_offset: int
     last_offset: int
@@ -21,6 +21,7 @@ class Batch:
     base_sequence: int = -1
     transactional: bool = False
     kind: int | None = None
+    timestamp: int = -1
 
     @property
     def last_sequence(self) -> int:
@@ -118,6 +119,19 @@ class Model:
             if batch.kind is None and batch.base_offset not in gone
             for record in batch.records
             if max(start, self.start) <= record.offset < end
+        ]
+
+    def times(self) -> list[tuple[int, int]]:
+        """Offset and timestamp of each record and of each marker: a time leads to both."""
+        return [
+            (offset, timestamp)
+            for batch in self.batches
+            for offset, timestamp in (
+                [(record.offset, record.timestamp) for record in batch.records]
+                if batch.kind is None
+                else [(batch.base_offset, batch.timestamp)]
+            )
+            if offset >= self.start
         ]
 
     def fetched(self, offset: int, limit: int) -> list[tuple[int, int]]:

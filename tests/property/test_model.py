@@ -211,7 +211,8 @@ class PartitionMachine(RuleBasedStateMachine):
     def end_transaction(self, producer: int, commit: bool) -> None:
         if producer in self.model.ongoing():
             offset = self.open_one.end_transaction(producer, 0, commit).first_offset
-            self.model.append(Batch(offset, offset, (), producer, 0, kind=COMMIT if commit else ABORT))
+            kind = COMMIT if commit else ABORT
+            self.model.append(Batch(offset, offset, (), producer, 0, kind=kind, timestamp=self.clock()))
 
     @rule(producer=producers)
     def repeat_the_last_batch(self, producer: int) -> None:
@@ -321,16 +322,12 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(timestamp=st.integers(NOW - 600, NOW + 600))
     def look_up_a_time(self, timestamp: int) -> None:
         found = self.open_one.offset_for_timestamp(timestamp, Isolation.LOG_END)
-        later = [
-            record
-            for record in self.model.records(self.model.start, self.model.end, committed=False)
-            if record.timestamp is not None and record.timestamp >= timestamp
-        ]
+        later = [each for each in self.model.times() if each[1] >= timestamp]
         if found is not None:
-            assert (found.offset, found.timestamp) in [(r.offset, r.timestamp) for r in later]
+            assert (found.offset, found.timestamp) in later
         first_base = self.open_one.log.chain.segments.first.base_offset
         if self.model.start == first_base:
-            assert (found and found.offset) == (later[0].offset if later else None)
+            assert (found and found.offset) == (later[0][0] if later else None)
 
     # -- stops and crashes ----------------------------------------------------------------------------
 

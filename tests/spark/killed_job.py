@@ -3,10 +3,10 @@
     python killed_job.py PLACE [DOOR:QUERY:MOMENT]
 
 It writes through two doors, the log PLACE/closed that nobody has open and the mount PLACE/mnt: the topic `in` goes to
-the topics `a` and `b` by a stream, and to `c` and `d` as a batch with a name. And it does what README says of
+the topics `a` and `b` by a stream, and to `c` and `d` as a batch with a name. And it does what the guide says of
 `foreachBatch`, with the files of PLACE/files.
 
-Where a moment is named, it only begins what README says, and that query; and all of the job is ended as kill -9 ends
+Where a moment is named, it only begins what the guide says, and that query; and all of the job is ended as kill -9 ends
 it, in the first batch that Spark does not know to be done. A moment is `staged` (a task has written its file),
 `between` (the first of two topics is committed) or `after` (all of the batch is committed, and Spark is not told).
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.types import StructType
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "fs" / "GUIDE.md"
 ROWS = 40
 A_TIME = 20
 
@@ -37,7 +37,7 @@ def main(place: Path, moment: str = "") -> None:
     """All of the job; what is done already adds nothing."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # all of the session is killed
-    os.chdir(place)  # README's paths
+    os.chdir(place)  # the guide's paths
     spark = session(place)
     register_dying(spark, moment)
     start_readme(spark, place)
@@ -94,16 +94,16 @@ def write_batch(spark: SparkSession, path: Path) -> None:
 
 
 def start_readme(spark: SparkSession, place: Path) -> None:
-    """The words of README."""
+    """The words of the guide."""
     stream = spark.readStream.option("maxFilesPerTrigger", 1).text(str(place / "files"))
     exec(for_each_batch(), {"stream": stream})
 
 
 def for_each_batch() -> str:
-    """README's code that writes a stream into an inbox."""
+    """The guide's code that writes a stream into an inbox."""
     (code,) = (
         block.partition("```")[0]
-        for block in README.read_text().split("```python\n")[1:]
+        for block in GUIDE.read_text().split("```python\n")[1:]
         if "foreachBatch" in block.partition("```")[0]
     )
     return code

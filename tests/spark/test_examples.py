@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sampling import sample
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 480
@@ -50,7 +51,15 @@ def test_a_shell_session(tmp_path: Path) -> None:
     assert "\na late order\n" in said
     assert "until" in said
     assert "\norders is back\n" in said
-    assert said.rstrip().endswith("README.txt\nmetrics\ntopics")
+    assert said.rstrip().endswith("README.txt\ngroups\nmetrics\nproducers\ntopics\ntransactions")
+
+
+def test_keys_as_files(tmp_path: Path) -> None:
+    said = run("keys.sh", tmp_path)
+    assert '$ cat topics/users/keys/ann\n{"mail":"ann@example.org"}\n' in said
+    assert "$ ls topics/users/keys/\nann\n" in said
+    assert '\n{"mail":"anna@example.com"}\n' in said
+    assert said.rstrip().endswith("somebody was faster: read again")
 
 
 def test_a_batch_job_with_a_plot(tmp_path: Path) -> None:
@@ -59,14 +68,16 @@ def test_a_batch_job_with_a_plot(tmp_path: Path) -> None:
     assert (tmp_path / "output/clicks-an-hour.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_pipeline_reads_each_record_once_over_two_runs(tmp_path: Path) -> None:
-    said = run("pipeline.py", tmp_path, "--events", "4000", **OWN_PORT)
+def pipeline(place: Path) -> None:
+    """Each record is read once over two runs."""
+    said = run("pipeline.py", place, "--events", "4000", **OWN_PORT)
     assert "clicks: 4,000, different ones: 4,000" in said
     assert "clicks: 6,000, different ones: 6,000" in said
 
 
-def test_a_stream_that_is_killed_and_goes_on_writes_each_session_once(tmp_path: Path) -> None:
-    said = run("stream.py", tmp_path, "--events", "60000")
+def stream(place: Path) -> None:
+    """It is killed, goes on, and has written each session once."""
+    said = run("stream.py", place, "--events", "60000")
     assert "It resumes" in said
     written, waiting, twice = (
         int(line.rpartition(" ")[2].replace(",", "")) for line in said.splitlines()[-3:]
@@ -74,6 +85,21 @@ def test_a_stream_that_is_killed_and_goes_on_writes_each_session_once(tmp_path: 
     assert written > 0
     assert written + waiting == 60_000
     assert twice == 0
+
+
+def cluster(place: Path) -> None:
+    """A broker of its own is mirrored, queried and appended to."""
+    said = run("cluster.sh", place)
+    assert "|        0| 1058|" in said
+    assert "0,1058\n1,942\n" in said
+    assert said.rstrip().endswith("a line from a shell")
+
+
+def test_examples_that_take_long(tmp_path: Path) -> None:
+    for example in sample((pipeline, stream, cluster)):
+        place = tmp_path / example.__name__
+        place.mkdir()
+        example(place)
 
 
 def test_a_table_for_duckdb(tmp_path: Path) -> None:

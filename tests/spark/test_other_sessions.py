@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_mount import DaemonMount, append
 from other_session import EXECUTORS
+from sampling import sample
 
 from topicfs import Record, Store
 
@@ -47,23 +49,26 @@ def run(kind: str, place: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[DaemonMount]:
-    served = DaemonMount(tmp_path)
-    try:
+@contextmanager
+def mounted(place: Path) -> Iterator[DaemonMount]:
+    """A mount, watched."""
+    served = DaemonMount(place)
+    with served.to_its_end(LIMIT_S):
         served.start()
-        with served.watched(LIMIT_S):
-            yield served
-        assert served.stop() == 0
-        assert served.alarms() == []
-    finally:
-        served.clear()
+        yield served
 
 
-@pytest.mark.parametrize(("kind", "executors"), [("connect", 1), ("executors", EXECUTORS)])
 def test_a_session_of_another_kind_reads_and_writes_the_same(
-    tmp_path: Path, mount: DaemonMount, kind: str, executors: int
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    for kind, executors in sample((("connect", 1), ("executors", EXECUTORS))):
+        place = tmp_path_factory.mktemp(kind)
+        with mounted(place) as mount:
+            check(kind, executors, place, mount)
+
+
+def check(kind: str, executors: int, tmp_path: Path, mount: DaemonMount) -> None:
+    """What a session of a kind has read and written."""
     with Store.open(tmp_path / "closed", create=True) as store:
         store.create_topic("t", 2)
         store.create_topic("u", 2)

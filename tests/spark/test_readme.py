@@ -1,4 +1,4 @@
-"""Every block of Python in README's parts on Spark runs as it stands, on a mount that is called mnt."""
+"""Every block of Python that the pages show for Spark, and for tables, runs as it stands, on a mount called mnt."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ sys.path.append(str(Path(__file__).parent.parent / "mount"))
 from daemon_mount import DaemonMount, append, eventually
 from harness import missing
 
-README = Path(__file__).parents[2] / "README.md"
-PARTS = ("## Spark\n", "## Whole files and batches\n", "## A topic as a table\n")
+ROOT = Path(__file__).parents[2]
+PARTS = (
+    ("README.md", "## Spark\n"),
+    ("engine/spark/SPARK.md", "## Spark\n"),
+    ("fs/GUIDE.md", "## Whole files and batches\n"),
+    ("engine/sql/TABLES.md", "## A topic as a table\n"),
+)
 COUNT = 1001
-"""Records of a partition: README begins at offset 1000."""
+"""Records of a partition: the pages begin at offset 1000."""
 
 
 def blocks() -> list[str]:
     """The blocks, in their order."""
-    text = README.read_text()
-    parts = [text[text.index(part) :].partition("\n## ")[0] for part in PARTS]
+    pages = {page: (ROOT / page).read_text() for page, _ in PARTS}
+    parts = [pages[page][pages[page].index(part) :].partition("\n## ")[0] for page, part in PARTS]
     return [block.partition("```")[0] for part in parts for block in part.split("```python\n")[1:]]
 
 
@@ -59,16 +64,16 @@ def run(block: str, names: dict[str, Any]) -> int:
     queries = 0
     for statement in ast.parse(block).body:
         if not isinstance(statement, ast.Expr):
-            exec(compile(ast.Module([statement], []), "README", "exec"), names)
+            exec(compile(ast.Module([statement], []), "page", "exec"), names)
             continue
-        found = eval(compile(ast.Expression(statement.value), "README", "eval"), names)
+        found = eval(compile(ast.Expression(statement.value), "page", "eval"), names)
         if isinstance(found, DataFrame) and not found.isStreaming:
             found.collect()
             queries += 1
     return queries
 
 
-def test_all_python_of_readme_runs(mount: DaemonMount, spark: SparkSession, tmp_path: Path) -> None:
+def test_all_python_of_the_pages_runs(mount: DaemonMount, spark: SparkSession, tmp_path: Path) -> None:
     # Tasks of this session run in another directory than a shell that is started for one job.
     texts = [block.replace('"mnt', f'"{mount.path}').replace("'mnt", f"'{mount.path}") for block in blocks()]
     texts = [text.replace('"checkpoint"', f'"{tmp_path}/checkpoint-{at}"') for at, text in enumerate(texts)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from daemon_mount import DaemonMount, append
 from killed_job import ROWS, end_session
+from sampling import sample
 
 from topicfs import Record, Store
 
@@ -31,11 +31,8 @@ def expected(number: int) -> Rows:
 
 
 def moments() -> list[str]:
-    """All of them in a thorough run; otherwise one of each query, through one door each."""
-    if os.environ.get("HYPOTHESIS_PROFILE") == "thorough":
-        return [":".join(each) for each in product(DOORS, QUERIES, STEPS)]
-    doors = random.sample(DOORS, len(DOORS))
-    return [":".join((door, query, random.choice(STEPS))) for door, query in zip(doors, QUERIES, strict=True)]
+    """All of them in a thorough run; otherwise one."""
+    return [":".join(each) for each in sample(list(product(DOORS, QUERIES, STEPS)))]
 
 
 class Jobs:

@@ -18,6 +18,7 @@ from sources import Logs, in_order, logs, numbered, pushing
 from topicfs import Record
 from topicfs.engine.errors import EngineError, InvalidSettingError, OffsetOutOfRangeError
 from topicfs.engine.partition.partition import Producer
+from topicfs.engine.spark import ranges
 from topicfs.engine.spark.options import parse
 from topicfs.engine.unlocked.limits import Limit
 from topicfs.spark import read
@@ -322,6 +323,16 @@ def test_more_tasks_are_made_when_asked_for(two: Logs) -> None:
     for least in (3, 8, 50):
         assert least <= len(two.planned(minPartitions=least).partitions()) <= 2 * least
         assert sorted(two.found(minPartitions=least), key=lambda row: row[2:5]) == two.held()
+
+
+def test_a_long_log_is_read_by_an_even_number_of_tasks(log: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered(log.create(segment_bytes=1000), 100)
+    held = log.held()
+    [whole] = log.planned().partitions()
+    for pieces, tasks in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 6)):
+        monkeypatch.setattr(ranges, "TASK_BYTES", -(-whole.value.size // pieces))
+        assert len(log.planned().partitions()) == tasks
+        assert log.found() == held
 
 
 def test_no_task_reads_more_records_than_asked_for(two: Logs) -> None:

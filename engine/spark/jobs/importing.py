@@ -59,13 +59,13 @@ from topicfs.engine.format.paths import (
     partition_directory,
     validate_topic,
 )
-from topicfs.engine.inbox.routing import by_partition, choose, first_refused
+from topicfs.engine.inbox.routing import by_partition, choose
 from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.kernels import encode as encoding
 from topicfs.engine.kernels.scan import BASE_OFFSET, COUNT, LAST_OFFSET, LEADER_EPOCH, POSITION
 from topicfs.engine.partition.chain import segment_settings
 from topicfs.engine.partition.epochs import LeaderEpochs
-from topicfs.engine.partition.validate import batch_limit, shape_for
+from topicfs.engine.partition.validate import batch_limit, first_refused, shape_for
 from topicfs.engine.record import MAX_INT32, TimestampType, now_ms
 from topicfs.engine.segment.descriptors import Descriptors
 from topicfs.engine.segment.segment import Segment

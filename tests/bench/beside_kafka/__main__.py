@@ -1,7 +1,8 @@
 """`make bench-kafka`: topicfs beside Kafka's own tools and kcat, in one run, with the same records.
 
 `make bench-kafka ROWS="scan find"` does only those groups; `SCALE=0.25` has a quarter of the records, which
-takes 6 minutes. A whole run is kept in `tests/bench/results`, group by group.
+takes 6 minutes. When a group is done, it is kept in `tests/bench/results`, in place of what it found before with as
+many records or fewer: so a run with all records can be made in parts. Of fewer records only a whole run is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 
 import finding
 import keeping
+import linking
 import moving
 import querying
 import results
@@ -30,17 +32,20 @@ GROUPS = {
     "spark": querying.spark,
     "dump": querying.dump,
     "sql": querying.sql,
+    "mirror": linking.mirror,
+    "produce": linking.produce,
+    "latency": linking.latency,
 }
 
 
 def main(wanted: list[str]) -> None:
     scale = float(os.environ.get("SCALE", "1"))
-    contests, start = Contests(), time.monotonic()
-    for hold in chosen(GROUPS, wanted).values():
+    for group, hold in chosen(GROUPS, wanted).items():
+        contests, start = Contests(), time.monotonic()
         with folder() as place:
             hold(contests, place, scale)
-        if not wanted:
-            results.save(contests, time.monotonic() - start)
+        if scale >= 1 or not wanted:
+            results.keep(group, contests.done, scale, time.monotonic() - start, tuple(GROUPS))
 
 
 main(sys.argv[1:])

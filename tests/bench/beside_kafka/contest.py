@@ -6,7 +6,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,15 +82,18 @@ class Contest:
     work   what was done
     ours   topicfs
     others its rivals
-    goal   how many times as fast as each of them it is to be; None where there is no goal
+    goal   how many times as fast as each of them it is to be, or by their names; None where there is no goal
     amount bytes that were moved, or None: then only seconds are shown
     """
 
     work: str
     ours: Result
     others: tuple[Result, ...]
-    goal: float | None
+    goal: float | Mapping[str, float] | None
     amount: int | None = None
+
+    def goal_beside(self, other: Result) -> float | None:
+        return self.goal.get(other.name) if isinstance(self.goal, Mapping) else self.goal
 
     def ratio(self, other: Result) -> float:
         return other.seconds / self.ours.seconds
@@ -107,7 +110,7 @@ class Contests:
         work: str,
         ours: Way,
         others: Sequence[Way],
-        goal: float | None,
+        goal: float | Mapping[str, float] | None,
         *,
         rounds: int = ROUNDS,
         amount: int | None = None,
@@ -144,8 +147,9 @@ def cells(contest: Contest, result: Result) -> list[str]:
     if result is not contest.ours:
         ratio = contest.ratio(result)
         verdict = f"{ratio:.1f} x"
-        if contest.goal is not None:
-            verdict += f", goal {contest.goal:g} x: {'met' if ratio >= contest.goal else 'MISSED'}"
+        goal = contest.goal_beside(result)
+        if goal is not None:
+            verdict += f", goal {goal:g} x: {'met' if ratio >= goal else 'MISSED'}"
     return [
         contest.work,
         result.name,

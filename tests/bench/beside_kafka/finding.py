@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from contest import Contest, Contests, Result, Taken, Way
+from contest import Contest, Contests, Result, Taken, Way, cpu_of, memory_of
 from kafka_clients import create_topics
 from sides import HOUR_MS, broker, fill, mounted
 
@@ -76,18 +78,17 @@ def follow(contests: Contests, place: Path, scale: float) -> None:
         (ours.root / "bench-0").mkdir()
         create_topics(theirs.bootstrap, {"bench": {}})
         log, to = ours.root / "bench-0/log.txt", f"-b {theirs.bootstrap} -t bench -p 0"
-        mine = _waited(f"exec cat {ours.root}/bench-0/follow.txt", f"cat >> {log}", count)
-        quick = "-X linger.ms=0"
-        kcat = _waited(f"exec kcat -C {to} -o end -u -q", f"kcat -P {to} {quick}", count)
-        usual = _waited(f"exec kcat -C {to} -o end -u -q", f"kcat -P {to}", count)
+        consume, server = f"exec kcat -C {to} -o end -u -q", theirs.process.pid
+        mine = waited(f"exec cat {ours.root}/bench-0/follow.txt", f"cat >> {log}", count, [ours.pid])
+        kcat = waited(consume, f"kcat -P {to} -X linger.ms=0", count, [server])
+        usual = waited(consume, f"kcat -P {to}", count, [server])
     for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        at = [sorted(waited)[int(len(waited) * part)] / 1e9 for waited in (mine, kcat, usual)]
         results = [
-            Result(tool, (Taken(seconds),))
-            for tool, seconds in zip(
-                ("cat >> log.txt to cat follow.txt", "kcat to kcat, linger.ms=0", "kcat to kcat"),
-                at,
-                strict=True,
+            Result(tool, (each.at(part),))
+            for tool, each in (
+                ("cat >> log.txt to cat follow.txt", mine),
+                ("kcat to kcat, linger.ms=0", kcat),
+                ("kcat to kcat", usual),
             )
         ]
         contests.add(
@@ -95,16 +96,35 @@ def follow(contests: Contests, place: Path, scale: float) -> None:
         )
 
 
-def _waited(reader: str, writer: str, count: int) -> list[int]:
-    """Nanoseconds until each line was seen."""
-    waited: list[int] = []
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What readers waited for lines.
+
+    ns         the nanoseconds until each line was seen, rising
+    cpu_s      processor seconds of writer, reader and servers, for all lines
+    memory_mb  resident memory of the servers at the end
+    """
+
+    ns: Sequence[int]
+    cpu_s: float
+    memory_mb: float
+
+    def at(self, part: float) -> Taken:
+        """The time within which such a part of the lines was seen."""
+        return Taken(self.ns[int(len(self.ns) * part)] / 1e9, self.cpu_s, self.memory_mb)
+
+
+def waited(reader: str, writer: str, count: int, servers: Sequence[int]) -> Waited:
+    """Have a hundred lines a second written by one shell command, and read by another."""
+    waits: list[int] = []
+    before = sum(map(cpu_of, servers)) + _cpu_of_tools()
     with subprocess.Popen(["sh", "-c", reader], stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
 
         def read() -> None:
-            while len(waited) < _FIRST + count:
+            while len(waits) < _FIRST + count:
                 line = follower.stdout.readline()
-                waited.append(time.monotonic_ns() - int(line))
+                waits.append(time.monotonic_ns() - int(line))
 
         thread = threading.Thread(target=read)
         thread.start()
@@ -113,6 +133,13 @@ def _waited(reader: str, writer: str, count: int) -> list[int]:
         command = f'"$0" -S -c "$1" {_FIRST + count} | {writer}'
         subprocess.run(["sh", "-c", command, sys.executable, _WRITER], check=True)
         thread.join(60)
-        assert len(waited) == _FIRST + count, f"{reader}: {len(waited)} lines came"
+        assert len(waits) == _FIRST + count, f"{reader}: {len(waits)} lines came"
         follower.terminate()
-    return waited[_FIRST:]
+    cpu = sum(map(cpu_of, servers)) + _cpu_of_tools() - before
+    return Waited(sorted(waits[_FIRST:]), cpu, sum(map(memory_of, servers)))
+
+
+def _cpu_of_tools() -> float:
+    """Processor seconds of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

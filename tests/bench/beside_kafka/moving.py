@@ -14,7 +14,7 @@ from kafka_clients import create_topics
 from sides import Mounted, broker, fill, mounted, random_lines, tool
 
 # What the performance tool needs to be at its best with lines of this kind.
-_TUNED = ("batch.size=131072", "linger.ms=5")
+TUNED = ("batch.size=131072", "linger.ms=5")
 
 
 def append(contests: Contests, place: Path, scale: float) -> None:
@@ -55,7 +55,7 @@ def _kcat(theirs: Broker, plain: Path, number: int) -> Taken:
     topic = f"kcat{number}"
     create_topics(theirs.bootstrap, {topic: {}})
     taken = run(f"kcat -P -b {theirs.bootstrap} -t {topic} -p 0 -l {plain}", [theirs.process.pid])
-    _delete(theirs, topic)
+    delete_topic(theirs, topic)
     return taken
 
 
@@ -65,14 +65,16 @@ def _tool(theirs: Broker, records: int, size: int, number: int) -> Taken:
     command = tool(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--record-size", str(size - 1)),
-        *("--throughput", "-1", "--producer-props", f"bootstrap.servers={theirs.bootstrap}", *_TUNED),
+        *("--throughput", "-1", "--producer-props", f"bootstrap.servers={theirs.bootstrap}", *TUNED),
     )
     taken = run(command, [theirs.process.pid])
-    _delete(theirs, topic)
+    delete_topic(theirs, topic)
     return taken
 
 
-def _delete(theirs: Broker, topic: str) -> None:
+def delete_topic(theirs: Broker, topic: str) -> None:
+    """Delete a topic and its files."""
+
     async def delete() -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=theirs.bootstrap)
         await admin.start()

@@ -1,17 +1,21 @@
-"""The results of a whole run: a table in words, and a picture of the ratios."""
+"""The results, kept group by group: a long run can be made in parts. Rounds, a table, and a picture of the ratios."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
-from contest import Contest, Contests, cells
+from contest import Contest, Result, Taken, cells
 from matplotlib import pyplot as plt
 from report import machine
 
 _FOLDER: Final = Path(__file__).resolve().parents[1] / "results"
+_KEPT: Final = _FOLDER / "kafka.json"
 _COLUMNS: Final = (
     "work",
     "tool",
@@ -23,23 +27,56 @@ _COLUMNS: Final = (
 )
 
 
-def save(contests: Contests, took_s: float) -> None:
-    """Write the table and the picture."""
+def keep(group: str, done: list[Contest], scale: float, took_s: float, order: Sequence[str]) -> None:
+    """Keep what a group found, and write the table and the picture of all groups that are kept, in their order. What
+    was found with more records stays."""
+    kept = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
+    if group in kept and kept[group]["scale"] > scale:
+        print(
+            f"{group}: not kept, as there are results with {kept[group]['scale']:g} of the records",
+            flush=True,
+        )
+        return
     versions = [f"kcat {_said('kcat', '-V', after='Version ')}", _said("java", "-version"), _kafka()]
+    kept[group] = {
+        "machine": f"{machine()}, {', '.join(versions)}",
+        "scale": scale,
+        "took_s": round(took_s),
+        "contests": [asdict(contest) for contest in done],
+    }
+    _FOLDER.mkdir(exist_ok=True)
+    _KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    _show([(name, kept[name]) for name in order if name in kept])
+
+
+def _show(kept: list[tuple[str, Any]]) -> None:
+    """Write the table, and the picture."""
+    machines = {each["machine"]: None for _, each in kept}
+    took_s = sum(each["took_s"] for _, each in kept)
     lines = [
-        "# `make bench-kafka`, whole",
+        "# `make bench-kafka`",
         "",
-        f"{machine()}, {', '.join(versions)}. It took {took_s / 60:.0f} minutes. Processor seconds and "
-        "memory are those of the tool and of the server behind it, together.",
+        *(f"{each}." for each in machines),
+        f"It took {took_s / 60:.0f} minutes. Processor seconds and memory are those of the tool and of the server "
+        "behind it, together.",
         "",
         _line(_COLUMNS),
         _line(["---"] * len(_COLUMNS)),
     ]
-    for contest in contests.done:
+    done = [_contest(fields) for _, each in kept for fields in each["contests"]]
+    for contest in done:
         lines += [_line(cells(contest, result)) for result in (contest.ours, *contest.others)]
-    _FOLDER.mkdir(exist_ok=True)
     (_FOLDER / "kafka.md").write_text("\n".join(lines) + "\n")
-    draw(contests.done, _FOLDER / "kafka.svg")
+    draw(done, _FOLDER / "kafka.svg")
+
+
+def _contest(fields: dict[str, Any]) -> Contest:
+    """Return a contest that was kept."""
+    ours, *others = (
+        Result(each["name"], tuple(Taken(**taken) for taken in each["rounds"]))
+        for each in (fields["ours"], *fields["others"])
+    )
+    return Contest(fields["work"], ours, tuple(others), fields["goal"], fields["amount"])
 
 
 def draw(done: list[Contest], path: Path) -> None:

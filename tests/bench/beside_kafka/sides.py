@@ -64,17 +64,23 @@ def tool(main: str, *arguments: str) -> str:
 
 
 def fill(
-    backing: Path, topic: str, records: int, size: int, segment_bytes: int = 128 << 20, parquet: bool = False
+    backing: Path,
+    topic: str,
+    records: int,
+    size: int,
+    segment_bytes: int = 128 << 20,
+    parquet: bool = False,
+    at_once: int = _AT_ONCE,
 ) -> int:
     """A topic of one partition with lines of so many bytes, that no codec makes much smaller, written over the last
-    hour. Return the timestamp of the first."""
+    hour, so many in a batch. Return the timestamp of the first."""
     random = np.random.default_rng(1)
     first = now = now_ms() - HOUR_MS
     with Store.open(backing, clock=lambda: now, create=True) as store:
         overrides = {"segment.bytes": str(segment_bytes), "parquet.enable": str(parquet).lower()}
         store.create_topic(topic, overrides=overrides)
         partition = store.partition(f"{topic}-0")
-        at_once = min(_AT_ONCE, records)
+        at_once = min(at_once, records)
         for written in range(0, records, at_once):
             now = first + HOUR_MS * written // records
             partition.append_lines(random_lines(random, at_once, size))

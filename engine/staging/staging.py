@@ -1,4 +1,4 @@
-"""The staging directory of a topic, BACKING/staging/<topic>/inbox: ordinary files that are to be committed.
+"""A staging directory, such as BACKING/staging/<topic>/inbox: ordinary files that are to be committed.
 
 A path is a tuple of names. The empty tuple is the staging directory itself, which may be listed before it exists.
 Errors are the OSErrors of the system.
@@ -22,7 +22,6 @@ import numpy as np
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.errors import InvalidRecordError
-from topicfs.engine.inbox.waiting import HIDDEN
 from topicfs.engine.segment.descriptors import Descriptors, OtherFile
 
 Parts = tuple[str, ...]
@@ -30,13 +29,16 @@ Parts = tuple[str, ...]
 _PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 """The flags to open a directory whose entries are opened next."""
 
+HIDDEN: Final = (".", "_")
+"""What the names of files begin with that hold no records."""
+
 BLOCK: Final = 1 << 20
 """The number of bytes of a file that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The staging directory of one topic.
+    """One staging directory.
 
     The directory of all topics may be a symbolic link. Below it no link is followed: each name is looked up in the
     directory that was opened before.

@@ -11,8 +11,11 @@ import errno
 import io
 import os
 import random
-from collections.abc import Iterator
-from typing import Any, Final
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
 from unittest import mock
 
 COUNTED = ("pwrite", "write", "rename", "replace", "ftruncate", "truncate", "unlink", "mkdir", "fsync")
@@ -145,3 +148,48 @@ class Calls:
             return Writer()
 
         return call
+
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Attempts(Generic[Outcome]):
+    """One piece of work, tried with each of its calls failing.
+
+    root     a directory as it is before; each attempt has a copy of it
+    place    where the copies are
+    attempt  does the work in a copy, and ends as a crash ends it
+    check    looks at what an attempt has left, and at what it told
+    """
+
+    root: Path
+    place: Path
+    attempt: Callable[[Path, Calls], Outcome]
+    check: Callable[[Path, Outcome], object]
+
+    def count(self) -> int:
+        """Count the calls of an attempt that succeeds."""
+        calls = Calls()
+        self.attempt(shutil.copytree(self.root, self.place / "counted"), calls)
+        assert calls.count > 10
+        return calls.count
+
+    def each(self, failing: Iterable[Calls]) -> None:
+        """Try with each of these failures."""
+        for calls in failing:
+            copy = shutil.copytree(self.root, self.place / f"at-{calls.stop}")
+            self.check(copy, self.attempt(copy, calls))
+            shutil.rmtree(copy)
+
+    def twice(self, stop: int, seconds: Iterable[int], again: Callable[[Path], object]) -> None:
+        """Crash at a call, and then at each of these calls of what makes it good."""
+        broken = shutil.copytree(self.root, self.place / f"at-{stop}")
+        told = self.attempt(broken, Calls(stop))
+        for second in seconds:
+            copy = shutil.copytree(broken, self.place / f"at-{stop}-{second}")
+            with Calls(second).patched(), contextlib.suppress(Crash):
+                again(copy)
+            self.check(copy, told)
+            shutil.rmtree(copy)
+        shutil.rmtree(broken)

@@ -1,0 +1,1 @@
+"""Transactions whose files are written by name, until they are committed."""

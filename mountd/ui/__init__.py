@@ -1,0 +1,1 @@
+"""The web page: a store in a browser, read-only."""

@@ -1,0 +1,82 @@
+"""`make torture`: random runs until the time is over, or a promise is broken.
+
+python tests/torture [--minutes M] [--seed S] [--rows N] [--environment NAME]
+python tests/torture --replay FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import rows as scripts
+from rows import Row
+from run import ENVIRONMENTS, WEIGHTS, Outcome, run, told
+from shrinking import shrink
+
+HERE = Path(__file__).parent
+SHRINKING_S = 300.0
+AGAIN = 3
+"""How often a run that failed once is tried: what hangs on time does not fail each time."""
+
+
+def main() -> int:
+    """Run, and give 1 where a promise is broken."""
+    parser = argparse.ArgumentParser(prog="torture")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--environment", choices=list(ENVIRONMENTS))
+    parser.add_argument("--replay", type=Path)
+    parser.add_argument("--found", type=Path, default=HERE / "found")
+    parser.add_argument("--no-shrinking", action="store_true")
+    parser.add_argument("--keep-going", action="store_true", help="until the time is over, whatever fails")
+    given = parser.parse_args()
+    if given.replay:
+        outcome = run(scripts.read(given.replay))
+        print(told(outcome))
+        return 1 if outcome.label else 0
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
+    print(f"torture with SEED={seed}", flush=True)
+    until = time.monotonic() + given.minutes * 60
+    done: Counter[str] = Counter()
+    runs = lines = failed = 0
+    while time.monotonic() < until:
+        chance = random.Random(f"{seed}/{runs}")
+        first = Row(given.environment or chance.choice(list(ENVIRONMENTS)))
+        drawn = [first, *scripts.draw(chance, WEIGHTS, given.rows)]
+        outcome = run(drawn)
+        runs += 1
+        done += outcome.done
+        lines += outcome.lines
+        if outcome.label is not None:
+            print(f"run {runs - 1} of seed {seed}, on {first.name}: {told(outcome)}", flush=True)
+            found(given.found, f"{seed}-{runs - 1}", drawn, outcome, 0 if given.no_shrinking else SHRINKING_S)
+            failed += 1
+            if not given.keep_going:
+                break
+    print(f"{runs} runs, {done.total()} steps, {lines} lines, {failed} failed")
+    for name, count in sorted(done.items()):
+        print(f"  {count:7} {name}")
+    return 1 if failed else 0
+
+
+def found(directory: Path, name: str, drawn: list[Row], outcome: Outcome, limit_s: float) -> None:
+    """Make what has failed short, and keep it."""
+
+    def fails(candidate: list[Row]) -> bool:
+        return any(run(candidate).label == outcome.label for _ in range(AGAIN))
+
+    short = shrink(drawn, fails, limit_s) if limit_s else drawn
+    file = directory / f"{(outcome.label or '').lower()}-{name}.rows"
+    scripts.write(file, short, outcome.words.splitlines()[0][:300])
+    print(f"{len(short)} of {len(drawn)} rows are enough, kept in {file}:")
+    print("".join(f"{row}\n" for row in short), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What befalls a daemon and its disk: each fault is a function in a table."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from typing import Final
+
+from oracle import promise
+from rows import Numbers, Table
+from world import World
+
+STEPS: Final = Table()
+
+
+@STEPS.row(3)
+def kill(world: World, numbers: Numbers) -> None:
+    """kill -9."""
+    world.say("kill")
+    world.served.kill()
+    world.bury()
+
+
+@STEPS.row(2)
+def terminate(world: World, numbers: Numbers) -> None:
+    """SIGTERM, which appends what open files still hold."""
+    world.say("SIGTERM")
+    lines_kept(world)
+    world.stop()
+
+
+@STEPS.row(2)
+def umount(world: World, numbers: Numbers) -> None:
+    """`topicfs umount`, which is refused while files are open, and `--force`."""
+    world.say("topicfs umount")
+    if world.writers:
+        done = world.served.umount()
+        promise("B7", done.returncode != 0, f"umount of a mount in use did well: {done.stdout}")
+    lines_kept(world)
+    if world.armed or world.trouble:
+        # It may die on the way, or end in disorder, and then the exit code tells so.
+        world.stop()
+        return
+    done = world.served.umount("--force")
+    promise("B7", done.returncode == 0, f"umount --force: {done.stderr}")
+    world.bury()
+
+
+def lines_kept(world: World) -> None:
+    """D4: an end in order appends all that write(2) has accepted, also a line without its newline."""
+    if world.armed or world.trouble:
+        return
+    rank = world.oracle.rank()
+    for writer in world.writers:
+        if writer.incarnation != world.incarnation(writer.topic):
+            continue
+        world.oracle.acknowledge(writer.lines)
+        writer.lines.clear()
+        if writer.rest is not None:
+            writer.rest[1].rank = rank
+            world.oracle.acknowledge([writer.rest[1]])
+            writer.rest = None
+
+
+@STEPS.row(2)
+def full(world: World, numbers: Numbers) -> None:
+    """No room on the disk, if it is one of our own."""
+    if world.kind and errno.ENOSPC not in world.trouble:
+        world.say("no room")
+        world.faulty = True
+        world.no_room()
+
+
+@STEPS.row(3)
+def room(world: World, numbers: Numbers) -> None:
+    """Room again."""
+    if world.kind:
+        world.say("room again")
+        world.room()
+
+
+SHUTDOWN: Final = 0x8004587D
+"""EXT4_IOC_SHUTDOWN, and that of xfs: nothing reaches the disk from then on."""
+
+NO_FLUSH: Final = 2
+
+
+@STEPS.row(4)
+def power_cut(world: World, numbers: Numbers) -> None:
+    """The disk stops, the daemon with it, and what was not on the disk is gone."""
+    if world.image is None:
+        return
+    world.say("power cut")
+    descriptor = os.open(world.served.backing, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", NO_FLUSH))
+    finally:
+        os.close(descriptor)
+    world.served.kill()
+    world.bury()
+    world.cut = True
+    world.oracle.power_cut()
+    world.positions.clear()
+    world.listed.clear()
+    world.umount_disk()
+    world.mount_disk()
+    world.faulty = True
+
+
+@STEPS.row(2)
+def clock(world: World, numbers: Numbers) -> None:
+    """The clock is set, forward or back, as the daemon sees it."""
+    later = numbers.pick((60_000, -60_000, 3_600_000, -3_600_000, 86_400_000))
+    world.say(f"the clock is set by {later} ms")
+    world.served.steer("set_clock", world.served / "plain-0", later)
+
+
+@STEPS.row(4)
+def call_fails(world: World, numbers: Numbers) -> None:
+    """The n-th system call from now on that changes the backing directory ends the daemon, before it or in its middle,
+    or fails once, or for good."""
+    kind = numbers.pick(("die", "torn", "die", "EIO", "ENOSPC"))
+    number = numbers.below(25)
+    world.say(f"call {number} from now on: {kind}")
+    world.faulty = True
+    world.armed |= kind in ("die", "torn")
+    world.served.steer("break_call", world.served / "plain-0", number, kind)
+    if kind in ("EIO", "ENOSPC"):
+        world.trouble |= {errno.EIO, getattr(errno, kind)}
+
+
+@STEPS.row(2)
+def damage(world: World, numbers: Numbers) -> None:
+    """Indexes, and what is kept under `views`, are damaged between two mounts: they are made anew, and no answer
+    changes."""
+    lines_kept(world)
+    world.stop()
+    backing = world.served.backing
+    files = sorted([*backing.glob("logs/*/*index"), *backing.glob("views/*/*")])
+    if not files:
+        return
+    file, how = numbers.pick(files), numbers.pick(("flipped", "cut", "emptied", "removed", "longer"))
+    world.say(f"{file.relative_to(backing)} is {how}")
+    world.faulty = True
+    size = file.stat().st_size
+    if how == "removed" and file.suffix == ".timeindex":
+        how = "emptied"  # One that is gone is not made anew at a stop: `topicfs verify` tells of it as repairable.
+    if how == "flipped":
+        data = bytearray(file.read_bytes())
+        if data:
+            data[numbers.below(size)] ^= 1 << numbers.below(8)
+        file.write_bytes(data)
+    elif how == "cut":
+        os.truncate(file, numbers.below(size + 1))
+    elif how == "emptied":
+        os.truncate(file, 0)
+    elif how == "longer":
+        with file.open("ab") as longer:
+            longer.write(bytes(numbers.below(40)))
+    else:
+        file.unlink()
+
+
+@STEPS.row(1)
+def few_descriptors(world: World, numbers: Numbers) -> None:
+    """The next daemons may have 320 files open, or as many as before."""
+    world.served.prefix = () if world.served.prefix else ("prlimit", "--nofile=320:320")
+    world.say(f"{world.served.prefix or 'no limit'} for the next daemons")

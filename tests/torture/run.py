@@ -1,0 +1,114 @@
+"""One run: a new store in an environment, a list of rows, and a look at everything after each of them."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import daemon_faults
+import reading
+import together
+import writing
+from daemon_mount import DaemonMount
+from oracle import BrokenPromiseError
+from rows import Numbers, Row, Step
+from world import World
+
+TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, daemon_faults.STEPS)
+STEPS: Final[dict[str, Step]] = {name: step for table in TABLES for name, step in table.steps.items()}
+WEIGHTS: Final = {name: weight for table in TABLES for name, weight in table.weights.items()}
+ENVIRONMENTS: Final = {"directory": 0, "tmpfs": 24, "ext4": 24, "xfs": 320}
+"""Where BACKING is, and its size in MiB. A file system of xfs has 300 at least."""
+
+LIMIT_S: Final = 120.0
+"""For a step. Only what hangs takes that long."""
+
+
+@dataclass
+class Outcome:
+    """What became of a run.
+
+    label   of the promise that was broken; None for none
+    words   how it was broken
+    said    what the steps did
+    done    how often each step was done
+    lines   how many were written
+    """
+
+    label: str | None = None
+    words: str = ""
+    said: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    lines: int = 0
+
+
+def run(rows: Sequence[Row], place: Path | None = None) -> Outcome:
+    """Do the rows; the name of the first is the environment."""
+    outcome = Outcome()
+    with tempfile.TemporaryDirectory(
+        prefix="topicfs-torture-", dir=place, ignore_cleanup_errors=True
+    ) as made:
+        world = World(Path(made), DaemonMount(Path(made)))
+        try:
+            with _watched(world):
+                _begin(world, rows[0].name)
+            for row in rows[1:]:
+                outcome.done[row.name] += 1
+                with _watched(world):
+                    step(world, row)
+            with _watched(world):
+                world.finish()
+        except BrokenPromiseError as violation:
+            outcome.label, outcome.words = violation.label, str(violation)
+        except Exception:  # noqa: BLE001 - a step that cannot be done is a finding too
+            outcome.label, outcome.words = "step", traceback.format_exc()
+        finally:
+            if world.served.hung:
+                outcome.label = "hang"
+                outcome.words = f"it hung in {world.said[-1:]}:\n{world.served.said()[-6000:]}"
+            world.clear()
+        outcome.said, outcome.lines = world.said, len(world.oracle.lines)
+    return outcome
+
+
+@contextmanager
+def _watched(world: World) -> Iterator[None]:
+    """End a daemon that hangs, after it has written where each of its threads is."""
+    watchdog = threading.Timer(LIMIT_S, world.served._end_what_hangs)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+
+
+def _begin(world: World, environment: str) -> None:
+    if ENVIRONMENTS[environment]:
+        world.make_disk(environment, ENVIRONMENTS[environment])
+    world.begin()
+
+
+def step(world: World, row: Row) -> None:
+    """Do one, and look at everything. A daemon that is dead, as it was told to be, is started again before."""
+    world.died()
+    if not world.alive:
+        world.start()
+        world.look()
+    STEPS[row.name](world, Numbers(row.numbers))
+    world.died()
+    if not world.alive:
+        world.room()
+        world.start()
+    world.look()
+
+
+def told(outcome: Outcome) -> str:
+    """A failed run in words."""
+    return f"{outcome.words}\n\nwhat was done:\n" + "\n".join(f"  {words}" for words in outcome.said)
