@@ -99,6 +99,8 @@ def test_text_is_every_line_once_however_it_is_split(
 def test_jsonl_is_every_field(spark: SparkSession, tmp_path: Path) -> None:
     with mount_of(tmp_path) as mount:
         partition = mount.new()
+        # The lines are of 1970: retention would remove them.
+        (mount / "topics/plain/config").write_text("retention.ms=-1\n")
         lines = [
             {"key": "k", "value": 'a "b"\n\u0000é', "timestamp": 5, "headers": [{"key": "h", "value": "1"}]},
             {"key": None, "value": None, "timestamp": 6, "headers": []},

@@ -219,6 +219,8 @@ def test_parquet_is_appended_whole_with_every_column_that_a_record_has(
         f"if(value = '9', {HEADER}, null) as headers",
         "cast(value % 2 as int) as partition",
     )
+    # The rows are of 2023: retention would remove them.
+    (topic.inbox.parent / "config").write_text("retention.ms=-1\n")
     lines = topic.inbox / "lines"
     for name, options in (("b", {}), ("c", {"compression": "zstd"}), ("d", {"compression": "none"})):
         rows.write.options(**options).parquet(str(topic.inbox / name))
