@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from topicfs.engine.errors import ClosedError
-from topicfs.engine.files.atomic import sync_directory, sync_file
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.format.paths import (
     CLEANED_SUFFIX,
     SWAP_SUFFIX,
@@ -192,8 +192,7 @@ class Chain:
         try:
             segment.log.file.sync()
             for index in segment.finder.indexes:
-                if index.exists():
-                    sync_file(index.path)
+                index.sync()
             segment.transactions.flush()
         except (ClosedError, FileNotFoundError):
             # It was removed in the meantime: then nothing of it needs to be kept.

@@ -114,7 +114,7 @@ class Appender:
         """Cut off what a failed append left behind. Bytes that cannot be cut are overwritten by the next append. In
         memory the indexes have no entry for them, whatever is on disk."""
         self._allocated = 0
-        cuts: tuple[Callable[[], None], ...] = (
+        cuts: tuple[Callable[[], object], ...] = (
             lambda: cut_file(self.log.file.written().fd, size),
             lambda: self.finder.offset_index.keep(counts[0]),
             lambda: self.finder.time_index.keep(counts[1]),

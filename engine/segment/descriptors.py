@@ -522,10 +522,13 @@ def write_exactly(fd: int, position: int, data: memoryview) -> None:
         done += os.pwrite(fd, data[done:], position + done)
 
 
-def cut_file(fd: int, size: int) -> None:
-    """Set the file's length, and leave the file (and its mtime) alone if it has that length."""
-    if os.fstat(fd).st_size != size:
-        os.ftruncate(fd, size)
+def cut_file(fd: int, size: int) -> bool:
+    """Set the file's length, and leave the file (and its mtime) alone if it has that length. Return whether it was
+    changed."""
+    if os.fstat(fd).st_size == size:
+        return False
+    os.ftruncate(fd, size)
+    return True
 
 
 def raise_descriptor_limit() -> int:

@@ -68,6 +68,7 @@ class IndexFile:
     in_memory    whether it is active without a file: there is none, or the file must not be changed
     doubt        what is wrong with the loaded file, in words; empty if nothing is
     mended       whether its entries were rebuilt, and the file does not have them yet: see `replace`
+    is_dirty     whether the file may have changed since its last fsync
     _file        the file, for changes
     _is_trimmed  whether the file was cut to its entries since the index was loaded
     """
@@ -82,6 +83,7 @@ class IndexFile:
         "doubt",
         "held",
         "in_memory",
+        "is_dirty",
         "max_bytes",
         "mended",
         "path",
@@ -114,6 +116,7 @@ class IndexFile:
         self.in_memory = False
         self.doubt = ""
         self.mended = False
+        self.is_dirty = True
         self._file = WrittenFile(descriptors)
         self._is_trimmed = False
         self._cache = cache
@@ -266,11 +269,13 @@ class IndexFile:
             write_exactly(opened.fd, 0, memoryview(data[:size]))
         cut_file(opened.fd, size)
         self._is_trimmed, self.mended = True, False
+        self.is_dirty = True
         return opened
 
     def _cut(self, size: int) -> None:
         opened = self._writer()
-        cut_file(opened.fd, size)
+        if cut_file(opened.fd, size):
+            self.is_dirty = True
 
     def append_bytes(self, data: memoryview) -> None:
         """Append entries in their stored form. The caller has already checked the index's rules."""
@@ -285,6 +290,8 @@ class IndexFile:
         if not self.in_memory:
             opened = self._writer()
             write_exactly(opened.fd, start, data)
+            # Set after the write: a running fsync may have cleared it before, without these bytes.
+            self.is_dirty = True
         present[start:end] = np.frombuffer(data, np.uint8)
         self.cached = (present, entries + len(data) // self.ENTRY_SIZE)
 
@@ -315,6 +322,19 @@ class IndexFile:
             os.fsync(opened.fd)
         elif self.exists():
             sync_file(self.path)
+
+    def sync(self) -> None:
+        """fsync the file by its name, if it exists and has changed since the last time. Most appends add no entry, and
+        an fsync costs a disk as much as one with data."""
+        if not self.is_dirty or not self.exists():
+            return
+        # Cleared first: entries that are added during the fsync belong to the next one.
+        self.is_dirty = False
+        try:
+            sync_file(self.path)
+        except OSError:
+            self.is_dirty = True
+            raise
 
     def seal(self) -> None:
         """Trim the file, and release the descriptor and the memory. Look-ups load the file again."""

@@ -383,6 +383,7 @@ class Store:
                 self._release()
 
     def _release(self) -> None:
+        self.transactions.close()
         if self._directory_lock is not None:
             self._directory_lock.release()
 

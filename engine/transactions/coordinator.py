@@ -18,6 +18,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -33,7 +34,7 @@ from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.messages.topics import TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.transactional import TransactionalWriter, end_open
+from topicfs.engine.partition.transactional import TransactionalWriter, append_end, flush_all
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS, NAMED_PRODUCERS
 from topicfs.engine.record import NO_PRODUCER_ID, Clock
 from topicfs.engine.staging.staging import Staging
@@ -50,6 +51,9 @@ NAMED: Final = "producers/"
 
 INBOXES: Final = "inboxes/"
 """What the transactional ids of inboxes begin with: the topic's name follows."""
+
+_FLUSHES: Final = 8
+"""Partitions that are flushed at a time: a file system writes in one go what several threads ask for."""
 
 Chunk = tuple[PartitionKey, Columns]
 """A partition, and records for it."""
@@ -77,6 +81,7 @@ class Coordinator:
     _stopped    in a read-only store, the transactions that a crash has stopped; None until they are asked for
     _unsettled  those whose transaction is decided, or to be aborted, and is not complete
     _guard      held while the two tables are changed
+    _flushing   the threads that flush the partitions of a transaction, begun when they are needed
     """
 
     def __init__(
@@ -96,6 +101,11 @@ class Coordinator:
         self._stopped: list[Transaction] | None = None
         self.end_batch: Callable[[Transaction], None] = lambda transaction: None
         self._guard = threading.Lock()
+        self._flushing = ThreadPoolExecutor(_FLUSHES, "flush")
+
+    def close(self) -> None:
+        """End the threads, as the store is closed."""
+        self._flushing.shutdown()
 
     # -- what is known ----------------------------------------------------------------------------------
 
@@ -273,7 +283,8 @@ class Coordinator:
                 )
             writers[key].add(columns)
         for writer in writers.values():
-            writer.finish()
+            writer.send()
+        flush_all([writer.partition for writer in writers.values()], self._flushing)
         return writers
 
     def _put(self, held: _Held, transaction: Transaction, durable: bool = True) -> None:
@@ -339,9 +350,15 @@ class Coordinator:
         transaction = held.transaction
         commit = transaction.is_commit
         self._log.flush(transaction.transactional_id)
+        ended = []
         for key in transaction.partitions:
             with contextlib.suppress(UnknownPartitionError):
-                end_open(self._partition(*key), transaction.producer_id, commit)
+                partition = self._partition(*key)
+                append_end(partition, transaction.producer_id, commit)
+                # Flushed even if the marker exists already: the last flush may have failed.
+                if transaction.producer_id in partition.log.producers.producers:
+                    ended.append(partition)
+        flush_all(ended, self._flushing)
         if transaction.transactional_id.startswith(INBOXES):
             self.end_batch(transaction)
         elif commit:

@@ -21,6 +21,7 @@ from topicfs.engine.errors import (
 )
 from topicfs.engine.messages import reading, writing
 from topicfs.engine.messages.topics import TRANSACTIONS
+from topicfs.engine.partition.partition import Partition
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS
 from topicfs.engine.transactions import coordinator
 from topicfs.engine.transactions.states import Transaction, TransactionState
@@ -216,3 +217,28 @@ def test_a_record_of_the_coordinators_log_that_nobody_understands_is_passed_over
     bench.reopen()
     again = bench.store.transactions.init_producer("a", TIMEOUT_MS)
     assert (again.producer_id, again.epoch) == (holder.producer_id, holder.epoch + 1)
+
+
+def test_a_transaction_flushes_all_partitions_though_the_disk_fails_one(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = bench.store.transactions
+    holder = coordinator.init_producer("a", TIMEOUT_MS)
+    bench.warnings = True
+    flushed = []
+    real = Partition.flush
+
+    def flush(partition: Partition, up_to: int | None = None) -> None:
+        if partition.topic != TRANSACTIONS:
+            flushed.append(partition.name)
+            if partition.name == "t-0":
+                raise InvalidRecordError("this flush fails")
+        real(partition, up_to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "flush", flush)
+        with pytest.raises(InvalidRecordError, match="this flush fails"):
+            coordinator.run(holder, KEYS, [(key, some(b"v")) for key in KEYS])
+    assert {"t-0", "t-1", "u-0"} <= set(flushed)
+    coordinator.settle()
+    assert values(bench.store) == [[], [], []]

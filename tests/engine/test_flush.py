@@ -64,6 +64,26 @@ def test_a_flush_syncs_log_and_indexes_and_raises_the_recovery_point(bench: Benc
     assert partition.recovery_point == 3
 
 
+def test_an_index_is_synced_when_it_has_changed_since_its_last_fsync(bench: Bench, synced: Synced) -> None:
+    partition = bench.open()
+    partition.append_batch(batch(3))
+    partition.flush()
+    synced.since()
+    partition.append_batch(batch(1))
+    partition.flush()
+    assert synced.since() == [".log"]
+    index = partition.log.chain.segments.last.finder.offset_index
+    entries = index.entries
+    while index.entries == entries:
+        partition.append_batch(batch(3))
+    synced.failing = True
+    with pytest.raises(OSError, match="Input/output"):
+        index.sync()
+    synced.failing = False
+    partition.flush()
+    assert sorted(synced.since()) == [".index", ".log", ".timeindex"]
+
+
 def test_a_flush_syncs_the_transaction_index(bench: Bench, synced: Synced) -> None:
     partition = bench.open()
     partition.append_batch(batch(1, producer=1, transactional=True))

@@ -29,7 +29,7 @@ STOP_S = 120.0
 LIMIT_S = 120.0
 """Only what hangs takes that long, also on a machine that has much else to do."""
 UPKEEP = ("-o", "log.initial.task.delay.ms=100", "-o", "log.retention.check.interval.ms=500")
-"""Retention comes all the time. By itself it comes 30 s after the start, so that tests that it spoils fail on slow days only."""
+"""Retention comes all the time. By itself it comes 30 s after the start, and spoils a test on slow days only."""
 _ALARM = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Fatal ")
 
 
