@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from topicfs.engine.batch.table import Bytes
 from topicfs.fs import errors
 
@@ -104,6 +106,11 @@ class Handle:
     def window(self, position: int) -> tuple[int, Bytes] | None:
         """Return bytes around a position that was just read: where they begin, and the bytes, which are in memory and
         will not change. Reads of them need not come here. None if there are none, or if each read matters."""
+        return None
+
+    def whole(self) -> Bytes | None:
+        """Return all bytes of the file, if they are in memory and do not change while it is open. Reads need not come
+        here then, but for those of the kernel's pages."""
         return None
 
     def write(self, data: Bytes, position: int = 0) -> int:
@@ -358,6 +365,9 @@ class BytesHandle(Handle):
 
     def content(self) -> Hashable:
         return self._data
+
+    def whole(self) -> Bytes:
+        return np.frombuffer(self._data, np.uint8) if self._data else np.empty(0, np.uint8)
 
     def read(self, position: int, into: Bytes) -> int:
         part = memoryview(self._data)[position : position + into.size]

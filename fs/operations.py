@@ -272,6 +272,12 @@ class FileSystem:
         if made.version:
             with self._guard:
                 self._held.setdefault(node, []).append(made)
+        whole = opened.whole()
+        if whole is not None:
+            self.windows.open_whole(number, whole)
+            if entry.is_overtaken:
+                # As in `_show_window`.
+                self.windows.close(number)
         return Opened(number, opened.direct_io or late, opened.keep_cache and not late)
 
     def read(self, handle: int, position: int, into: Bytes, for_pages: bool = False) -> int:

@@ -41,7 +41,7 @@ def numbers(store: Store, topic: str, create: bool) -> list[int]:
         raise LinkedTopicError(
             f"{topic}: mirrors the one of a Kafka cluster, whose own coordinators write it"
         )
-    found = store.topics().get(topic, [])
+    found = list(store.topics().get(topic, ()))
     if not found and create:
         found = [
             partition.number

@@ -159,10 +159,12 @@ class Links:
     def targets(self, topic: str) -> tuple[list[int], int | None]:
         """Return the partitions that take records of a topic here, in order; and, where a group divides them, how many
         the cluster has, by which its producers choose one for a key. None where keys go to those that are here."""
-        slots, count = self._partitions.of_topic(topic), self.counts.get(topic)
+        numbers, count = self._partitions.topics.get(topic, ()), self.counts.get(topic)
+        if count is None:
+            return list(numbers), None
         # A local topic may have the name of one of the cluster.
-        own = [] if count is None else [slot for slot in slots if _is_own(slot)]
-        return sorted(slot.number for slot in own or slots), count if own else None
+        own = [slot.number for slot in self._partitions.of_topic(topic) if _is_own(slot)]
+        return own or list(numbers), count if own else None
 
     @property
     def topics(self) -> LinkedTopics:

@@ -65,6 +65,7 @@ class Partitions:
     before_look    called with the topic of a partition that is about to be loaded read-only, without any lock
     looked_at      called with each partition that was loaded read-only, before others can use it
     changed        called with the directories of all partitions, where some have come or gone that others made
+    _grouped       the partitions of each topic, with the slots that they were made of
     _places        the log directories by their paths, where they are opened read-only
     _failed        by directory: when a partition was looked at that could not be loaded
     _twice         the partitions that were found in two log directories
@@ -93,6 +94,7 @@ class Partitions:
         self._following = threading.Lock()
         self.stopped_clean = stopped_clean
         self.slots: Mapping[PartitionKey, Slot] = {key: self.empty_slot(*key) for key in keys}
+        self._grouped: tuple[Mapping[PartitionKey, Slot], Mapping[str, Sequence[int]]] = ({}, {})
         self.checkpoints = Checkpoints(logs, self._each_slot, read_only)
         self._places: dict[Path, _Place] = {}
         if read_only:
@@ -144,9 +146,24 @@ class Partitions:
             raise UnknownPartitionError(f"{self.logs}: expected a partition {topic}-{number}, found none")
         return slot
 
+    @property
+    def topics(self) -> Mapping[str, Sequence[int]]:
+        """The numbers of each topic's partitions, in order."""
+        slots = self.slots
+        known, found = self._grouped
+        if known is not slots:
+            grouped: dict[str, list[int]] = {}
+            for topic, number in sorted(slots):
+                grouped.setdefault(topic, []).append(number)
+            found = grouped
+            self._grouped = slots, found
+        return found
+
     def of_topic(self, topic: str) -> list[Slot]:
-        """Return the slots of a topic, none where there is no such topic."""
-        return [slot for slot in self.slots.values() if slot.topic == topic]
+        """Return the slots of a topic, in order; none where there is no such topic."""
+        slots = self.slots
+        found = [slots.get((topic, number)) for number in self.topics.get(topic, ())]
+        return [slot for slot in found if slot is not None]
 
     def loaded(self) -> list[Partition]:
         """Return the partitions that are loaded."""

@@ -429,15 +429,12 @@ class Store:
         """Return topic and number of every partition, in order."""
         return sorted(self._partitions.slots)
 
-    def topics(self) -> dict[str, list[int]]:
+    def topics(self) -> Mapping[str, Sequence[int]]:
         """Return the partition numbers of each topic, in order."""
-        topics: dict[str, list[int]] = {}
-        for topic, number in self.partitions():
-            topics.setdefault(topic, []).append(number)
-        return topics
+        return self._partitions.topics
 
-    def _numbers(self, topic: str) -> list[int]:
-        return sorted(slot.number for slot in self._partitions.of_topic(topic))
+    def _numbers(self, topic: str) -> Sequence[int]:
+        return self.topics().get(topic, ())
 
     def slots(self) -> list[Slot]:
         """Return the slot of every partition: loaded, not loaded yet, or offline."""

@@ -62,8 +62,18 @@ class Windows:
             self.close(handle)
             return
         with self._guard:
-            open_window(self._table, handle, start, start + data.size, data.ctypes.data, for_pages)
+            open_window(self._table, handle, start, start + data.size, data.ctypes.data, for_pages, False)
             self._kept[handle % WINDOWS] = handle, data
+
+    def open_whole(self, handle: int, data: Bytes) -> None:
+        """Show all bytes of an open file, which do not change: its end is answered too. What is shown of another file
+        in the same place is left: small files come and go by the thousand, and it may be a large one that is read."""
+        if data.size > LARGEST:
+            return
+        with self._guard:
+            if handle % WINDOWS not in self._kept:
+                open_window(self._table, handle, 0, data.size, data.ctypes.data, False, True)
+                self._kept[handle % WINDOWS] = handle, data
 
     def close(self, handle: int) -> None:
         """Show nothing of an open file any more."""

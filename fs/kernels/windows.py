@@ -14,6 +14,7 @@ its window, `handle % WINDOWS`, which it may have to leave to another one:
                                                              3  position behind the last one
                                                              4  address of the first byte
                                                              5  whether bytes for the kernel's pages are given too
+                                                             6  whether the file ends with the window, for good
 
     rows of settled handles: handle, at the place `handle % SETTLED` of all their numbers; else 0
 
@@ -64,6 +65,7 @@ _START: Final = 2
 _END: Final = 3
 _ADDRESS: Final = 4
 _FOR_PAGES: Final = 5
+_IS_WHOLE: Final = 6
 
 _LONG: Final = 8
 READ: Final = 15
@@ -103,7 +105,7 @@ def _write(descriptor, request, address, size):
 
 @inline
 def _answer_read(table, descriptor, request):
-    """Answer a read request, if all its bytes lie in the window of its handle."""
+    """Answer a read request, if all its bytes lie in the window of its handle, or the file ends there."""
     asked = longs_at(request)
     handle, position = types.int64(asked[5]), types.int64(asked[6])
     size, is_owned = types.int64(words_at(request)[14]), words_at(request)[15] & types.uint32(HAS_OWNER) != 0
@@ -115,7 +117,11 @@ def _answer_read(table, descriptor, request):
     if handle != 0 and load_atomically(row) == handle:
         window = longs_at(row)
         start, end = types.int64(window[_START]), types.int64(window[_END])
-        if size > 0 and start <= position <= end - size and (is_owned or window[_FOR_PAGES] != 0):
+        if window[_IS_WHOLE] != 0:
+            size = max(types.int64(0), min(size, end - position))
+        else:
+            size = size if size > 0 and position <= end - size else types.int64(-1)
+        if size >= 0 and start <= position and (is_owned or window[_FOR_PAGES] != 0):
             first = types.uintp(window[_ADDRESS]) + types.uintp(position - start)
             is_answered = _write(descriptor, request, first, size)
     add_atomically(row + types.uintp(_USERS * _LONG), -1)
@@ -185,8 +191,8 @@ def close_window(table, handle):
     return 0
 
 
-@kernel(INT, TABLE, INT, INT, INT, INT, BOOL)
-def open_window(table, handle, start, end, address, for_pages):
+@kernel(INT, TABLE, INT, INT, INT, INT, BOOL, BOOL)
+def open_window(table, handle, start, end, address, for_pages, is_whole):
     """Close the window in the place of a handle, and open another one."""
     row = types.uintp(table.ctypes.data) + types.uintp((1 + (handle & (WINDOWS - 1))) * ROW * _LONG)
     _close(row)
@@ -194,5 +200,6 @@ def open_window(table, handle, start, end, address, for_pages):
     window[_START], window[_END] = types.uint64(start), types.uint64(end)
     window[_ADDRESS] = types.uint64(address)
     window[_FOR_PAGES] = types.uint64(1) if for_pages else types.uint64(0)
+    window[_IS_WHOLE] = types.uint64(1) if is_whole else types.uint64(0)
     store_atomically(row, handle)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -151,6 +151,10 @@ class TopicKeysDirectory(TopicEntry, Directory):
 
     permissions = 0o777
 
+    @property
+    def is_current(self) -> bool:
+        return has_keys(self.context, self.topic)
+
     def names(self) -> Iterable[str]:
         return names_of(self.listing())
 
@@ -164,14 +168,14 @@ class TopicKeysDirectory(TopicEntry, Directory):
         )
 
     def lookup(self, name: str) -> Entry:
-        every = [self.context.views(self.topic, number) for number in self._numbers()]
+        every = (self.context.views(self.topic, number) for number in self._numbers())
         return found_file(self.child(name), self._views_of, every, name)
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         return made_file(self.child(name), self._own_views_of, name, flags)
 
-    def _numbers(self) -> list[int]:
-        return sorted(self.context.store.topics().get(self.topic, ()))
+    def _numbers(self) -> Sequence[int]:
+        return self.context.store.topics().get(self.topic, ())
 
     def _count(self) -> int | None:
         return self.context.store.links.targets(self.topic)[1]
@@ -237,7 +241,7 @@ def names_of(listing: DirectoryListing) -> list[str]:
         listing.close()
 
 
-def found_file(path: str, views_of: object, every: list[PartitionViews], name: str) -> KeyFile:
+def found_file(path: str, views_of: object, every: Iterable[PartitionViews], name: str) -> KeyFile:
     """Return the file of a key. NotFoundError if the key is not there, or another record is its last than expected."""
     missing = errors.NotFoundError(f"there is no {path}")
     wanted = parse_key_name(name)
@@ -245,7 +249,7 @@ def found_file(path: str, views_of: object, every: list[PartitionViews], name: s
         raise missing
     key = wanted.key
     if key is None:
-        key = _long_key(every, wanted.stem)
+        key = _long_key(list(every), wanted.stem)
         if key is None:
             raise missing
     views: PartitionViews = views_of(key)  # type: ignore[operator]
@@ -294,7 +298,9 @@ def _long_key(every: list[PartitionViews], name: str) -> bytes | None:
     return None
 
 
-def _belong(number: int, numbers: list[int], count: int | None, columns: Columns) -> npt.NDArray[np.bool_]:
+def _belong(
+    number: int, numbers: Sequence[int], count: int | None, columns: Columns
+) -> npt.NDArray[np.bool_]:
     """Tell which records are in the partition that their keys belong to."""
     belong: npt.NDArray[np.bool_] = (columns.key_length >= 0) & (by_key(columns, numbers, count) == number)
     return belong

@@ -30,6 +30,10 @@ class TopicsDirectory(Deleting):
 
     permissions = 0o777
 
+    @property
+    def is_current(self) -> bool:
+        return True
+
     def names(self) -> Iterable[str]:
         return sorted(self.context.store.topics())
 
@@ -65,6 +69,10 @@ class TopicsDirectory(Deleting):
 
 class TopicDirectory(TopicEntry, Directory):
     """One topic. What only repeats the partitions' records, and what cannot be read, is listed as a link."""
+
+    @property
+    def is_current(self) -> bool:
+        return self.topic in self.context.store.topics()
 
     def names(self) -> Iterable[str]:
         return self._entries()

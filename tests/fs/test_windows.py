@@ -106,6 +106,34 @@ def test_a_read_in_a_window_is_answered_with_its_bytes(device: Device, windows: 
     assert (windows.reads, windows.read_bytes) == (4, 1101)
 
 
+def test_a_read_of_a_whole_file_is_answered_up_to_its_end_and_behind_it(
+    device: Device, windows: Windows
+) -> None:
+    data = some_bytes(1000)
+    windows.open_whole(5, data)
+    for position, size in ((0, 4096), (0, 1), (999, 4096), (1000, 1), (5000, 4096), ((1 << 63) - 1, 4096)):
+        assert asked(device, 5, position, size) == data[position : position + size].tobytes()
+    for handle, position, flags in ((6, 0, OWNED), (5, 1 << 63, OWNED), (5, (1 << 64) - 1, OWNED), (5, 0, 0)):
+        assert asked(device, handle, position, 4096, flags) is None
+    windows.close(5)
+    assert asked(device, 5, 0, 4096) is None
+
+
+def test_an_empty_file_is_answered_with_no_bytes(device: Device, windows: Windows) -> None:
+    windows.open_whole(5, some_bytes(0))
+    assert asked(device, 5, 0, 4096) == b""
+
+
+def test_a_small_file_takes_no_window_from_another_one(device: Device, windows: Windows) -> None:
+    data = some_bytes(1000)
+    windows.open(5, 0, data, for_pages=False)
+    windows.open_whole(5 + WINDOWS, some_bytes(10))
+    assert asked(device, 5, 0, 1000) == data.tobytes()
+    assert asked(device, 5 + WINDOWS, 0, 10) is None
+    windows.open(5 + WINDOWS, 0, data, for_pages=False)
+    assert asked(device, 5 + WINDOWS, 0, 1001) is None
+
+
 @pytest.mark.parametrize(
     ("handle", "position", "size"),
     [
