@@ -25,6 +25,7 @@ GROUPS = {
     "records": bench_mount.run_records,
     "lookups": bench_mount.run_lookups,
     "keys": bench_mount.run_keys,
+    "groups": bench_mount.run_groups,
     "start": bench_daemon.run_start,
     "follow": bench_daemon.run_follow,
     "engine": bench_engine.run,

@@ -7,6 +7,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ def run_lookups(report: Report) -> None:
 def run_keys(report: Report) -> None:
     with folder() as place, nothing() as idle:
         report.show("Mount: the newest value of a key", keys(place, idle.path))
+
+
+def run_groups(report: Report) -> None:
+    with folder() as place, nothing() as idle:
+        report.show(
+            "Mount: positions of groups, and transactions", [*positions(place, idle.path), *commits(place)]
+        )
 
 
 def _limit(transfer: float, plain: float) -> float:
@@ -274,14 +282,13 @@ def lookups(place: Path, idle: Path) -> list[Row]:
 
 def keys(place: Path, idle: Path) -> list[Row]:
     """Look-ups of keys, and a listing of all of them."""
-    count = 1_000_000
+    count, each = 1_000_000, 500
     backing = place / "keys"
     with Store.open(backing, create=True) as store:
         partition = store.create("bench", 0, {"cleanup.policy": "compact"})
-        for first in range(0, count, 10_000):
-            partition.append(
-                [Record(b"value of it", b"key %d" % row) for row in range(first, first + 10_000)]
-            )
+        # Some 16 KiB, as producers send them by default: a look-up reads a batch.
+        for first in range(0, count, each):
+            partition.append([Record(b"value of it", b"key %d" % row) for row in range(first, first + each)])
     with mount(backing, place / "keys-mount") as root:
         directory = root / "bench-0/views/keys"
         begun = time.perf_counter()
@@ -301,9 +308,73 @@ def keys(place: Path, idle: Path) -> list[Row]:
         found = compare(ours, nothing)
     return [
         microseconds("keys/<key>, 1 M keys", found, "do-nothing", 0.5),
+        limited("keys/<key>, 1 M keys", found.ours, "a second", least=20_000),
         Row("the index of 1 M keys, made from the log", f"{built:.2f} s", "", "", None),
         Row("ls of 1 M keys", f"{listing:.1f} s", "", "", None),
     ]
+
+
+def positions(place: Path, idle: Path) -> list[Row]:
+    """Positions that are set by a new open file each, as a shell does, and by one that stays open."""
+    with mount(place / "groups", place / "groups-mount") as root:
+        (root / "bench-0").mkdir()
+        with (root / "bench-0/log.txt").open("ab") as log:
+            log.write(b"x\n" * 100_000)
+        (root / "groups/readers").mkdir()
+        position = root / "groups/readers/bench-0"
+
+        def ours() -> float:
+            start = time.perf_counter()
+            for number in range(1_000):
+                descriptor = os.open(position, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.write(descriptor, b"%d\n" % number)
+                os.close(descriptor)
+            return 1_000 / (time.perf_counter() - start)
+
+        def held() -> float:
+            descriptor = os.open(position, os.O_WRONLY)
+            start = time.perf_counter()
+            for number in range(1_000):
+                os.pwrite(descriptor, b"%d\n" % number, 0)
+            taken = time.perf_counter() - start
+            os.close(descriptor)
+            return 1_000 / taken
+
+        found = compare(ours, lambda: open_write_closes(idle / "log", count=1_000))
+        open_all_the_time = statistics.median(held() for _ in range(7))
+        assert position.read_bytes() == b"999\n"
+    return [
+        microseconds("echo N > groups/<group>/<partition>", found, "do-nothing"),
+        limited("echo N > groups/<group>/<partition>", found.ours, "a second", least=5_000),
+        limited("the same through one open file", open_all_the_time, "a second", least=5_000),
+    ]
+
+
+def commits(place: Path) -> list[Row]:
+    """Transactions over ten partitions: on the disk, and in memory, where an fsync costs nothing."""
+    with tempfile.TemporaryDirectory(prefix="topicfs-bench-", dir="/dev/shm") as memory:
+        return [
+            limited("mv t t.commit, ten partitions, in memory", _commit_ms(Path(memory)), "ms", most=5),
+            limited("the same on the disk", _commit_ms(place), "ms"),
+        ]
+
+
+def _commit_ms(place: Path) -> float:
+    """How long a commit takes that appends to ten partitions, the median of fifty."""
+    with mount(place / "commits", place / "commits-mount") as root:
+        for number in range(10):
+            (root / f"bench-{number}").mkdir()
+        begun = root / "transactions/t"
+        found = []
+        for _ in range(50):
+            begun.mkdir()
+            for number in range(10):
+                (begun / f"bench-{number}.txt").write_bytes(b"a line\n")
+            start = time.perf_counter()
+            begun.rename(begun.with_name("t.commit"))
+            found.append(time.perf_counter() - start)
+        assert (root / "bench-9/log.txt").read_bytes() == b"a line\n" * 50
+    return 1_000 * statistics.median(found)
 
 
 def _small_reads(paths: list[Path]) -> float:
