@@ -183,6 +183,10 @@ class BatchExistsError(EngineError):
     """A batch with other content was committed under this name before."""
 
 
+class MixedTopicsError(EngineError):
+    """What is appended to several topics, all or none, would be in a Kafka cluster and in this store at once."""
+
+
 class PartitionNotEmptyError(EngineError):
     """A partition or topic was to be removed only if it is empty, and it is not."""
 

@@ -220,6 +220,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     BadInputError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidRecordError: Answer(errno.EINVAL, _TOLD),
     engine.InvalidSettingError: Answer(errno.EINVAL, _TOLD),
+    # No coordinator can decide for both: the topics that were named together are the bad argument.
+    engine.MixedTopicsError: Answer(errno.EINVAL, _TOLD),
     # A file's name has a sequence that others come before.
     engine.OutOfOrderSequenceError: Answer(errno.EINVAL, _TOLD),
     # "Message too long" is the only errno whose text says what happened.

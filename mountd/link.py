@@ -177,6 +177,7 @@ class Link:
             self._run,
         )
         self._store.inboxes.cluster = self._store.linked_transactions.cluster = transactions
+        self._store.inboxes.linked_joint.transactions.cluster = transactions
         self._store.links.remote = Administration(
             self._store, self.cluster, self.options, self.moved, self._no_appends
         )

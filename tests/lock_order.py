@@ -35,6 +35,9 @@ WITH_GUARD: Final = frozenset({"Slot.lock", "Flusher.lock", "Log.lock", "Deletio
 """Locks that whoever holds the store's guard may take in any order, and several of a kind: nobody else holds more than
 one partition's."""
 
+SEVERAL: Final = frozenset({"Inbox._lock"})
+"""Locks of which one thread may hold several of a kind, which it takes in an order of their own, as the page says."""
+
 HANDED_ON: Final = "LineQueue._lock"
 APPENDING: Final = frozenset({"AppendHandle._lock", HANDED_ON})
 """A writer leaves its queue's lock to the thread that appends behind it, and goes on: it only seems to hold it then."""
@@ -68,6 +71,8 @@ def check(locks: list[Any], name: str, rank: int) -> None:
             continue
         is_below = other.rank < rank or (other.rank == rank and other.name != name)
         if not is_below and WITH_GUARD.issuperset(pair) and any(each.name == GUARD for each in locks):
+            continue
+        if other.name == name and name in SEVERAL:
             continue
         if other.name == HANDED_ON and name in APPENDING:
             continue

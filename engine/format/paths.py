@@ -18,6 +18,7 @@
     │   ├── inbox/                        files that are to be committed
     │   └── compact/  import/  publishing/   segments that a job makes
     ├── transactions/open/<id>/           files of a transaction that is not decided
+    ├── transactions/inboxes/             the batch of several topics that is being committed
     ├── producers/open/<name>/<partition>/   files of named producers that are not appended
     ├── deleted/<id>/
     │   ├── deletion.json                 what was deleted
@@ -114,6 +115,9 @@ UNDECIDED: Final = "open"
 
 LINKED: Final = "linked"
 """In the first one, the journals of transactions in a Kafka cluster."""
+
+INBOXES: Final = "inboxes"
+"""In the first one, what is known of a batch of several topics while it is committed."""
 
 DELETED: Final = "deleted"
 DELETION_RECORD: Final = "deletion.json"

@@ -76,6 +76,9 @@ class CommittedNames:
             write_atomically(self.path, b"".join(_written(*each) for each in names.items()))
             self._is_torn, self._lines = False, len(names)
         new = self._lines == 0
+        if new and not self.path.parent.is_dir():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            sync_directory(self.path.parent.parent)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             line = _written(name, content)

@@ -54,11 +54,27 @@ log = logging.getLogger(__name__)
 OLDER_PRODUCER_ID: Final = 1 << 62
 """The producer id that older versions gave the inbox in every partition: what a crash of theirs left open is its."""
 
-_TIMEOUT_MS: Final = 60_000
+INBOX_TIMEOUT_MS: Final = 60_000
 """The transaction timeout that is written down for an inbox, whose transaction ends with the call: Kafka's default."""
 
 Chunk = tuple[int, Columns]
 """The number of a partition, and records for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is to be appended to a topic as a whole.
+
+    name     the name under which it is remembered
+    chunks   its records
+    sources  the source files, and directories of them, which are removed or emptied when it is committed
+    content  the fingerprint of its content; None where it is not known
+    """
+
+    name: str
+    chunks: Iterable[Chunk]
+    sources: tuple[Parts, ...] = ()
+    content: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class Inbox:
     _gone         whether the topic was deleted
     _unchanged    by file name: when it was last changed, and since when it is unchanged by the steady clock
     _preparing    held while the inbox gets its producer
+    settle_joint  finishes a commit of several topics that has stopped half way, if this one is among them
     _lock         held during a commit: there is one at a time
     """
 
@@ -111,6 +128,7 @@ class Inbox:
         self._unsettled = True
         self._gone = False
         self._unchanged: dict[str, tuple[int, int]] = {}
+        self.settle_joint: Callable[[], None] = lambda: None
         self._preparing = threading.Lock()
         self._lock = threading.Lock()
 
@@ -133,21 +151,58 @@ class Inbox:
         """Append all chunks, record the name, then remove the sources. If the name is known and the content is empty
         or equal, nothing is appended and the sources are removed; BatchExistsError if the content differs. After an
         error nothing was or will be appended; only after an error of the coordinator's log, a second try must tell."""
+        batch = Batch(name, chunks, tuple(sources), content)
         holder = self._prepared()
+        with self.held():
+            if self.has_committed(batch):
+                self.discard(batch)
+                return Committed(0, known=True)
+            self._holder = holder
+            records = self._commit(batch)
+            log.info(f"{self.topic}: {name} is committed, {records} records")
+            return Committed(records)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other commits waiting, with none of this topic unfinished. ClosedError if the topic was deleted."""
         with self._lock:
             if self._gone:
                 raise ClosedError(f"topic {self.topic} was deleted")
+            self.settle_joint()
             self._settle()
-            if name in self._names:
-                self._check_equal(name, content)
-                for source in sources:
-                    self.staging.discard(source)
-                log.info(f"{self.topic}: {name} was committed before, and is discarded")
-                return Committed(0, known=True)
-            self._holder = holder
-            records = self._commit(name, chunks, tuple(sources), None if content is None else str(content))
-            log.info(f"{self.topic}: {name} is committed, {records} records")
-            return Committed(records)
+            yield
+
+    def has_committed(self, batch: Batch) -> bool:
+        """Tell whether a batch was committed before. BatchExistsError if that was another one of its name."""
+        if batch.name not in self._names:
+            return False
+        self._check_equal(batch.name, batch.content)
+        return True
+
+    def discard(self, batch: Batch) -> None:
+        """Remove the sources of a batch that was committed before."""
+        for source in batch.sources:
+            self.staging.discard(source)
+        log.info(f"{self.topic}: {batch.name} was committed before, and is discarded")
+
+    def keys(self) -> list[PartitionKey]:
+        """Return the partitions of the topic."""
+        return [(self.topic, number) for number in self._numbers()]
+
+    def appended(self, batch: Batch) -> Iterator[tuple[PartitionKey, Columns]]:
+        """Give a batch's records for a transaction of this store, each with its partition."""
+        begun = set[int]()
+        for number, columns in batch.chunks:
+            if number not in begun:
+                begun.add(number)
+                end_open(self._partition(number), OLDER_PRODUCER_ID, commit=False)
+            yield (self.topic, number), columns
+
+    def note_committed(self, name: str, content: str | None, sources: Iterable[Parts]) -> None:
+        """Remember the name of a batch that is committed, and remove its sources. It may be called again."""
+        self._names.add(name, content)
+        for source in sources:
+            self.staging.discard(source)
 
     def _check_equal(self, name: str, content: Content | None) -> None:
         """Refuse other content under a known name. Empty content is allowed: a client that did not learn of its commit
@@ -164,14 +219,18 @@ class Inbox:
     def _prepared(self) -> Transaction | None:
         """Return the inbox's transactional id with its producer. The coordinator may make its log for it, for which it
         needs the store: so no commit of the inbox is under way meanwhile, which a deletion would wait for."""
+        self.check_allowed()
+        with self._preparing:
+            self._local.make_log()
+            known = self._local.transaction(self._transactional_id)
+            return known or self._local.init_producer(self._transactional_id, INBOX_TIMEOUT_MS)
+
+    def check_allowed(self) -> None:
+        """Raise PolicyViolationError for a topic that has no batches."""
         if self.topic in (OFFSETS, TRANSACTIONS):
             raise PolicyViolationError(
                 f"{self.topic}: only coordinators write it, so it has no batches: append the records to another topic"
             )
-        with self._preparing:
-            self._local.make_log()
-            known = self._local.transaction(self._transactional_id)
-            return known or self._local.init_producer(self._transactional_id, _TIMEOUT_MS)
 
     @property
     def _transactional_id(self) -> str:
@@ -182,28 +241,24 @@ class Inbox:
         assert self._coordinator is not None, "no store is open"
         return self._coordinator
 
-    def _commit(
-        self, name: str, chunks: Iterable[Chunk], sources: tuple[Parts, ...], content: str | None
-    ) -> int:
+    def _commit(self, batch: Batch) -> int:
         self._unsettled = True
-        holder = self._holder
+        name, holder = batch.name, self._holder
         assert holder is not None, "it was prepared"
-        note = InFlight(CommitState.TRANSACTION, name, (), sources, content, producer_id=holder.producer_id)
+        note = InFlight(
+            CommitState.TRANSACTION, name, (), batch.sources, told(batch), producer_id=holder.producer_id
+        )
         records = 0
 
         def noted() -> Iterator[tuple[PartitionKey, Columns]]:
             nonlocal records
             self._journal.write(note)
-            begun = set[int]()
-            for number, columns in chunks:
-                if number not in begun:
-                    begun.add(number)
-                    end_open(self._partition(number), OLDER_PRODUCER_ID, commit=False)
+            for key, columns in self.appended(batch):
                 records += len(columns)
-                yield (self.topic, number), columns
+                yield key, columns
 
         try:
-            self._local.run(holder, [(self.topic, number) for number in self._numbers()], noted())
+            self._local.run(holder, self.keys(), noted())
         except (EngineError, OSError) as error:
             self._give_up(name, error)
             if name not in self._names:
@@ -275,9 +330,7 @@ class Inbox:
 
     def _finish(self, found: InFlight, commit: bool) -> None:
         if commit:
-            self._names.add(found.name, found.content)
-            for source in found.sources:
-                self.staging.discard(source)
+            self.note_committed(found.name, found.content, found.sources)
         log.debug(f"{self.topic}: {found.name} is {'committed' if commit else 'aborted'}")
         self._journal.remove()
 
@@ -354,6 +407,11 @@ class Inbox:
 
 SPENT: Final = frozenset({"_SUCCESS", "._SUCCESS.crc"})
 """The files that a job leaves behind when it has finished."""
+
+
+def told(batch: Batch) -> str | None:
+    """Return the form in which the content of a batch is stored."""
+    return None if batch.content is None else str(batch.content)
 
 
 def batch_name(directory: str) -> str:

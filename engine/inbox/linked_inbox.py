@@ -25,11 +25,10 @@ from pathlib import Path
 
 from topicfs.engine.errors import EngineError, LinkedTopicError
 from topicfs.engine.inbox.cluster import ClusterTransaction, ClusterTransactions
-from topicfs.engine.inbox.inbox import Chunk, Inbox
+from topicfs.engine.inbox.inbox import Batch, Chunk, Inbox, told
 from topicfs.engine.inbox.journal import CommitState, InFlight
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
-from topicfs.engine.staging.staging import Parts
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +62,14 @@ class LinkedInbox(Inbox):
     def _prepared(self) -> None:
         """Leave it to the cluster's coordinator, which gives an epoch to each batch."""
 
-    def _commit(
-        self, name: str, chunks: Iterable[Chunk], sources: tuple[Parts, ...], content: str | None
-    ) -> int:
+    def _commit(self, batch: Batch) -> int:
         self._unsettled = True
+        name = batch.name
         cluster = self._linked()
         transaction = cluster.begin(self.topic)
-        in_flight = InFlight(CommitState.PRODUCING, name, (), sources, content, transaction.commit)
+        in_flight = InFlight(CommitState.PRODUCING, name, (), batch.sources, told(batch), transaction.commit)
         try:
-            self._produce(in_flight, transaction, chunks)
+            self._produce(in_flight, transaction, batch.chunks)
             if transaction.commit.ranges:
                 in_flight = in_flight.in_state(CommitState.DECIDING, transaction.commit)
                 self._journal.write(in_flight)
@@ -105,9 +103,7 @@ class LinkedInbox(Inbox):
         if found is not None:
             if self._has_committed(found):
                 self._journal.sync()
-                self._names.add(found.name, found.content)
-                for source in found.sources:
-                    self.staging.discard(source)
+                self.note_committed(found.name, found.content, found.sources)
                 self._await_shown(found)
             self._journal.remove()
         self._unsettled = False

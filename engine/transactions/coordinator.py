@@ -52,6 +52,9 @@ NAMED: Final = "producers/"
 INBOXES: Final = "inboxes/"
 """What the transactional ids of inboxes begin with: the topic's name follows."""
 
+ALL_INBOXES: Final = f"{INBOXES}*"
+"""The transactional id of batches of several topics. No topic has that name."""
+
 _FLUSHES: Final = 8
 """Partitions that are flushed at a time: a file system writes in one go what several threads ask for."""
 

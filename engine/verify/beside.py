@@ -33,6 +33,7 @@ from topicfs.engine.format.paths import (
     made_of,
 )
 from topicfs.engine.inbox.committed_names import is_written
+from topicfs.engine.inbox.joint_journal import JointJournal, journals
 from topicfs.engine.inbox.journal import Journal
 from topicfs.engine.keys.checkpoint import decode
 from topicfs.engine.keys.index import MOST_BYTES
@@ -62,8 +63,10 @@ def store(backing: Path) -> Iterator[Finding]:
     yield from _created(backing / CREATED_TOPICS)
     yield from _linked(backing)
     for topic in _directories(backing / STAGING):
-        yield from _journal(topic / JOURNAL)
+        yield from _journal(Journal(topic / JOURNAL))
         yield from _committed(topic / COMMITTED)
+    for journal in journals(backing):
+        yield from _journal(journal)
     for kind in (TRANSACTIONS, PRODUCERS):
         yield from _staged(backing / kind / UNDECIDED)
     for place in _directories(backing / DELETED):
@@ -110,12 +113,14 @@ def _linked(backing: Path) -> Iterator[Finding]:
         yield _finding(Severity.DAMAGE, Kind.LINKED_TOPICS, path, "", "the linked topics", str(error), effect)
 
 
-def _journal(path: Path) -> Iterator[Finding]:
+def _journal(journal: Journal | JointJournal) -> Iterator[Finding]:
     try:
-        Journal(path).read()
+        journal.read()
     except (CorruptError, RecursionError, OSError) as error:
         effect = "nobody can tell whether the commit that was under way took place; the inbox refuses others"
-        yield _finding(Severity.DAMAGE, Kind.STAGING, path, "", "a commit under way", str(error), effect)
+        yield _finding(
+            Severity.DAMAGE, Kind.STAGING, journal.path, "", "a commit under way", str(error), effect
+        )
 
 
 def _committed(path: Path) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from topicfs.engine.files.properties import edit_properties, read_properties, wr
 from topicfs.engine.format.index import OFFSET_ENTRY, TIME_ENTRY, Index
 from topicfs.engine.format.paths import LINKED_TOPICS, PARQUET_LIST
 from topicfs.engine.format.transaction_index import aborted_in
+from topicfs.engine.inbox.joint_journal import JointJournal
 from topicfs.engine.inbox.journal import Journal
 from topicfs.engine.keys import checkpoint as key_checkpoint
 from topicfs.engine.linked.topics import LinkedTopics
@@ -148,6 +149,11 @@ def read_journals(data: bytes) -> Any:
     return None if found is None else (found.state, found.cluster is None, found.producer_id is None)
 
 
+def read_joint_journals(data: bytes) -> Any:
+    found = JointJournal(placed(data)).read()
+    return None if found is None else (len(found.topics), found.producer_id is None)
+
+
 def read_linked_journals(data: bytes) -> Any:
     (ROOM / "linked").mkdir(exist_ok=True)
     placed(data, "linked/n.json")
@@ -266,6 +272,15 @@ FILES: Final = {
             b'{"state":"appending","name":"n","partitions":[0,1],"sources":[["a",1]],"content":null}',
             b'{"state":"committed","name":"n","partitions":[],"sources":[],"content":"x","producer_id":7}',
             b'{"state":"committed","name":"n","partitions":[Infinity],"sources":[]}',
+            b"[" * 3000,
+        ),
+    ),
+    "joint_journals": File(
+        read_joint_journals,
+        (
+            b'{"producer_id":7,"parts":[{"topic":"t","name":"n","sources":[["a"]],"content":null}]}',
+            b'{"producer_id":null,"parts":[{"topic":"t","name":"n","sources":[],"content":"1:1:0"}]}',
+            b'{"producer_id":1e999,"parts":[]}',
             b"[" * 3000,
         ),
     ),
