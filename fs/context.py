@@ -148,7 +148,7 @@ class Context:
         with self._lock:
             found = self._inboxes.get(topic)
             if found is None or found.inbox is not inbox:
-                found = TopicInbox(inbox, self.commits, self.store, self.turns(topic))
+                found = TopicInbox(inbox, self.commits, self.store, self.turns(topic), self.inbox)
                 self._inboxes[topic] = found
             return found
 

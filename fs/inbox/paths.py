@@ -6,6 +6,8 @@
     q1-7/                       a batch: all its files are appended when `_SUCCESS` is made in it
     q1-7/part-00000-…-c000.txt  data of the batch
     q1-7/partition=3/x.txt      data of the batch, for one partition: what partitionBy("partition") makes
+    q1-7/_topics                scratch, save that `_SUCCESS` commits the batch together with those of its name in the
+                                inboxes of the topics in it, a line each
 
 The names `_temporary`, `_SUCCESS` and `_spark_metadata` have a meaning on two levels: in the inbox itself, and in a
 batch.
@@ -23,6 +25,7 @@ from topicfs.engine.staging.staging import HIDDEN, Parts
 TEMPORARY: Final = "_temporary"
 SUCCESS: Final = "_SUCCESS"
 MANIFEST: Final = "_spark_metadata"
+TOPICS: Final = "_topics"
 LONGEST: Final = 200
 """Bytes of the name of a batch or a file, at most. It leaves room for the names that are derived from it."""
 

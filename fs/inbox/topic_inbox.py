@@ -5,20 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-from topicfs.engine.errors import LinkedTopicError
+from topicfs.engine.errors import LinkedTopicError, UnknownPartitionError
 from topicfs.engine.inbox.content import Content
-from topicfs.engine.inbox.inbox import SPENT, Inbox, batch_name
+from topicfs.engine.inbox.inbox import SPENT, Batch, Inbox, batch_name
 from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
 from topicfs.fs.inbox.claims import Claims, Writing
 from topicfs.fs.inbox.commits import Commits
-from topicfs.fs.inbox.data_files import DataFile, Topic, check_closed, chunks, content_of, data_files
-from topicfs.fs.inbox.paths import TEMPORARY, batch_of, job_of
+from topicfs.fs.inbox.data_files import (
+    DataFile,
+    Topic,
+    check_closed,
+    check_one_closed,
+    chunks,
+    content_of,
+    data_files,
+)
+from topicfs.fs.inbox.paths import TEMPORARY, TOPICS, batch_of, job_of
+
+_MOST_TOPIC_BYTES: Final = 1 << 20
 
 
 class Arrival(Protocol):
@@ -36,6 +46,7 @@ class TopicInbox:
     commits   the commits in progress, of all topics
     arriving  open files that are copied to a name that is not hidden, by that name
     _turns    a counter that says which partition is next for records without a key
+    _other    returns the inbox of another topic
     _jobs     the job that writes into a batch's directory, or into the inbox itself, by that directory
     _mixed    jobs that met another one in their directory. None of them can be committed, as one may have removed what
               the other had made
@@ -45,6 +56,7 @@ class TopicInbox:
     commits: Commits
     _store: Store
     _turns: Iterator[int]
+    _other: Callable[[str], TopicInbox]
     claims: Claims = field(default_factory=Claims)
     arriving: dict[str, Arrival] = field(default_factory=dict)
     _jobs: dict[Parts, str] = field(default_factory=dict)
@@ -105,12 +117,70 @@ class TopicInbox:
 
     def commit_batch(self, batch: Parts) -> None:
         """Append all files of a batch's directory, or those that a job has put into the inbox itself. EmptyBatchError
-        where there are none, unless the batch was committed before."""
+        where there are none, unless the batch was committed before. With `_topics` in the directory, append the batches
+        of its name in those topics as well: all of them, or none."""
+        if topics := self._topics_of(batch):
+            self._commit_joint(batch, topics)
+            return
         with self.commits.one(), self._taking(batch):
             name, sources, files = self._batch(batch)
             self._commit(name, files, sources)
-            with self._lock:
-                self._jobs.pop(batch, None)
+            self._end_jobs(batch)
+
+    def _end_jobs(self, batch: Parts) -> None:
+        with self._lock:
+            self._jobs.pop(batch, None)
+
+    def _topics_of(self, batch: Parts) -> list[str]:
+        """Return the topics in whose inboxes a batch is committed together, in order; none where it is of this one
+        alone."""
+        parts = (*batch, TOPICS)
+        if not batch or TOPICS not in self.staging.names(batch):
+            return []
+        try:
+            check_one_closed(self.staging, self.claims, parts, "/".join(parts), None)
+            size = self.staging.status(parts).st_size
+            if size > _MOST_TOPIC_BYTES:
+                raise errors.BadInputError(
+                    f"{'/'.join(parts)}: expected at most {_MOST_TOPIC_BYTES} bytes, found {size}"
+                )
+            found = b"".join(map(bytes, self.staging.blocks(parts)))
+        except FileNotFoundError:
+            return []  # somebody else has just committed the batch
+        topics = sorted({self.inbox.topic, *found.decode(errors="backslashreplace").split()})
+        return topics if len(topics) > 1 else []
+
+    def _commit_joint(self, batch: Parts, topics: list[str]) -> None:
+        # Who else commits a batch of several topics takes their places in the same order.
+        boxes = [self._named(topic, batch) for topic in topics]
+        with self.commits.one(), contextlib.ExitStack() as taken:
+            for box in boxes:
+                taken.enter_context(box._taking(batch))
+            if self._topics_of(batch) != topics and not self.is_known(batch):
+                raise errors.BusyError(f"{'/'.join((*batch, TOPICS))} was changed: nothing is appended")
+            self._store.inboxes.check_joint(topics)
+            self._store.inboxes.commit({box.inbox.topic: box._joined(batch) for box in boxes})
+            for box in boxes:
+                box._end_jobs(batch)
+
+    def _named(self, topic: str, batch: Parts) -> TopicInbox:
+        try:
+            return self._other(topic)
+        except UnknownPartitionError:
+            raise errors.BadInputError(
+                f"{'/'.join((*batch, TOPICS))}: expected topics, a line each, found {topic!r}, which is none; nothing "
+                "is appended"
+            ) from None
+
+    def _joined(self, batch: Parts) -> Batch:
+        """Return the batch of this topic as a part of one of several. Errors name the topic."""
+        topic = self.inbox.topic
+        name, sources, files = self._batch(batch)
+        told = [
+            DataFile(each.parts, f"{topic}/{each.name}", each.format, each.zipped, each.partition)
+            for each in files
+        ]
+        return self._read(name, told, sources)
 
     @contextlib.contextmanager
     def _taking(self, batch: Parts) -> Iterator[None]:
@@ -124,7 +194,10 @@ class TopicInbox:
             yield
 
     def _batch(self, batch: Parts) -> tuple[str, list[Parts], list[DataFile]]:
-        files = data_files(self.staging, batch)
+        try:
+            files = data_files(self.staging, batch)
+        except FileNotFoundError:
+            files = []  # another topic has named this one, and nothing was put here
         jobs = {job for file in files if (job := job_of(file.parts[-1])) is not None}
         if jobs & self._mixed or (not batch and len(jobs) > 1):
             raise errors.BusyError(
@@ -133,9 +206,9 @@ class TopicInbox:
             )
         if not files and not self.is_known(batch):
             raise errors.EmptyBatchError(
-                f"{'/'.join(batch) or 'inbox'}: expected files of records, found none: where a job's executors do not "
-                "have this mount, they have written their files elsewhere; nothing is appended, and the batch may come "
-                "again under its name"
+                f"{self.inbox.topic}: {'/'.join(batch) or 'inbox'}: expected files of records, found none: where a "
+                "job's executors do not have this mount, they have written their files elsewhere; nothing is appended, "
+                "and the batch may come again under its name"
             )
         if batch:
             return batch_name(batch[0]), [batch], files
@@ -162,6 +235,13 @@ class TopicInbox:
     def _commit(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
     ) -> None:
+        batch = self._read(name, files, sources, own)
+        self.inbox.commit(batch.name, batch.chunks, batch.sources, batch.content)
+
+    def _read(
+        self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
+    ) -> Batch:
+        """Read all files, and return the batch that they make."""
         check_closed(self.staging, self.claims, files, own)
         topic = self._topic()
         if self.inbox.knows(name):
@@ -171,7 +251,7 @@ class TopicInbox:
             content = Content()
             for _ in chunks(self.staging, files, topic, content):
                 pass
-        self.inbox.commit(name, chunks(self.staging, files, self._topic()), sources, content)
+        return Batch(name, chunks(self.staging, files, self._topic()), tuple(sources), content)
 
     def _topic(self) -> Topic:
         return Topic.of(self._store, self.inbox.topic, self._turns)

@@ -24,6 +24,7 @@ import lock_watch  # noqa: F401 - before all that makes locks
 from forked_daemon import serve
 
 from topicfs.engine.inbox.committed_names import CommittedNames
+from topicfs.engine.inbox.joint_journal import JointJournal
 from topicfs.engine.inbox.journal import InFlight, Journal
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.partition.cutting import retire
@@ -113,12 +114,14 @@ def die_in_commit(partition: Partition, step: int) -> None:
         step,
         False,
         (Journal, "write"),
+        (JointJournal, "write"),
         (TransactionLog, "append"),
         (Partition, "append_built"),
         (Partition, "end_transaction"),
         (CommittedNames, "add"),
         (Staging, "discard"),
         (Journal, "remove"),
+        (JointJournal, "remove"),
     )
 
 
