@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from topicfs.engine.column_files.files import rows_in
 from topicfs.engine.errors import StoreLockedError
 from topicfs.engine.inbox.content import Content
-from topicfs.engine.inbox.inbox import Chunk, batch_name
+from topicfs.engine.inbox.inbox import Batch, Chunk, batch_name
 from topicfs.engine.inbox.routing import by_partition, choose
 from topicfs.engine.inbox.rows import Rows
 from topicfs.engine.staging.staging import Parts, Staging
@@ -23,18 +23,23 @@ _PATIENCE_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
 
-def commit(backing: Path, topic: str, name: str, files: Sequence[str]) -> None:
-    """Append the rows of Arrow files to a topic, unless they were appended before under that name. BatchExistsError if
-    the name has other rows, StoreLockedError if somebody keeps the log open."""
+def commit(backing: Path, name: str, files: Mapping[str, Sequence[str]]) -> None:
+    """Append the rows of Arrow files to their topics, all of them or none, unless they were appended before under that
+    name. BatchExistsError if the name has other rows, StoreLockedError if somebody keeps the log open."""
     with _opened(backing) as store:
-        inbox = store.inboxes.of(topic)
-        parts = [(name, file) for file in files]
-        content = Content()
-        for rows in _rows(inbox.staging, parts):
-            content.add(rows)
-        chunks = _chunks(_rows(inbox.staging, parts), store.topics()[topic], store.clock())
-        inbox.commit(batch_name(name), chunks, [(name,)], content)
-        inbox.staging.destroy((name,))
+        store.inboxes.commit({topic: _batch(store, topic, name, staged) for topic, staged in files.items()})
+        for topic in files:
+            store.inboxes.of(topic).staging.destroy((name,))
+
+
+def _batch(store: Store, topic: str, name: str, files: Sequence[str]) -> Batch:
+    staging = store.inboxes.of(topic).staging
+    parts = [(name, file) for file in files]
+    content = Content()
+    for rows in _rows(staging, parts):
+        content.add(rows)
+    chunks = _chunks(_rows(staging, parts), store.topics()[topic], store.clock())
+    return Batch(batch_name(name), chunks, ((name,),), content)
 
 
 def _opened(backing: Path) -> Store:

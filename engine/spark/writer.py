@@ -7,9 +7,9 @@ even by another job. A stream's batches are named by its query and number. Optio
 are ignored, and so is `includeHeaders`: a column of headers is always written.
 
 Tasks put their rows into the topic's inbox as files of Arrow, each task into files of its own that nobody reads yet.
-When all tasks are done the driver renames the files of the successful tasks, and the inbox commits them: all or nothing
-for each topic. If rows of one batch go to several topics, these are committed one by one, and a retried batch adds what
-is missing.
+When all tasks are done the driver renames the files of the successful tasks, and the inbox commits them: all or
+nothing, also where the rows of one batch go to several topics, whose inboxes commit them in one transaction. Topics
+that mirror a Kafka cluster's and others cannot be in one transaction: a batch of both is an error.
 
 A log that a daemon has open is written through its mount, which is then the path, and must be visible to all tasks.
 Otherwise the driver opens the log for the time of the commit.
@@ -57,6 +57,9 @@ _OPTIONS: Final = ("path", "topic", "batch")
 _IGNORED: Final = ("checkpointlocation", "queryname", "includeheaders")
 """Spark's own options, and the one of Kafka's sink that changes nothing here."""
 _SUFFIX: Final = ".arrow"
+_TOGETHER: Final = "_topics"
+"""The file in a batch's directory that names the topics whose batches of that name are committed together."""
+
 _BUFFER: Final = 1 << 20
 MOST_BYTES: Final = 64 << 20
 """Bytes of rows in one batch, about: an inbox takes up to 256 MiB. Spark's own limit is a number of rows, however large
@@ -270,7 +273,7 @@ class SinkInboxes(Protocol):
         """Run code that writes there. ClosedError if that needs a daemon that has ended."""
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
-        """Append each topic's files, in this order."""
+        """Append each topic's files, in this order: those of all topics, or none."""
 
     def discard(self, name: str, topic: str, file: str) -> None:
         """Remove a file of a batch that was given up."""
@@ -296,7 +299,8 @@ def _served(mount: Path, then: str = "") -> Iterator[None]:
 
 
 class MountedInboxes:
-    """The inboxes on a daemon's mount: MOUNT/topics/<topic>/inbox/<batch>/part-00000.arrow, then _SUCCESS."""
+    """The inboxes on a daemon's mount: MOUNT/topics/<topic>/inbox/<batch>/part-00000.arrow, then
+    _topics and _SUCCESS in the first topic's."""
 
     def __init__(self, mount: Path) -> None:
         self.mount = mount
@@ -320,17 +324,28 @@ class MountedInboxes:
 
     def commit(self, name: str, files: Mapping[str, Sequence[str]]) -> None:
         """See SinkInboxes."""
-        for topic, staged in files.items():
-            with _served(self.mount, f"; whether {name} is appended to {topic} is not known before that"):
-                self._commit(self.directory(topic, name), topic, staged)
+        topics = sorted(files)
+        words = f"; whether {name} is appended to {', '.join(topics)} is not known before that"
+        with _served(self.mount, words):
+            for topic in topics:
+                self._put(self.directory(topic, name), files[topic])
+            first = self.directory(topics[0], name)
+            if len(topics) > 1:
+                (first / _TOGETHER).write_text("".join(f"{topic}\n" for topic in topics))
+            else:
+                # An attempt before this one, which had other rows, may have left it.
+                (first / _TOGETHER).unlink(missing_ok=True)
+            self._commit(first, topics[0])
 
-    def _commit(self, directory: Path, topic: str, staged: Sequence[str]) -> None:
+    def _put(self, directory: Path, staged: Sequence[str]) -> None:
         # These files are left from a commit that stopped before it was final: its tasks do not count.
         for left in os.listdir(directory):
             if left.startswith("part-"):
                 (directory / left).unlink()
         for number, file in enumerate(staged):
             (directory / file).rename(directory / f"part-{number:05d}{_SUFFIX}")
+
+    def _commit(self, directory: Path, topic: str) -> None:
         try:
             (directory / "_SUCCESS").touch()
         except OSError as error:
@@ -385,8 +400,7 @@ class ClosedInboxes:
         from topicfs.engine.spark.closed_commit import commit  # noqa: PLC0415 - loads the engine, on the driver only
 
         try:
-            for topic, staged in files.items():
-                commit(self.backing, topic, name, staged)
+            commit(self.backing, name, files)
         except StoreLockedError as error:
             raise StoreLockedError(
                 f"{error}: if it is a daemon, give its mount as path, and not {self.backing}; if it is another job, "
@@ -407,7 +421,7 @@ def _commit(target: WriteTarget, messages: Sequence[WriterCommitMessage | None])
     for each in staged:
         for topic, file in each.files.items():
             files.setdefault(topic, []).append(file)
-    if staged:
+    if files:
         target.inboxes.commit(staged[0].name, files)
 
 

@@ -8,7 +8,8 @@ the topics `a` and `b` by a stream, and to `c` and `d` as a batch with a name. A
 
 Where a moment is named, it only begins what the guide says, and that query; and all of the job is ended as kill -9 ends
 it, in the first batch that Spark does not know to be done. A moment is `staged` (a task has written its file),
-`between` (the first of two topics is committed) or `after` (all of the batch is committed, and Spark is not told).
+`between` (of a mount all files have their names, and it is not asked for the commit; of a closed log the commit is
+decided, and neither topic knows the batch's name) or `after` (all of the batch is committed, and Spark is not told).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -125,25 +126,27 @@ def end_session(number: int) -> None:
 
 def register_dying(spark: SparkSession, wanted: str) -> None:
     """The data source, with writers that end everything at a moment. What is defined here goes to workers whole."""
+    from topicfs.engine.inbox import joint  # noqa: PLC0415
     from topicfs.engine.spark import writer  # noqa: PLC0415
     from topicfs.engine.spark.source import TopicSource  # noqa: PLC0415
 
-    def reached(target: writer.Target, kind: str, moment: str) -> None:
+    def reached(target: writer.WriteTarget, kind: str, moment: str) -> None:
         door = "closed" if target.place.mount is None else "mounted"
         if wanted == f"{door}:{kind}:{moment}":
             end_session(os.getsid(0))
 
     @contextlib.contextmanager
-    def one_by_one(target: writer.Target, kind: str) -> Iterator[None]:
-        inboxes = type(target.inboxes)
-        whole: Callable[..., None] = inboxes.commit
-
-        def commit(self: Any, name: str, files: Mapping[str, Sequence[str]]) -> None:
-            for topic in files:
-                whole(self, name, {topic: files[topic]})
+    def committing(target: writer.WriteTarget, kind: str) -> Iterator[None]:
+        def dying(whole: Callable[..., None]) -> Callable[..., None]:
+            def call(*arguments: Any) -> None:
                 reached(target, kind, "between")
+                whole(*arguments)
 
-        with mock.patch.object(inboxes, "commit", commit):
+            return call
+
+        with contextlib.ExitStack() as patches:
+            for owner, name in ((writer.MountedInboxes, "_commit"), (joint.LocalJoint, "end")):
+                patches.enter_context(mock.patch.object(owner, name, dying(getattr(owner, name))))
             yield
         reached(target, kind, "after")
 
@@ -154,7 +157,7 @@ def register_dying(spark: SparkSession, wanted: str) -> None:
             return staged
 
         def commit(self, messages: list[Any]) -> None:
-            with one_by_one(self.target, "batch"):
+            with committing(self.target, "batch"):
                 super().commit(messages)
 
     class Stream(writer.TopicStreamWriter):
@@ -164,7 +167,7 @@ def register_dying(spark: SparkSession, wanted: str) -> None:
             return staged
 
         def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-            with one_by_one(self.target, "stream"):
+            with committing(self.target, "stream"):
                 super().commit(messages, batchId)
 
     class Source(TopicSource):

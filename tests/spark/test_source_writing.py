@@ -271,6 +271,55 @@ def test_what_the_topic_refuses_is_refused_as_a_whole(door: Door) -> None:
     assert door.values() == [b"a"]
 
 
+def test_what_one_topic_refuses_is_appended_to_none(door: Door) -> None:
+    schema = "value string, topic string, partition int"
+    rows = [("a", "t", 0), ("b", "u", 0), ("c", "u", 7)]
+    with pytest.raises(PySparkException, match="partition 7 is not one of 0 to 0"):
+        door.write(door.frame(rows, schema, tasks=2), batch="bad")
+    assert door.values() == []
+    door.write(door.frame(rows[:2], schema, tasks=2), batch="bad")
+    assert door.values() == [b"a", b"b"]
+    with pytest.raises(PySparkException, match="was committed before with other records"):
+        door.write(door.frame([("x", "t", 0), ("b", "u", 0)], schema), batch="bad")
+    door.write(door.frame(rows[:2], schema), batch="bad")
+    assert door.values() == [b"a", b"b"]
+    assert door.staged() == []
+
+
+def test_a_batch_that_one_of_its_topics_has_already_is_added_to_the_others(door: Door) -> None:
+    rows = [("a", "t"), ("b", "u")]
+    door.write(door.frame(rows[:1], "value string, topic string"), batch="again")
+    for _ in range(2):
+        door.write(door.frame(rows, "value string, topic string", tasks=2), batch="again")
+        assert door.values() == [b"a", b"b"]
+    assert door.staged() == []
+
+
+def producers(log: Path) -> set[int]:
+    """The ids in the headers of a segment's batches."""
+    data, found, at = log.read_bytes(), set(), 0
+    while at < len(data):
+        found.add(int.from_bytes(data[at + 43 : at + 51], "big"))
+        at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    return found
+
+
+def test_a_batch_of_several_topics_is_one_transaction(door: Door) -> None:
+    """Also behind one of which only the beginning is there, as a driver that was killed has left it."""
+    inboxes = writer.WriteTarget(str(door.place), None).inboxes
+    for topic in ("t", "u"):
+        (inboxes.directory(topic, "left") / "part-00000.arrow").write_bytes(b"of a task that does not count")
+    if door.place != door.backing:
+        (inboxes.directory("t", "left") / "_topics").write_text("u\n")
+    door.write(door.frame([("a",)], "value string"), batch="left")
+    assert door.values() == [b"a"]
+    rows = [("a", "t", 0), ("b", "t", 1), ("c", "u", 0)]
+    door.write(door.frame(rows, "value string, topic string, partition int", tasks=3), batch="left-2")
+    assert door.values() == [b"a", b"a", b"b", b"c"]
+    logs = [door.backing / "logs" / name / f"{0:020}.log" for name in ("t-0", "t-1", "u-0")]
+    assert set.intersection(*map(producers, logs)), "no transaction is in all of the partitions"
+
+
 def test_nothing_to_write_writes_nothing(door: Door) -> None:
     door.write(door.spark.range(0).selectExpr("cast(id as string) as value"))
     assert door.values() == []
