@@ -39,7 +39,9 @@ def _batch(store: Store, topic: str, name: str, files: Sequence[str]) -> Batch:
     for rows in _rows(staging, parts):
         content.add(rows)
     chunks = _chunks(_rows(staging, parts), store.topics()[topic], store.clock())
-    return Batch(batch_name(name), chunks, ((name,),), content)
+    # Not the directory: where a commit has stopped half way, whoever opens the log to try it again finishes that first,
+    # and has its own files there by then.
+    return Batch(batch_name(name), chunks, tuple(parts), content)
 
 
 def _opened(backing: Path) -> Store:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from topicfs import Record, Store
 from topicfs.engine.errors import EngineError
+from topicfs.engine.inbox.inbox import Inbox
 from topicfs.engine.kernels.murmur import murmur2
 from topicfs.engine.spark import register, writer
 from topicfs.engine.spark.source import TopicSource
@@ -318,6 +319,42 @@ def test_a_batch_of_several_topics_is_one_transaction(door: Door) -> None:
     assert door.values() == [b"a", b"a", b"b", b"c"]
     logs = [door.backing / "logs" / name / f"{0:020}.log" for name in ("t-0", "t-1", "u-0")]
     assert set.intersection(*map(producers, logs)), "no transaction is in all of the partitions"
+
+
+class KilledError(BaseException):
+    """The driver ends here."""
+
+
+@pytest.mark.parametrize("topics", [("t",), ("t", "u")])
+def test_a_driver_that_is_killed_behind_the_decision_takes_no_files_of_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: tuple[str, ...]
+) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        for topic in topics:
+            store.create_topic(topic, 1)
+    inboxes = writer.ClosedInboxes(tmp_path)
+
+    def attempt(number: int) -> None:
+        files = {topic: [f".part-0000{number}.arrow"] for topic in topics}
+        for topic, (file,) in files.items():
+            rows = pa.record_batch({"value": [b"a"]})
+            sink = writer.Sink((inboxes.directory(topic, "b") / file).open("xb"), rows.schema)
+            sink.add(rows)
+            sink.close()
+        inboxes.commit("b", files)
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Inbox, "note_committed", killed)
+        with pytest.raises(KilledError):
+            attempt(1)
+    attempt(2)
+    with Store.open(tmp_path) as store:
+        for topic in topics:
+            assert [record.value for record in store.partition(topic, 0).records()] == [b"a"]
+            assert store.inboxes.of(topic).staging.names(()) == []
 
 
 def test_nothing_to_write_writes_nothing(door: Door) -> None:
