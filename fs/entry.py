@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 512
 
+LONGEST_NAME: Final = 255
+"""Bytes of a name, at most, as on any disk. Only of a key's name the part behind `%@` may go beyond."""
+
 Value = TypeVar("Value")
 
 
@@ -306,10 +309,14 @@ class DirectoryListing:
 
 
 class Directory(Entry):
-    """An entry that contains names."""
+    """An entry that contains names.
+
+    absent  the error for a name that does not exist
+    """
 
     kind = stat.S_IFDIR
     permissions = 0o555
+    absent: type[errors.NotFoundError] = errors.NotFoundError
 
     def child(self, name: str) -> str:
         """Return the path of a name in this directory."""
@@ -324,7 +331,9 @@ class Directory(Entry):
 
     def missing(self, name: str) -> errors.NotFoundError:
         """Return the error for a name that does not exist here."""
-        return errors.NotFoundError(f"there is no {self.child(name)}")
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            return errors.NameTooLongError(f"{self.child(name)}: a name has at most {LONGEST_NAME} bytes")
+        return self.absent(f"there is no {self.child(name)}")
 
 
 class Link(Entry):

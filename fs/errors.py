@@ -41,6 +41,10 @@ class TakenError(NotFoundError):
     """A name does not exist, but the kernel may remember it, since the daemon removed it without the kernel."""
 
 
+class NameTooLongError(NotFoundError):
+    """A name is longer than any name can be."""
+
+
 class StaleError(FileSystemError):
     """What the kernel remembers of a name is no longer true: it must look again."""
 
@@ -51,6 +55,10 @@ class OvertakenError(FileSystemError):
 
 class SharedPagesError(FileSystemError):
     """Bytes are asked for pages that another open file shares and has filled with other bytes."""
+
+
+class FileTooLargeError(FileSystemError):
+    """A file is to be larger than any file of the disk can be."""
 
 
 class BusyError(FileSystemError):
@@ -160,6 +168,8 @@ _QUIET, _TOLD, _WRONG, _UNKNOWN = Loudness.QUIET, Loudness.TOLD, Loudness.WRONG,
 ANSWERS: Final[dict[type[BaseException], Answer]] = {
     # -- names
     NotFoundError: Answer(errno.ENOENT, _QUIET),
+    # As on any disk. The kernel looks a name up before it makes it, so this is what all calls give.
+    NameTooLongError: Answer(errno.ENAMETOOLONG, _QUIET),
     engine.UnknownPartitionError: Answer(errno.ENOENT, _QUIET),
     # `offset/500` of a log that ends at 400: the file does not exist yet, or no longer exists.
     engine.OffsetOutOfRangeError: Answer(errno.ENOENT, _QUIET),
@@ -224,6 +234,8 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     engine.MixedTopicsError: Answer(errno.EINVAL, _TOLD),
     # A file's name has a sequence that others come before.
     engine.OutOfOrderSequenceError: Answer(errno.EINVAL, _TOLD),
+    # A program chose this position: nothing is broken, though the disk says so by an error of its own.
+    FileTooLargeError: Answer(errno.EFBIG, _TOLD),
     # "Message too long" is the only errno whose text says what happened.
     engine.RecordTooLargeError: Answer(errno.EMSGSIZE, _TOLD),
     engine.RecordBatchTooLargeError: Answer(errno.EMSGSIZE, _TOLD),

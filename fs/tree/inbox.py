@@ -87,6 +87,7 @@ class InboxDirectory(InboxEntry, Directory):
     """The inbox itself, or a directory in it."""
 
     permissions = 0o777
+    absent = errors.TakenError
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         # The inbox itself is shown before anything is in it.
@@ -100,9 +101,6 @@ class InboxDirectory(InboxEntry, Directory):
             return super().xattr(name)
         records = self.place.inbox.records_of(batch_name(name.removeprefix(COMMITTED)))
         return b"" if records is None else b"%d" % records
-
-    def missing(self, name: str) -> errors.NotFoundError:
-        return errors.TakenError(f"there is no {self.child(name)}")
 
     def names(self) -> Iterable[str]:
         with as_told(self.path):

@@ -114,6 +114,7 @@ class SequenceDirectory(StoreEntry, Directory):
     parts: Parts
 
     permissions = 0o777
+    absent = errors.TakenError
 
     def _check_own(self) -> None:
         """Refuse what could not be appended later."""
@@ -133,9 +134,6 @@ class SequenceDirectory(StoreEntry, Directory):
 
     def names(self) -> Iterable[str]:
         return [_NEXT, *self._staged()]
-
-    def missing(self, name: str) -> errors.NotFoundError:
-        return errors.TakenError(f"there is no {self.child(name)}")
 
     def lookup(self, name: str) -> Entry:
         if name == _NEXT:

@@ -118,7 +118,8 @@ class ScratchFile(Scratch):
             with self.place.claims.changing(self.parts), as_told(self.path):
                 self.place.staging.truncate(self.parts, length)
         else:
-            self.file.truncate(length)
+            with as_told(self.path):
+                self.file.truncate(length)
 
     def remove(self) -> None:
         with self.place.claims.changing(self.parts), as_told(self.path):
@@ -143,7 +144,8 @@ class ScratchHandle(Handle):
     def write(self, data: Bytes, position: int = 0) -> int:
         if self.writing is not None:
             self.writing.is_closed = False
-        return self._file.write(position, data)
+        with as_told(self._entry.path):
+            return self._file.write(position, data)
 
     def flush(self) -> None:
         if self.writing is not None:
@@ -176,6 +178,10 @@ def as_told(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
             raise errors.NotEmptyError(f"{path} is not empty") from None
-        if error.errno in (errno.EINVAL, errno.ENAMETOOLONG):
+        if error.errno == errno.EFBIG:
+            raise errors.FileTooLargeError(f"{path}: {error.strerror}") from None
+        if error.errno == errno.ENAMETOOLONG:
+            raise errors.NameTooLongError(f"{path}: {error.strerror}") from None
+        if error.errno == errno.EINVAL:
             raise errors.BadInputError(f"{path}: {error.strerror}") from None
         raise

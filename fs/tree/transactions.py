@@ -42,6 +42,7 @@ class TransactionsDirectory(Directory):
     context: Context
 
     permissions = 0o777
+    absent = errors.TakenError
 
     def mtime_ns(self) -> int:
         try:
@@ -51,9 +52,6 @@ class TransactionsDirectory(Directory):
 
     def names(self) -> Iterable[str]:
         return [*self.context.transactions.names(), f"{ALL}{STATUS}"]
-
-    def missing(self, name: str) -> errors.NotFoundError:
-        return errors.TakenError(f"there is no {self.child(name)}")
 
     def lookup(self, name: str) -> Entry:
         path, staged = self.child(name), self.context.transactions
@@ -83,13 +81,11 @@ class TransactionDirectory(Scratch, Directory):
     place: StagedTransactions
 
     permissions = 0o777
+    absent = errors.TakenError
 
     def names(self) -> Iterable[str]:
         with as_told(self.path):
             return self.place.staging.names(self.parts)
-
-    def missing(self, name: str) -> errors.NotFoundError:
-        return errors.TakenError(f"there is no {self.child(name)}")
 
     def lookup(self, name: str) -> Entry:
         if name not in self.names():

@@ -263,7 +263,9 @@ def test_ways_to_write_times(mount: DaemonMount) -> None:
 
 
 def test_other_names(mount: DaemonMount) -> None:
-    """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`."""
+    """N13. Every other name is ENOENT, at once, also `.NAME.crc` and `_spark_metadata`, and ENAMETOOLONG where it has
+    more than 255 bytes.
+    """
     partition = hourly(mount)
     names = ["log", "log.xml", "log.parquet", ".log.txt.crc", "_spark_metadata", "end", "keys", "offset/00"]
     names += [
@@ -303,6 +305,11 @@ def test_other_names(mount: DaemonMount) -> None:
         "topics/plain/in.xml",
     ):
         assert is_missing(mount / name), name
+    for directory in (partition, partition / "offset", mount.path, mount / "topics", mount / "groups"):
+        assert is_missing(directory / ("n" * 255))
+        for name in ("n" * 256, "n" * 1000, "ü" * 128):
+            with refused(errno.ENAMETOOLONG):
+                os.stat(directory / name)
 
 
 def test_names_that_are_not_listed(mount: DaemonMount) -> None:
