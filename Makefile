@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup jars run test soak soak-spark torture fuzz matrix cluster bench bench-kafka lint man clean
+.PHONY: setup jars run test soak soak-spark torture fuzz conformance matrix cluster bench bench-kafka lint man clean
 
 setup: $(VENV)/.ready
 
@@ -90,6 +90,18 @@ torture: setup
 fuzz: setup
 	$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[fuzz]'
 	$(BIN)/python tests/fuzz --minutes $(MINUTES) $(TARGET)
+
+# Suites that others have written for file systems, wherever a mount offers ordinary files: pjdfstest, fsx, fio and stress-ng,
+# or some of them as SUITES. The lists in tests/conformance have what is expected not to pass, with reasons.
+CONFORMANCE := .tools/conformance
+$(CONFORMANCE)/.ready: .ci/packages
+	.ci/packages cargo
+	cargo install --quiet --locked --root $(CONFORMANCE) pjdfstest@0.2.2 fsx@0.3.2
+	touch $@
+
+conformance: setup $(CONFORMANCE)/.ready
+	.ci/packages tools
+	$(BIN)/python tests/conformance $(if $(SEED),--seed $(SEED)) $(SUITES)
 
 # The versions of Spark, Python, pandas and pyarrow that are supported, each in an environment of its own.
 matrix: setup
