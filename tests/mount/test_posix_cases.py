@@ -342,9 +342,9 @@ def listing_while_removing(place: Path) -> Any:
 
 
 CASES: list[Case] = [
-    open_flags, open_modes, temporary_files, holes, truncating, beyond_the_largest_size, preallocating, unlinking, links_after_unlink,
-    making_directories, removing_directories, renaming_files, renaming_over_what_is_open, renaming_directories, names,
-    the_longest_name, names_that_are_too_long,
+    open_flags, open_modes, temporary_files, holes, truncating, beyond_the_largest_size, preallocating, unlinking,
+    links_after_unlink, making_directories, removing_directories, renaming_files, renaming_over_what_is_open,
+    renaming_directories, names, the_longest_name, names_that_are_too_long,
     bytes_that_are_no_text, hard_links, symbolic_links, fifos, reading_links, times, modes, owners,
     kinds, accessing, listing_while_removing,
 ]  # fmt: skip
