@@ -469,9 +469,9 @@ class Adapter:
     def read(self, path: bytes | None, buffer: int, size: int, position: int, file: int) -> int:
         filled: int = self.operations.read(
             File.from_address(file).fh,
-            position & ~FOR_PAGES,
+            position & (FOR_PAGES - 1),
             bytes_at(buffer, size),
-            bool(position & FOR_PAGES),
+            position < 0,
         )
         return filled
 

@@ -72,8 +72,9 @@ FLEETING: Final = 1 << 31
 VERSIONS: Final = (1 << 31) - 1
 """The bits of `st_rdev` that are the version."""
 
-FOR_PAGES: Final = 1 << 62
-"""In the position of a read: the bytes go into the kernel's pages, for a mapping, sendfile(2) or a cached read."""
+FOR_PAGES: Final = 1 << 63
+"""In the position of a read: the bytes go into the kernel's pages, for a mapping, sendfile(2) or a cached read. It is
+the sign: a program may read at any position that has none."""
 
 LARGEST_REQUEST: Final = 1 << 20
 """Bytes that a write or a read carries, at most: the kernel's own limit, unless an administrator has changed that."""

@@ -126,6 +126,12 @@ class SequenceDirectory(StoreEntry, Directory):
                 f"under its name, or a transaction with the position of a group in what is read"
             )
 
+    def mtime_ns(self) -> int:
+        try:
+            return self.place.staging.status(self.parts).st_mtime_ns
+        except FileNotFoundError:
+            return super().mtime_ns()
+
     def _staged(self) -> list[str]:
         try:
             return self.place.staging.names(self.parts)
