@@ -610,7 +610,7 @@ def test_the_last_close_is_told_to_nobody(mount: DaemonMount) -> None:
 
 
 def test_access_times(mount: DaemonMount) -> None:
-    """X6. Access times are modification times."""
+    """X6. Access and change times are modification times."""
     partition = letters(mount)
     for path in every_file(mount, partition):
         status = path.stat()
@@ -713,3 +713,22 @@ def test_locks_of_what_became_another_file(mount: DaemonMount) -> None:
                     fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     taken = False
                 assert taken is is_one, path
+
+
+def test_what_a_listing_does_not_tell(mount: DaemonMount) -> None:
+    """X11. What readdir(3) itself gives are names, without inode numbers and kinds: for those stat(2) is asked, as
+    `ls -i`, `find` and `os.walk` do.
+    """
+    partition = letters(mount)
+    for directory in (partition, partition / "views/segments", mount / "topics"):
+        with os.scandir(directory) as entries:
+            listed = list(entries)
+        assert listed
+        assert {entry.inode() for entry in listed} == {0xFFFFFFFF}
+        told = {entry.name: entry.stat(follow_symlinks=False) for entry in listed}
+        inodes = output("ls -Ui1 | sed 's/^ *//'", directory).decode()
+        assert set(inodes.splitlines()) == {f"{found.st_ino} {name}" for name, found in told.items()}
+        directories = output("find . -mindepth 1 -maxdepth 1 -type d -printf '%P\\n'", directory).decode()
+        assert set(directories.splitlines()) == {
+            n for n, found in told.items() if stat.S_ISDIR(found.st_mode)
+        }
