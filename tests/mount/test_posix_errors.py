@@ -28,8 +28,8 @@ Call = Callable[[str], Any]
 LIBC = ctypes.CDLL(None, use_errno=True)
 APPEND = os.O_WRONLY | os.O_APPEND
 LONG = "n" * 256
-TOO_LONG = "/".join(["n" * 200] * 21)
-"""More than PATH_MAX."""
+TOO_LONG = "/".join(["n" * 200] * 30)
+"""More than PATH_MAX, also without its last name."""
 
 
 def told(call: Callable[[], Any]) -> str:
