@@ -36,7 +36,9 @@ def lines(*records: dict[str, object]) -> bytes:
 
 def hourly(mount: DaemonMount) -> Path:
     """A partition with a record for each of 48 hours from T0 on; values 0 to 47."""
-    partition = mount.new()
+    partition = mount.new("hourly")
+    # The records are of years ago: retention would remove them.
+    (mount / "topics/hourly/config").write_text("retention.ms=-1\n")
     records = [{"value": str(hour), "timestamp": T0 + hour * HOUR} for hour in range(48)]
     append(partition / JSONL, lines(*records))
     return partition
