@@ -120,7 +120,7 @@ SUITES: dict[str, Callable[[Run], None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}")
     given = parser.parse_args()
     unknown = set(given.suites) - set(SUITES)
