@@ -20,3 +20,7 @@ NEXT_OFFSET: Final = "user.topicfs.next_offset"
 COMMITTED: Final = "user.topicfs.committed."
 """Of a topic's inbox, with the name of a batch behind it: how many records were committed under that name; empty where
 none is remembered."""
+
+WARNING: Final = "user.topicfs.warning."
+"""Of a topic's inbox, with the name of a batch behind it: what its committer should know, in words; empty where
+there is nothing, or where it is not remembered any more."""

@@ -25,13 +25,13 @@ import click
 from rich.console import Console
 
 from topicfs.engine.errors import EngineError
-from topicfs.engine.mount_attributes import COMMITTED
+from topicfs.engine.mount_attributes import COMMITTED, WARNING
 from topicfs.mountd import kernels
 from topicfs.mountd.file_formats import KCAT, LINES, PARQUET, ZIPPED, format_of, require_pyarrow
-from topicfs.mountd.progress import CONSOLE, Progress
+from topicfs.mountd.progress import CONSOLE, Progress, say
 from topicfs.mountd.tables import show_line, size_text
 from topicfs.mountd.targets import TOPICS, Target, found
-from topicfs.mountd.tree import RefusedError, Tree, opened, refusals
+from topicfs.mountd.tree import MountedTree, RefusedError, Tree, opened, refusals
 
 if TYPE_CHECKING:
     from topicfs.engine.inbox.rows import Rows
@@ -93,7 +93,8 @@ def import_command(
 
     A file of lines may be compressed, with a name that ends in .gz or .zst; - is standard input, and a pipe may be
     named too. A record goes to the partition that it names, else to that of its key, else to the partitions in turn.
-    Records without a timestamp get the time of the import.
+    Records without a timestamp get the time of the import. Of those that are older than the topic's retention.ms it
+    says so: retention removes them soon. `topicfs create … -o retention.ms=-1`, or that line in config, keeps them.
 
     The same file is not added twice: to import it again, after an interruption too, adds what is missing, and nothing
     else. So a long list of files can be imported until all is done. kcat-json and .zst need pyarrow: pip install
@@ -173,12 +174,23 @@ class _Import:
             if records is not None:
                 return _Imported(self._file, records, added=False)
             self._add(file, size, batch)
+        self._warn(batch)
         return _Imported(self._file, self._committed(batch) or 0, added=True)
 
     def _committed(self, batch: str) -> int | None:
         """Return how many records were committed under a name; None if there was no such batch."""
         records = self._tree.attribute(self._inbox, COMMITTED + batch)
         return int(records) if records else None
+
+    def _warn(self, batch: str) -> None:
+        """Say what the daemon has to say of a batch. What this process itself logs is on standard error already."""
+        if not isinstance(self._tree, MountedTree):
+            return
+        with contextlib.suppress(RefusedError):  # a daemon of an earlier version has no such attribute
+            words = self._tree.attribute(self._inbox, WARNING + batch).decode()
+            if words:
+                self._progress.close()
+                say(f"{self._file}: {words}")
 
     def _add(self, file: BufferedReader, size: int, batch: str) -> None:
         staged = f"{self._inbox}/.import-{secrets.token_hex(8)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -13,9 +14,14 @@ from topicfs.engine.errors import EngineError, InvalidRecordError, LinkedTopicEr
 from topicfs.engine.inbox.routing import choose
 from topicfs.engine.inbox.rows import NO_PARTITION
 from topicfs.engine.partition.validate import batch_limit, check_records, first_refused
+from topicfs.engine.retention.old_records import OldRecords
+from topicfs.engine.settings.topic import TopicSettings
 from topicfs.fs.appending.line_queue import LineQueue, Sender
 from topicfs.fs.appending.partition_writers import PartitionWriters
+from topicfs.fs.error_budget import ERRORS, Telling
 from topicfs.fs.formats import Format
+
+log = logging.getLogger(__name__)
 
 LINE_GROWTH: Final = 6
 """A line is at most this many times as long as its record: `\\u0041` in jsonl is one byte of a value."""
@@ -34,6 +40,7 @@ class PartitionTarget(Sender):
     number   the number of the partition
     writers  the writing sides of all partitions that it may append to
     refusal  why the last `add` did not take everything; None if it did
+    _old     tells of records that retention removes soon
     """
 
     def __init__(self, writers: PartitionWriters, fmt: Format, batch_size: int) -> None:
@@ -44,6 +51,7 @@ class PartitionTarget(Sender):
         self.refusal: EngineError | None = None
         self._partition = writers.partition
         self._queue = writers.queue
+        self._old = _OldLines(writers.partition.topic)
         self._queue.join()
 
     def line_limit(self) -> int:
@@ -58,6 +66,7 @@ class PartitionTarget(Sender):
             lines = joined(head, lines)
             parsed = self.format.parse(lines, now)
             taken = self.add_columns(parsed.columns, now)
+            self._old.look(parsed.columns.rows(0, taken), self._partition.settings, now)
             if taken < len(parsed.columns):
                 return line_start(lines, taken)
             self.refusal = parsed.error
@@ -144,6 +153,7 @@ class TopicTarget:
     _held    the partition that holds room for an unfinished line: the one that the line goes to, as far as that is
              known; else the first, as all partitions are on one disk
     _chosen  the partition of that line, if it has no key and is probably complete: its turn is taken
+    _old     tells of records that retention removes soon
     """
 
     def __init__(
@@ -158,6 +168,7 @@ class TopicTarget:
         self._count = count
         self._held: PartitionTarget | None = None
         self._chosen: PartitionTarget | None = None
+        self._old = _OldLines(self.writers[0].partition.topic)
 
     def line_limit(self) -> int:
         return max(part.line_limit() for part in self._parts.values())
@@ -189,6 +200,7 @@ class TopicTarget:
                 taken, refusal = done, part.refusal
         elif numbers:
             self._spread(parsed.columns, chosen[:taken], numbers, now)
+        self._old.look(parsed.columns.rows(0, taken), self.writers[0].partition.settings, now)
         if taken < len(parsed.columns):
             self.refusal = refusal
             return line_start(lines, taken)
@@ -283,6 +295,30 @@ class TopicTarget:
 
 Target = PartitionTarget | TopicTarget
 """The place that complete lines go to."""
+
+
+class _OldLines:
+    """What is logged of the records that one writer appends and retention removes soon: once, at the first of them.
+
+    _topic  the name of the topic
+    _told   whether it was logged
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._told = False
+
+    def look(self, columns: Columns, settings: TopicSettings, now: int) -> None:
+        """Look at records that were taken."""
+        if self._told:
+            return
+        old = OldRecords()
+        old.add(columns.timestamps, settings, now)
+        if old.count:
+            self._told = True
+            # Each line of a script may come from a writer of its own.
+            if ERRORS.telling((self._topic, "old records"), now / 1000) is not Telling.LEFT_OUT:
+                log.warning(f"{self._topic}: of lines that are appended {old.words(self._topic, settings)}")
 
 
 def joined(head: Bytes, lines: Bytes) -> Bytes:

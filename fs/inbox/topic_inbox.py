@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import Final, Protocol
 from topicfs.engine.errors import LinkedTopicError, UnknownPartitionError
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import SPENT, Batch, Inbox, batch_name
+from topicfs.engine.retention.old_records import OldRecords
 from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
@@ -30,6 +32,11 @@ from topicfs.fs.inbox.paths import TEMPORARY, TOPICS, batch_of, job_of
 
 _MOST_TOPIC_BYTES: Final = 1 << 20
 
+log = logging.getLogger(__name__)
+
+_WARNINGS: Final = 100
+"""How many of the last batches about which there is something to know are remembered."""
+
 
 class Arrival(Protocol):
     """A file that is copied to a name that is not hidden; `is_whole` when its writer has said that it is complete."""
@@ -45,6 +52,7 @@ class TopicInbox:
     claims    the places that are being changed or committed, and the files that are open for writing
     commits   the commits in progress, of all topics
     arriving  open files that are copied to a name that is not hidden, by that name
+    _warnings  what the committers of the last batches should know, by the batch's name
     _turns    a counter that says which partition is next for records without a key
     _other    returns the inbox of another topic
     _jobs     the job that writes into a batch's directory, or into the inbox itself, by that directory
@@ -61,6 +69,7 @@ class TopicInbox:
     arriving: dict[str, Arrival] = field(default_factory=dict)
     _jobs: dict[Parts, str] = field(default_factory=dict)
     _mixed: set[str] = field(default_factory=set)
+    _warnings: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -159,9 +168,12 @@ class TopicInbox:
             if self._topics_of(batch) != topics and not self.is_known(batch):
                 raise errors.BusyError(f"{'/'.join((*batch, TOPICS))} was changed: nothing is appended")
             self._store.inboxes.check_joint(topics)
-            self._store.inboxes.commit({box.inbox.topic: box._joined(batch) for box in boxes})
+            joined = {box.inbox.topic: box._joined(batch) for box in boxes}
+            self._store.inboxes.commit({topic: each for topic, (each, _) in joined.items()})
             for box in boxes:
                 box._end_jobs(batch)
+                each, words = joined[box.inbox.topic]
+                box._warn(each.name, words)
 
     def _named(self, topic: str, batch: Parts) -> TopicInbox:
         try:
@@ -172,8 +184,9 @@ class TopicInbox:
                 "is appended"
             ) from None
 
-    def _joined(self, batch: Parts) -> Batch:
-        """Return the batch of this topic as a part of one of several. Errors name the topic."""
+    def _joined(self, batch: Parts) -> tuple[Batch, str]:
+        """Return the batch of this topic as a part of one of several, and what its committer should know. Errors name
+        the topic."""
         topic = self.inbox.topic
         name, sources, files = self._batch(batch)
         told = [
@@ -235,23 +248,41 @@ class TopicInbox:
     def _commit(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
     ) -> None:
-        batch = self._read(name, files, sources, own)
+        batch, words = self._read(name, files, sources, own)
         self.inbox.commit(batch.name, batch.chunks, batch.sources, batch.content)
+        self._warn(name, words)
 
     def _read(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
-    ) -> Batch:
-        """Read all files, and return the batch that they make."""
+    ) -> tuple[Batch, str]:
+        """Read all files, and return the batch that they make, and what its committer should know."""
         check_closed(self.staging, self.claims, files, own)
-        topic = self._topic()
+        topic, old = self._topic(), OldRecords()
         if self.inbox.knows(name):
             content = content_of(self.staging, files, topic)
         else:
             # Bad input is found before anything is appended, so no transaction holds up readers for it.
             content = Content()
-            for _ in chunks(self.staging, files, topic, content):
-                pass
-        return Batch(name, chunks(self.staging, files, self._topic()), tuple(sources), content)
+            for _, columns in chunks(self.staging, files, topic, content):
+                old.add(columns.timestamps, topic.settings, topic.clock())
+        batch = Batch(name, chunks(self.staging, files, self._topic()), tuple(sources), content)
+        return batch, old.words(self.inbox.topic, topic.settings)
+
+    def _warn(self, name: str, words: str) -> None:
+        """Log what the committer of a batch should know, and remember it."""
+        with self._lock:
+            self._warnings.pop(name, None)
+            if words:
+                self._warnings[name] = words
+                while len(self._warnings) > _WARNINGS:
+                    del self._warnings[next(iter(self._warnings))]
+        if words:
+            log.warning(f"{self.inbox.topic}: {name}: {words}")
+
+    def warning(self, name: str) -> str:
+        """Return what the committer of a batch should know; empty if there is nothing."""
+        with self._lock:
+            return self._warnings.get(name, "")
 
     def _topic(self) -> Topic:
         return Topic.of(self._store, self.inbox.topic, self._turns)

@@ -21,7 +21,7 @@ from typing import Final
 
 from topicfs.engine.batch.table import Bytes
 from topicfs.engine.inbox.inbox import batch_name
-from topicfs.engine.mount_attributes import COMMITTED
+from topicfs.engine.mount_attributes import COMMITTED, WARNING
 from topicfs.engine.staging.staging import Parts
 from topicfs.fs import errors
 from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, wants_writing
@@ -97,6 +97,8 @@ class InboxDirectory(InboxEntry, Directory):
         return self.place.mtime_ns()
 
     def xattr(self, name: str) -> bytes | None:
+        if not self.parts and name.startswith(WARNING):
+            return self.place.warning(batch_name(name.removeprefix(WARNING))).encode()
         if self.parts or not name.startswith(COMMITTED):
             return super().xattr(name)
         records = self.place.inbox.records_of(batch_name(name.removeprefix(COMMITTED)))

@@ -369,3 +369,52 @@ def test_compaction_that_is_asked_for(tmp_path: Path) -> None:
             os.setxattr(directory, "user.topicfs.compact", name)
             eventually(lambda: not mount.status(partition)["cleaning"]["asked"], "the end of the compaction")
             compacted(mount, partition)
+
+
+def test_records_that_are_old_when_they_come(tmp_path: Path) -> None:
+    """U10. Records that are older than `retention.ms` when they are appended are taken, and retention removes them
+    like all others that old; the daemon's log says how many there are, once for a batch of an inbox and once for
+    an open file, and so does `topicfs import`.
+    """
+    old, new = b'{"value":"old","timestamp":1600000000000}\n', b'{"value":"new"}\n'
+    reason = "are older than retention.ms=604800000 of orders"
+    with own_mount(tmp_path, "-o", "log.initial.task.delay.ms=600000") as mount:
+
+        def imported(topic: str, content: bytes) -> subprocess.CompletedProcess[str]:
+            (tmp_path / "file.jsonl").write_bytes(content)
+            command = [sys.executable, "-m", "topicfs.mountd.cli", "import", mount.path, topic]
+            return subprocess.run(
+                [*command, tmp_path / "file.jsonl"], capture_output=True, text=True, check=False
+            )
+
+        (mount / "topics" / "orders").mkdir()
+        done = imported("orders", old * 3 + new)
+        assert (done.returncode, done.stdout) == (0, f"{tmp_path}/file.jsonl: 4 records are added\n")
+        assert f"topicfs: {tmp_path}/file.jsonl: 3 of 4 records {reason}" in done.stderr
+        assert "retention.ms=-1, written to topics/orders/config, keeps them" in done.stderr
+        assert mount.said().count(reason) == 1
+        assert imported("orders", new).stderr == imported("orders", old * 3 + new).stderr == ""
+        with (mount / "orders-0" / "log.jsonl").open("ab", buffering=0) as file:
+            for _ in range(3):
+                assert file.write(new + old) == len(new + old)
+        append(mount / "topics" / "orders" / "in.jsonl", old)
+        assert [f"{number} records {reason}" in mount.said() for number in ("1 of 2", "1 of 1")] == [True] * 2
+        assert mount.said().count(reason) == 3
+        # Where no age or another time decides, nothing is lost.
+        for topic, setting in (
+            ("kept", "retention.ms=-1"),
+            ("keyed", "cleanup.policy="),
+            ("dated", "message.timestamp.type=LogAppendTime"),
+        ):
+            (mount / "topics" / topic).mkdir()
+            (mount / "topics" / topic / "config").write_text(f"{setting}\n")
+            append(mount / f"{topic}-0" / "log.jsonl", old)
+            assert imported(topic, old).stderr == ""
+        assert mount.said().count("are older than") == 3
+        (mount / "topics" / "past").mkdir()
+        append(mount / "past-0" / "log.jsonl", old)
+        assert len(records(mount / "past-0" / "log.jsonl")) == 1
+        mount.stop()
+        mount.start()
+        eventually(lambda: not records(mount / "past-0" / "log.jsonl"), "retention")
+        assert len(records(mount / "orders-0" / "log.jsonl")) == 12
