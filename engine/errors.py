@@ -152,7 +152,7 @@ class NoStoreError(EngineError):
 
 
 class NewerLayoutError(EngineError):
-    """A newer version of topicfs wrote the store."""
+    """A newer version of topicfs wrote the store, or may have written it."""
 
 
 class ReadOnlyError(EngineError):

@@ -28,12 +28,18 @@ VERSION: Final = 1
 def check(backing: Path) -> bool:
     """Return whether the store has the version of now, or False where it has an older one or none yet.
 
-    NewerLayoutError if it has a newer one, or one that is no number: a later topicfs may write what it likes."""
+    NewerLayoutError if it has a newer one, or one that is no number: a later topicfs may write what it likes;
+    and if the file has none, as it cannot be known who wrote it."""
     path = backing / LAYOUT
     try:
         text = read_properties(path).get("version", "").strip()
     except FileNotFoundError:
         return False
+    if not text:
+        raise NewerLayoutError(
+            f"{path}: version: expected {VERSION} or less, found none: the file is empty or damaged. Where no newer "
+            "topicfs has had this store, remove it; with --read-only this one shows its logs as they are"
+        )
     version = parse_int32(text)
     if version is None or not 1 <= version <= VERSION:
         raise NewerLayoutError(

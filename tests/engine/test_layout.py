@@ -37,7 +37,7 @@ def test_a_store_of_this_version_is_opened_without_writing_it_again(tmp_path: Pa
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-@pytest.mark.parametrize("version", ["2", "", "next", "0", "-1", "99999999999"])
+@pytest.mark.parametrize("version", ["2", "next", "0", "-1", "99999999999"])
 def test_a_store_of_a_newer_version_is_refused_and_stays_as_it_was(tmp_path: Path, version: str) -> None:
     file = filled(tmp_path / "store")
     file.write_text(f"version={version}\n")
@@ -47,6 +47,18 @@ def test_a_store_of_a_newer_version_is_refused_and_stays_as_it_was(tmp_path: Pat
         Store.open(tmp_path / "store")
     assert file.read_text() == f"version={version}\n"
     assert CleanShutdown.of(tmp_path / "store" / "logs").exists()
+
+
+@pytest.mark.parametrize("content", ["", "version=\n", "# comment\n"])
+def test_a_store_whose_version_is_lost_is_refused_with_what_can_be_done(tmp_path: Path, content: str) -> None:
+    file = filled(tmp_path / "store")
+    file.write_text(content)
+    with pytest.raises(NewerLayoutError, match=r"found none: the file is empty or damaged.*remove it"):
+        Store.open(tmp_path / "store")
+    assert file.read_text() == content
+    file.unlink()
+    with Store.open(tmp_path / "store") as store:
+        assert [record.value for record in store.partition("orders", 0).records()] == [b"one"]
 
 
 def test_the_logs_of_a_newer_version_can_be_read(tmp_path: Path) -> None:
