@@ -25,6 +25,7 @@ import click
 from rich.console import Console
 
 from topicfs.engine.errors import EngineError
+from topicfs.engine.format.paths import IMPORT_SCRATCH
 from topicfs.engine.mount_attributes import COMMITTED, WARNING
 from topicfs.mountd import kernels
 from topicfs.mountd.file_formats import KCAT, LINES, PARQUET, ZIPPED, format_of, require_pyarrow
@@ -173,9 +174,10 @@ class _Import:
             records = self._committed(batch)
             if records is not None:
                 return _Imported(self._file, records, added=False)
-            self._add(file, size, batch)
-        self._warn(batch)
-        return _Imported(self._file, self._committed(batch) or 0, added=True)
+            added = self._add(file, size, batch)
+        if added:
+            self._warn(batch)
+        return _Imported(self._file, self._committed(batch) or 0, added)
 
     def _committed(self, batch: str) -> int | None:
         """Return how many records were committed under a name; None if there was no such batch."""
@@ -192,8 +194,9 @@ class _Import:
                 self._progress.close()
                 say(f"{self._file}: {words}")
 
-    def _add(self, file: BufferedReader, size: int, batch: str) -> None:
-        staged = f"{self._inbox}/.import-{secrets.token_hex(8)}"
+    def _add(self, file: BufferedReader, size: int, batch: str) -> bool:
+        """Add the records. Return False if another import of the file has done so meanwhile."""
+        staged = f"{self._inbox}/{IMPORT_SCRATCH}{secrets.token_hex(8)}"
         place = staged if self._target.number is None else f"{staged}/partition={self._target.number}"
         kind = _ARROW if self._apart or self._kind == KCAT else self._kind
 
@@ -206,18 +209,23 @@ class _Import:
             if place != staged:
                 self._tree.make_directory(place)
             self._tree.make_file(f"{place}/records.{kind}", self._pieces(file, size, tell))
-            # What an import has left that could not be ended is this file, too.
-            self._tree.remove(f"{self._inbox}/{batch}")
-            self._tree.move(staged, f"{self._inbox}/{batch}")
-            staged = f"{self._inbox}/{batch}"
-            if CONSOLE.is_terminal:
-                self._progress.progress(f"{self._file}: its records are appended")
-            self._tree.make_file(f"{staged}/_SUCCESS")
+            with self._tree.alone(self._inbox):
+                if self._committed(batch) is not None:
+                    self._tree.remove(staged)
+                    return False
+                # What an import has left that could not be ended is this file, too.
+                self._tree.remove(f"{self._inbox}/{batch}")
+                self._tree.move(staged, f"{self._inbox}/{batch}")
+                staged = f"{self._inbox}/{batch}"
+                if CONSOLE.is_terminal:
+                    self._progress.progress(f"{self._file}: its records are appended")
+                self._tree.make_file(f"{staged}/_SUCCESS")
         except BaseException as error:
             self._tree.remove(staged)
             if isinstance(error, (RefusedError, EngineError)):
                 raise RefusedError(self._told(str(error))) from None
             raise
+        return True
 
     def _told(self, words: str) -> str:
         """Return why the file is refused, with its name in place of those in the inbox."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakSet
@@ -102,6 +104,10 @@ class Tree(ABC):
     @abstractmethod
     def attribute(self, path: str, name: str) -> bytes:
         """Return an extended attribute."""
+
+    @abstractmethod
+    def alone(self, path: str) -> AbstractContextManager[object]:
+        """Wait until no other command does the same with a directory, and keep others waiting."""
 
     @abstractmethod
     def set_attribute(self, path: str, name: str, value: str) -> None:
@@ -193,6 +199,17 @@ class MountedTree(Tree):
     def attribute(self, path: str, name: str) -> bytes:
         with self._told(path):
             return os.getxattr(self.point / path, name)
+
+    @contextlib.contextmanager
+    def alone(self, path: str) -> Iterator[None]:
+        with self._told(path):
+            descriptor = os.open(self.point / path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # Whoever dies lets go of it.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def set_attribute(self, path: str, name: str, value: str) -> None:
         began_ms = now_ms()
@@ -342,6 +359,10 @@ class OpenedTree(Tree):
     def attribute(self, path: str, name: str) -> bytes:
         with _told(path):
             return self._files.getxattr("/" + path, name)
+
+    def alone(self, path: str) -> AbstractContextManager[object]:
+        # The store is this process's.
+        return contextlib.nullcontext()
 
     def set_attribute(self, path: str, name: str, value: str) -> None:
         with _told(value):

@@ -105,6 +105,9 @@ INBOX: Final = "inbox"
 COMPACTING: Final = "compact"
 """The directory for segments that a compaction writes. The owner of the log may remove it."""
 
+IMPORT_SCRATCH: Final = ".import-"
+"""What the names begin with that `topicfs import` gives its scratch in an inbox."""
+
 IMPORTING: Final = "import"
 PUBLISHING: Final = "publishing"
 

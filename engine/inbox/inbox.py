@@ -36,7 +36,7 @@ from topicfs.engine.errors import (
     UnknownPartitionError,
 )
 from topicfs.engine.files.listing import PartitionKey
-from topicfs.engine.format.paths import COMMITTED, INBOX, JOURNAL
+from topicfs.engine.format.paths import COMMITTED, IMPORT_SCRATCH, INBOX, JOURNAL
 from topicfs.engine.inbox.committed_names import CommittedNames
 from topicfs.engine.inbox.content import Content, records_in
 from topicfs.engine.inbox.journal import CommitState, InFlight, Journal
@@ -94,6 +94,7 @@ class Inbox:
 
     topic         the name of the topic
     staging       the files that are to be committed
+    is_written    tells whether a file at or below a path is open for writing
     _numbers      returns the numbers of the topic's partitions, in order
     _partition    returns a partition by its number
     _coordinator  has the transactions; None where no store is open
@@ -119,6 +120,7 @@ class Inbox:
     ) -> None:
         self.topic = topic
         self.staging = Staging(directory / INBOX, places)
+        self.is_written: Callable[[Parts], bool] = lambda parts: False
         self._numbers = numbers
         self._partition = partition
         self._coordinator = coordinator
@@ -346,11 +348,13 @@ class Inbox:
             self._gone = True
 
     def sweep(self, dated_ms: int | None, steady_ms: int, committed_ms: int, abandoned_ms: int) -> int:
-        """Remove what nobody has changed for a while: emptied directories of committed batches after `committed_ms`,
-        everything else after `abandoned_ms`. Return how many entries were removed.
+        """Remove what nobody has changed for a while: emptied directories of committed batches, and what an
+        import that was killed has left, after `committed_ms`, everything else after `abandoned_ms`. Return how many
+        entries were removed.
 
         The time is counted by the steady clock, from the sweep that first saw the last change. `dated_ms` is the time
         by the clock of files at the first sweep after a start, which also counts the time before it; None at others."""
+        copied = self._copied()
         if not self._lock.acquire(blocking=False):
             return 0
         try:
@@ -366,7 +370,8 @@ class Inbox:
             gone = [
                 name
                 for name, (_, since) in unchanged.items()
-                if steady_ms - since >= (committed_ms if self.is_spent(name) else abandoned_ms)
+                if steady_ms - since >= (committed_ms if self._is_left(name) else abandoned_ms)
+                and name not in copied
             ]
             for name in gone:
                 self.staging.destroy((name,))
@@ -392,6 +397,17 @@ class Inbox:
         if loose:
             found.append(WaitingBatch(max(loose), ITSELF, len(loose)))
         return sorted(found, key=lambda batch: (batch.since_ms, batch.directory))
+
+    def _is_left(self, name: str) -> bool:
+        """Whether nobody comes back to this entry."""
+        return name.startswith(IMPORT_SCRATCH) or self.is_spent(name)
+
+    def _copied(self) -> set[str]:
+        """Return the entries that an import is at work on. It has its file open all the time but for an instant."""
+        names = self.staging.names(())
+        with contextlib.suppress(FileNotFoundError):
+            return {name for name in names if name.startswith(IMPORT_SCRATCH) and self.is_written((name,))}
+        return set(names)
 
     def is_spent(self, name: str) -> bool:
         """Whether this entry of the inbox is only a remainder of a committed batch."""

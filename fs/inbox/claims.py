@@ -104,6 +104,11 @@ class Claims:
                 del self._writing[writing.identity]
             self._changed.notify_all()
 
+    def is_writing(self, identity: Identity) -> bool:
+        """Tell whether a file is open for writing, or mapped so."""
+        with self._changed:
+            return identity in self._writing
+
     def await_closed(self, identity: Identity, own: Writing | None, name: str) -> None:
         """Raise BusyError if others than `own` have a file open for writing; wait for a close that is in progress."""
         end = time.monotonic() + GRACE_S

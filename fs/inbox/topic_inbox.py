@@ -17,7 +17,7 @@ from topicfs.engine.retention.old_records import OldRecords
 from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.engine.store.store import Store
 from topicfs.fs import errors
-from topicfs.fs.inbox.claims import Claims, Writing
+from topicfs.fs.inbox.claims import Claims, Identity, Writing
 from topicfs.fs.inbox.commits import Commits
 from topicfs.fs.inbox.data_files import (
     DataFile,
@@ -72,6 +72,9 @@ class TopicInbox:
     _warnings: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.inbox.is_written = self._is_written
+
     @property
     def staging(self) -> Staging:
         return self.inbox.staging
@@ -82,6 +85,16 @@ class TopicInbox:
             return self.staging.status(()).st_mtime_ns
         except FileNotFoundError:
             return os.stat(self._store.logs).st_mtime_ns
+
+    def _is_written(self, parts: Parts) -> bool:
+        """Tell whether a file at or below a path is open for writing."""
+        if not self.staging.is_directory(parts):
+            return self.claims.is_writing(self._identity(parts))
+        return any(self.claims.is_writing(self._identity(file)) for file in self.staging.files(parts))
+
+    def _identity(self, parts: Parts) -> Identity:
+        status = self.staging.status(parts)
+        return status.st_dev, status.st_ino
 
     def check_leads(self) -> None:
         """Raise LinkedTopicError if the topic mirrors one of a Kafka cluster to which there is no link."""
@@ -269,15 +282,14 @@ class TopicInbox:
         return batch, old.words(self.inbox.topic, topic.settings)
 
     def _warn(self, name: str, words: str) -> None:
-        """Log what the committer of a batch should know, and remember it."""
+        """Log what the committer of a batch should know, if there is anything, and remember it."""
+        if not words:
+            return
         with self._lock:
-            self._warnings.pop(name, None)
-            if words:
-                self._warnings[name] = words
-                while len(self._warnings) > _WARNINGS:
-                    del self._warnings[next(iter(self._warnings))]
-        if words:
-            log.warning(f"{self.inbox.topic}: {name}: {words}")
+            self._warnings[name] = words
+            while len(self._warnings) > _WARNINGS:
+                del self._warnings[next(iter(self._warnings))]
+        log.warning(f"{self.inbox.topic}: {name}: {words}")
 
     def warning(self, name: str) -> str:
         """Return what the committer of a batch should know; empty if there is nothing."""

@@ -8,10 +8,12 @@ import json
 import mmap
 import os
 import random
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -997,3 +999,41 @@ def test_crashes_of_a_batch_of_several_topics(tmp_path: Path, steps: Sequence[in
         assert served.alarms() == []
     finally:
         served.clear()
+
+
+def test_imports_that_die_and_that_meet(tmp_path: Path) -> None:
+    """I28. What a `topicfs import` that was killed has left in `inbox`, under a name that begins with `.import-`, is
+    removed ten minutes after its last change, once nobody has a file of it open for writing; of several imports of
+    one file at once one says that it adds the records.
+    """
+    with own_mount(tmp_path) as served:
+        topic = Topic(served, "t")
+        command = [sys.executable, "-m", "topicfs.mountd.cli", "import", str(served.path), "t"]
+        (tmp_path / "large.txt").touch()
+        os.truncate(tmp_path / "large.txt", 400 << 20)
+        staged = served.backing / "staging" / "t" / "inbox"
+        large = subprocess.Popen([*command, str(tmp_path / "large.txt")])
+        while not list(staged.glob(".import-*/records.txt")):
+            assert large.poll() is None
+            time.sleep(0.001)
+        large.send_signal(signal.SIGSTOP)
+        assert [name for name in os.listdir(topic.inbox) if name.startswith(".import-")]
+        assert served.steer("sweep_inboxes", topic.partition(), 0) == 0
+        assert served.steer("sweep_inboxes", topic.partition(), 8 * DAY) == 0
+        assert len(os.listdir(topic.inbox)) == 1
+        large.kill()
+        large.wait()
+        eventually(lambda: served.steer("sweep_inboxes", topic.partition(), 8 * DAY) == 1, "a sweep")
+        assert os.listdir(topic.inbox) == []
+        (tmp_path / "small.txt").write_bytes(b"line\n" * 1000)
+        imports = [
+            subprocess.Popen([*command, str(tmp_path / "small.txt")], stdout=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
+        said = sorted(each.communicate()[0].partition(": ")[2] for each in imports)
+        assert [each.returncode for each in imports] == [0] * 4
+        assert (
+            said
+            == ["1000 records are added\n"] + ["1000 records were imported before: nothing is added\n"] * 3
+        )
+        assert len(topic.records()) == 1000
