@@ -4,7 +4,7 @@
     <N>.<fmt>                offset/42.jsonl              that record
     <A>-<B>.<fmt>            offset/100-199.txt           both ends included, as in an HTTP Range header
     <A>-.<fmt>               offset/100-.jsonl            from A on
-    -<N>.<fmt>               offset/-10.txt               the last N
+    -<N>.<fmt>               offset/-10.txt               the last N records
     <T1>--<T2>.<fmt>         time/2026-05-01--2026-05-02T0630Z.txt    from T1 up to, not including, T2
     <T1>--.<fmt>, --<T2>.<fmt>                            from T1 on; up to T2
     <T>.<fmt>                time/2026-05-01.txt          the year, month, day, hour, minute or second that T names
@@ -70,7 +70,7 @@ class OffsetSelection:
 
 @dataclass(frozen=True, slots=True)
 class LastSelection:
-    """The last `count` records at the time of the open."""
+    """The last `count` records at the time of the look-up."""
 
     count: int
 

@@ -32,7 +32,9 @@ _POLL_S: Final = 0.05
 @_WHERE
 @click.argument("names", metavar="TOPIC[-PARTITION]...", nargs=-1, required=True)
 @click.option("--format", "suffix", type=click.Choice(_FORMATS), default="txt", help="txt, if not given.")
-@click.option("--offset", metavar="A-B|A-|-N", help="Only these offsets: from A to B, from A on, the last N.")
+@click.option(
+    "--offset", metavar="A-B|A-|-N", help="Only these offsets: from A to B, from A on, the last N records."
+)
 @click.option(
     "--time", "when", metavar="T1--T2|T1--|--T2|T|last-15m", help="Only records of this time, in ISO 8601."
 )

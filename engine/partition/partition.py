@@ -26,7 +26,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import RECORD_OVERHEAD
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET
-from topicfs.engine.partition import cutting, reader, timestamps
+from topicfs.engine.partition import cutting, last, reader, timestamps
 from topicfs.engine.partition.hold import Hold
 from topicfs.engine.partition.log import Log
 from topicfs.engine.partition.offsets import Appended, Isolation, LogOffsets
@@ -210,6 +210,11 @@ class Partition:
         """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
         record."""
         return self.log.with_snapshot(lambda snapshot: timestamps.first_offset(snapshot, timestamp))
+
+    def start_of_last(self, count: int, isolation: Isolation = Isolation.COMMITTED) -> int:
+        """Return the offset of the first of the last `count` records, one or more, that readers see; the start offset
+        if there are not more."""
+        return self.log.with_snapshot(lambda snapshot: last.start_of_last(snapshot, count, isolation))
 
     def hold(self, start: int | None = None, end: int | None = None) -> Hold:
         """Keep the segments that hold [start, end) readable until the hold is released."""

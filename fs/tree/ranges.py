@@ -49,7 +49,8 @@ def resolve(views: PartitionViews, selection: Selection) -> tuple[int, int | Non
             end = None if last is None else last + 1
             return max(first, now.start), end
         case LastSelection(count):
-            return max(now.start, now.stable - count), now.stable
+            # What comes in between is not shown: the range ends where the log did before.
+            return min(now.stable, partition.start_of_last(count)), now.stable
         case TimeSelection(start, end):
             first = now.start if start is None else partition.first_offset_at(start)
             return first, None if end is None else max(first, partition.first_offset_at(end))

@@ -175,7 +175,7 @@ def test_values(mount: DaemonMount) -> None:
 
 def test_ranges(mount: DaemonMount) -> None:
     """N9. `offset/<A>-<B>.<fmt>` has both ends, `offset/<A>-.<fmt>` goes on to the end,
-    `offset/-<N>.<fmt>` is the last N, and `offset/<N>.<fmt>` is one record.
+    `offset/-<N>.<fmt>` is the last N records, as many as there are, and `offset/<N>.<fmt>` is one record.
     """
     partition = hourly(mount)
     for first, last in ((0, 0), (3, 7), (40, 47)):
@@ -188,6 +188,15 @@ def test_ranges(mount: DaemonMount) -> None:
             partition / f"offset/7-7.{suffix}"
         ).read_text()
     assert numbers(partition / "offset/7.txt") == [7]
+    # Each batch of an inbox leaves a marker, which has an offset and is no record.
+    batches = mount.new()
+    topic, _, own = batches.name.rpartition("-")
+    inbox = mount / "topics" / topic / "inbox"
+    for number in range(4):
+        (inbox / ".new").write_bytes(lines({"value": f"{number}", "partition": int(own)}))
+        (inbox / ".new").rename(inbox / f"last-{number}.jsonl")
+    for count in range(1, 6):
+        assert numbers(batches / f"offset/-{count}.txt") == list(range(max(0, 4 - count), 4))
 
 
 def test_ranges_of_what_is_not_there(mount: DaemonMount) -> None:

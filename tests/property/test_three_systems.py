@@ -653,7 +653,9 @@ class Agreement:
             last = "" if b is None else a + b
             yield f"offset/{a}-{last}.{suffix}", max(a, model.start), None if b is None else a + b + 1
         elif kind == "last":
-            yield f"offset/-{a + 1}.{suffix}", max(model.start, model.stable() - a - 1), model.stable()
+            shown = model.records(model.start, model.stable(), committed=True)
+            first = shown[-a - 1].offset if len(shown) > a else model.start
+            yield f"offset/-{a + 1}.{suffix}", first, model.stable()
         elif kind == "time":
             first = NOW + 30 * (a - 20)
             start = self._first_at(partition, first)

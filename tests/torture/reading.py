@@ -129,9 +129,7 @@ def range_of_offsets(world: World, numbers: Numbers) -> None:
         )
         if words:
             return words
-        # Offsets are counted, also those of markers and of what compaction has removed.
-        end = int(os.getxattr(at / "log.jsonl", "user.topicfs.next_offset"))
-        last = [each for each in shown if each.offset >= end - count - 1]
+        last = shown[-count - 1 :]
         name = f"offset/-{count + 1}.{kind}"
         words = difference(name, world.read(at / name), plain(last, kind))
         if words:
