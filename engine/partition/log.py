@@ -336,6 +336,10 @@ class Log:
         if isinstance(update, Appended):
             return update
         active = self.chain.active
+        aborted = sum(completed.is_aborted for completed in update.completed) if update is not None else 0
+        if aborted:
+            # Once the marker is in the log its entry has to be written: a disk that is full is to refuse both.
+            active.transactions.make_room(aborted)
         position = active.size
         try:
             active.append(data, table, data.size <= room, self.promised - room)

@@ -22,6 +22,7 @@ from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.paths import DELETED_SUFFIX
 from topicfs.engine.format.transaction_index import ENTRY, VERSION, AbortedTransaction, aborted_in
 from topicfs.engine.record import NO_OFFSET
+from topicfs.engine.segment.allocation import allocate
 from topicfs.engine.segment.descriptors import Identity, identity_of, open_identical
 
 log = logging.getLogger(__name__)
@@ -231,6 +232,18 @@ class TransactionIndex:
             self._kept = self._descriptor()
 
     # -- changes, by the appender alone -------------------------------------------------------------
+
+    def make_room(self, entries: int) -> None:
+        """Make sure of room for more entries, where the file system can. OSError if there is none: nothing has changed
+        then."""
+        descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        try:
+            allocate(descriptor.number, self._size, entries * ENTRY_SIZE)
+        except OSError:
+            if not self._size:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
+            raise
 
     def append(self, entry: AbortedTransaction) -> None:
         """Add an entry. Its last offset must be above every earlier one. After an error nothing has changed."""

@@ -17,6 +17,7 @@ from topicfs.engine.errors import ClosedError
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Record
+from topicfs.engine.segment import transaction_index
 
 
 class Disk:
@@ -257,6 +258,28 @@ def test_an_empty_segment_that_cannot_be_created_anew_takes_the_partition_offlin
 
 
 # -- the transaction index ------------------------------------------------------------------------------
+
+
+def test_without_room_for_its_entry_a_transaction_is_not_aborted_and_the_partition_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = bench.open()
+    partition.append_batch(batch(10, producer=1, transactional=True))
+    before = state(partition)
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transaction_index, "allocate", full)
+        with pytest.raises(OSError, match="No space"):
+            partition.end_transaction(1, 0, commit=False)
+        assert state(partition) == before
+        partition.append_batch(batch(1))
+    assert (partition.end_offset, partition.stable_offset) == (11, 0)
+    partition.end_transaction(1, 0, commit=False)
+    assert [record.offset for record in partition.records()] == [10]
+    assert partition.log.chain.active.transactions.all() == [AbortedTransaction(1, 0, 11, 12)]
 
 
 @pytest.mark.parametrize("room", [0, 20])
