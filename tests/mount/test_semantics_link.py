@@ -20,7 +20,7 @@ from daemon_mount import ROOT, DaemonMount, append, delete, opened, refused
 from harness import missing
 from kafka.protocol.admin import CreateTopicsRequest, ListGroupsRequest
 from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.producer import EndTxnRequest, ProduceRequest
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 from patience import PATIENCE_S, eventually
 from rich.console import Console
 from stand_in_broker import StandInBroker, Topic
@@ -486,6 +486,41 @@ def test_a_signal_ends_the_wait_for_the_cluster(tmp_path: Path) -> None:
             finally:
                 answer.set()
                 looker.kill()
+
+
+@pytest.mark.parametrize("state", ["producing", "deciding"])
+def test_a_signal_ends_the_wait_of_who_begins_a_transaction_that_stopped_half_way(
+    tmp_path: Path, state: str
+) -> None:
+    """Of which a journal is there, so that the cluster has to be asked first how it has ended."""
+    with a_link(tmp_path) as linked:
+        client = linked.client.read_text().replace("1500", "600000") + "request.timeout.ms=120000\n"
+        linked.client.write_text(client)
+        linked.topic("waits", b"one")
+        linked.shows("waits-0", b"one")
+        assert linked.mount.stop() == 0
+        journal = linked.mount.backing / "transactions/linked/t1.json"
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        known = {"transactional_id": "t1", "producer_id": 5, "epoch": 0, "ranges": {"waits-0": [0, 0]}}
+        journal.write_text(json.dumps({"state": state} | known))
+        asked, answer = threading.Event(), threading.Event()
+
+        def late(*_: Any) -> None:
+            asked.set()
+            answer.wait(PATIENCE_S)
+
+        linked.broker.twist |= {EndTxnRequest: late, InitProducerIdRequest: late}
+        linked.start()
+        maker = subprocess.Popen(["mkdir", linked.mount / "transactions/t1"], stderr=subprocess.DEVNULL)
+        try:
+            assert asked.wait(PATIENCE_S)
+            maker.send_signal(signal.SIGINT)
+            assert maker.wait(PATIENCE_S / 2), (
+                "regression: the signal of who makes a directory reached nobody"
+            )
+        finally:
+            answer.set()
+            maker.kill()
 
 
 def test_mkdir_makes_a_topic_in_the_cluster(tmp_path: Path) -> None:
