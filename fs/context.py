@@ -14,6 +14,7 @@ from typing import Final
 from topicfs.engine.errors import EngineError, PartitionNotEmptyError
 from topicfs.engine.format.paths import VIEWS, partition_directory
 from topicfs.engine.groups.groups import Groups
+from topicfs.engine.keys.index import KeyIndex
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.store.new_topic import NewTopic
 from topicfs.engine.store.store import Store
@@ -194,6 +195,14 @@ class Context:
     def looked_at(self) -> list[PartitionViews]:
         """Return the views of the partitions that were looked at."""
         return list(self._views.values())
+
+    def key_indexes(self) -> list[KeyIndex]:
+        """Return the indexes of keys that are in use."""
+        return [
+            index
+            for views in self.looked_at()
+            if (index := views.known_keys) is not None and views.partition.is_open
+        ]
 
     def create_topic(self, topic: NewTopic) -> None:
         """Create a topic: in the Kafka cluster that is linked, where the settings say so, or here."""

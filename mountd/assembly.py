@@ -37,6 +37,7 @@ class CountedFileSystem(FileSystem):
         self.counts.windows = self.windows
         self.counts.holdings = self.context.holdings
         metrics.tell_of(self.context.tables)
+        metrics.tell_of_keys(self.context.key_indexes)
         metrics.tell_of_groups(self.context.groups)
 
     def jobs(self) -> list[Job]:

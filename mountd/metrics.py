@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from topicfs.engine.groups.groups import Groups
 from topicfs.engine.jobs import Jobs
+from topicfs.engine.keys.index import KeyIndex
 from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.parquet.table import Tables
 from topicfs.engine.partition.partition import Partition
@@ -105,6 +106,10 @@ class Metrics:
     def tell_of(self, tables: Tables) -> None:
         """Add the metrics of the Parquet files."""
         self._registry.register(_Parquet(tables))
+
+    def tell_of_keys(self, indexes: Callable[[], Iterable[KeyIndex]]) -> None:
+        """Add the metrics of the indexes of keys that are in use."""
+        self._registry.register(_Keys(indexes))
 
     def tell_of_groups(self, groups: Groups) -> None:
         """Add the metrics of consumer groups."""
@@ -313,6 +318,36 @@ class _Transactions(Collector):
         )
         unsettled.add_metric((), coordinator.unsettled)
         yield from (known, unsettled)
+
+
+class _Keys(Collector):
+    """The metrics of the indexes of keys that are in use. No lock is taken: an index may be read for minutes."""
+
+    def __init__(self, indexes: Callable[[], Iterable[KeyIndex]]) -> None:
+        self._indexes = indexes
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("topic", "partition")
+        live = GaugeMetricFamily("topicfs_keys_live", "Keys that have a value.", labels=labels)
+        size = GaugeMetricFamily("topicfs_keys_index_bytes", "Memory of their index.", labels=labels)
+        behind = GaugeMetricFamily(
+            "topicfs_keys_behind_records", "Offsets that the index has still to read.", labels=labels
+        )
+        lookups = CounterMetricFamily("topicfs_keys_lookups", "Keys looked up.", labels=labels)
+        read = CounterMetricFamily("topicfs_keys_read_records", "Records read for the index.", labels=labels)
+        seconds = CounterMetricFamily("topicfs_keys_read_seconds", "Time that this took.", labels=labels)
+        for index in self._indexes():
+            place = index.partition.topic, str(index.partition.number)
+            for family, value in (
+                (live, index.table.live),
+                (size, index.table.nbytes),
+                (behind, index.behind),
+                (lookups, index.lookups),
+                (read, index.read),
+                (seconds, index.seconds),
+            ):
+                family.add_metric(place, value)
+        yield from (live, size, behind, lookups, read, seconds)
 
 
 class _Parquet(Collector):

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -68,6 +69,8 @@ class KeyIndex:
     next_offset    everything visible below this offset was put into the table
     damaged_below  a record below this offset is not known to be its key's last one: damage may hide another
     read           how many records were read for the table in this run
+    seconds        the time that this took, and the reading of the checkpoint
+    lookups        how many keys were looked up in this run
     _place         where its checkpoint is kept
     _cuts          how many truncations there were when the table was begun
     _saved         `next_offset` when the checkpoint was last written
@@ -78,13 +81,16 @@ class KeyIndex:
     def __init__(self, partition: Partition, place: CheckpointPlace) -> None:
         self.partition = partition
         self.damaged_below = 0
-        self.read = 0
+        self.read = self.lookups = 0
+        self.seconds = 0.0
         self._place = place
         self._listings: set[KeyListing] = set()
         self._lock = threading.Lock()
         self._begin(partition.log.snapshot)
         if not self._cuts:
+            began = time.monotonic()
             self._restore()
+            self.seconds = time.monotonic() - began
 
     # -- looking up -----------------------------------------------------------------------------------
 
@@ -93,6 +99,7 @@ class KeyIndex:
         record is a tombstone. CorruptError if damage may hide a later record of it."""
         with self._lock:
             self._catch_up()
+            self.lookups += 1
             place = self.table.find(key)
             self._check_known(key, place)
         if place is None or place.is_tombstone or place.offset < self.partition.start_offset:
@@ -139,6 +146,11 @@ class KeyIndex:
 
     # -- following the log ----------------------------------------------------------------------------
 
+    @property
+    def behind(self) -> int:
+        """Return how many offsets lie between the table and the stable offset. It waits for nobody who reads them."""
+        return max(0, self.partition.stable_offset - self.next_offset)
+
     def catch_up(self) -> None:
         """Put what was appended, so that the next look-up has less to read."""
         with self._lock:
@@ -172,6 +184,15 @@ class KeyIndex:
         now = self.partition.log.snapshot
         if now.cuts != self._cuts or self.next_offset > now.end:
             self._begin(now)
+        if self.next_offset >= now.stable:
+            return
+        began = time.monotonic()
+        try:
+            self._read_up_to(now)
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def _read_up_to(self, now: Snapshot) -> None:
         while self.next_offset < now.stable:
             start = max(self.next_offset, now.start)
             try:

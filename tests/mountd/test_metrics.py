@@ -12,11 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from memory_view_cache import MemoryViewCache
 from prometheus_client.parser import text_string_to_metric_families
 
-from topicfs import Transaction
+from topicfs import Record, Transaction
 from topicfs.engine.groups.groups import Groups
 from topicfs.engine.jobs import Job, Jobs
+from topicfs.engine.keys.index import KeyIndex
 from topicfs.engine.link.client import ClientSettings
 from topicfs.engine.link.group import Group
 from topicfs.engine.parquet.table import Tables
@@ -223,12 +225,34 @@ def test_transactions_are_told_by_state_and_those_that_cannot_end(
         assert values(metrics)["topicfs_transactions_unsettled"] == 0
 
 
+def test_keys_are_told_of_partitions_whose_index_is_in_use(tmp_path: Path, jobs: Jobs) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        partition = store.create("users", 2, {"cleanup.policy": "compact"})
+        partition.append([Record(b"1", b"ann"), Record(b"2", b"bob"), Record(b"3", b"ann")])
+        index = KeyIndex(partition, MemoryViewCache())
+        metrics = Metrics(store, jobs, dict)
+        metrics.tell_of_keys(lambda: [index])
+        of = " partition=2 topic=users"
+        assert values(metrics)[f"topicfs_keys_behind_records{of}"] == 3
+        assert [index.find(key) for key in (b"ann", b"bob", b"cleo")] == [2, 1, None]
+        partition.append(Record(None, b"bob"))
+        found = values(metrics)
+        told = {
+            name: found[f"topicfs_keys_{name}{of}"] for name in ("live", "behind_records", "lookups_total")
+        }
+        assert told == {"live": 2, "behind_records": 1, "lookups_total": 3}
+        assert found[f"topicfs_keys_read_records_total{of}"] == 3
+        assert found[f"topicfs_keys_read_seconds_total{of}"] > 0
+        assert found[f"topicfs_keys_index_bytes{of}"] >= 24 * 2
+
+
 def test_each_metric_is_explained_and_on_a_dashboard_only_what_there_is(tmp_path: Path, jobs: Jobs) -> None:
     with Store.open(tmp_path, create=True) as store:
         store.create("orders")
         metrics = Metrics(store, jobs, dict, Cleaners(store))
         metrics.counts.holdings = Holdings.of(store.daemon)
         metrics.tell_of(Tables(tmp_path / "views", store.descriptors))
+        metrics.tell_of_keys(list)
         metrics.tell_of_groups(Groups.of(store))
         group = Group.of("daemons", ClientSettings(), ())
         metrics.tell_of_link(store, SimpleNamespace(error=None, looks=0, group=group))  # type: ignore[arg-type]
