@@ -202,6 +202,8 @@ class _Export:
         """Write the records into a file, which is there when it is complete."""
         if path.exists() and not path.is_file():
             raise RefusedError(f"{path}: expected the name of a file, found something else that is there")
+        if not path.parent.is_dir():
+            raise RefusedError(f"{path}: there is no directory {path.parent}")
         with replacing(path, temporary=f".{os.getpid()}{TEMPORARY_SUFFIX}") as descriptor:
             with os.fdopen(descriptor, "wb", closefd=False) as file:
                 records = self.write(spans, file, path.suffix)

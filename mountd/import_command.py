@@ -102,6 +102,8 @@ def import_command(
     'topicfs[sql]'."""
     kinds = [kind or format_of(file) for file in files]
     for file, each in zip(files, kinds, strict=True):
+        if not file:
+            raise click.UsageError("expected the name of a file, found an empty one")
         if each is None:
             raise click.UsageError(
                 f"{file}: expected --format, or a name that ends in .jsonl or another format's name"

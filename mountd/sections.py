@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import click
 
 from topicfs.mountd.progress import say
+from topicfs.mountd.standard_streams import take_closed
 
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -24,18 +26,35 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
 _LONGEST: Final = 200
 
 
+def _write_out() -> None:
+    """Write what standard output still holds, which Python would do later, with a traceback and another exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # What cannot be written is dropped.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        is_told = isinstance(error.__context__, SystemExit) and error.__context__.code
+        if not is_told and not isinstance(error, BrokenPipeError):
+            say(f"standard output: {error.strerror}")
+            sys.exit(1)
+
+
 class SectionedGroup(click.Group):
     """A group of commands whose help has a section for each purpose, and which end in words, whatever happens."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command. What it shows may find no room: that is no fault of the command, and needs no traceback."""
+        """Run a command. What it shows may find no room, or a closed output: that is no fault of the command, and needs
+        no traceback."""
+        take_closed()
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EBADF):
                 raise
             say(f"standard output or a file: {error.strerror}")
             sys.exit(1)
+        finally:
+            _write_out()
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, with the exit code that is documented for Ctrl-C; click would end with 1."""

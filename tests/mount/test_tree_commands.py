@@ -253,7 +253,9 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(where: Path, tmp_pa
     made(where)
     (tmp_path / "x.jsonl").write_text("before")
     assert topicfs("export", where, "order", "-o", tmp_path / "x.jsonl").exit_code == 1
-    assert topicfs("export", where, "orders", "-o", tmp_path / "absent" / "x").exit_code == 1
+    done = topicfs("export", where, "orders", "-o", tmp_path / "absent" / "x")
+    expected = f"topicfs: {tmp_path}/absent/x: there is no directory {tmp_path}/absent\n"
+    assert (done.exit_code, done.stderr) == (1, expected)
     assert topicfs("export", where, "orders", "-o", "/dev/null").exit_code == 1
     assert topicfs("export", where, "orders", "-o", tmp_path / "x.parquet.gz").exit_code == 2
     assert (tmp_path / "x.jsonl").read_text() == "before"
@@ -336,6 +338,7 @@ def test_of_a_file_that_is_refused_nothing_is_added_and_it_says_why(where: Path,
         assert f"topicfs: {tmp_path / name}: nothing of it is added: " in done.stderr, done.stderr
     assert topicfs("cat", where, "orders").stdout == ""
     assert topicfs("import", where, "orders", "x.csv").exit_code == 2
+    assert topicfs("import", where, "orders", "", "--format", "txt").exit_code == 2
     assert topicfs("import", where, "orders", tmp_path / "absent.txt").exit_code == 1
     assert topicfs("import", where, "order", tmp_path / "x.jsonl").exit_code == 1
 

@@ -25,6 +25,33 @@ def test_what_finds_no_room_on_standard_output_is_told_in_a_line(words: list[str
     assert (done.returncode, "Traceback" in done.stderr, "No space left" in done.stderr) == (1, False, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [
+        (["cat", "orders"], ">&-"),
+        (["status"], "<&- >&-"),
+        (["verify"], ">&-"),
+        (["append", "orders"], "<&-"),
+        (["import", "orders", "-", "--format", "txt"], "<&- 2>&-"),
+    ],
+)
+def test_who_closes_standard_streams_is_told_and_gets_no_file_in_their_place(
+    words: list[str], closed: str, tmp_path: Path
+) -> None:
+    with Store.open(tmp_path, create=True) as store:
+        store.create("orders").append_lines(b"one\n")
+    verb, *rest = words
+    command = f'"{sys.executable}" -m topicfs.mountd.cli {verb} "{tmp_path}" {" ".join(rest)} {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (2 if verb == "verify" else 1), done.stderr
+    assert "Bad file descriptor" in done.stderr or "2>&-" in closed
+    assert len(done.stderr.splitlines()) == (0 if "2>&-" in closed else 1)
+    with Store.open(tmp_path) as store:
+        assert [record.value for record in store.partition("orders", 0).records()] == [b"one"]
+
+
 def test_each_command_ends_with_130_when_it_is_interrupted() -> None:
     @click.group(cls=SectionedGroup)
     def group() -> None:
