@@ -25,6 +25,9 @@ Assignment = dict[str, frozenset[PartitionKey]]
 """The partitions of each worker; the sets have nothing in common."""
 
 
+STICKY: Final = "cooperative-sticky"
+
+
 def assign(
     strategy: str,
     subscriptions: Subscriptions,
@@ -115,5 +118,5 @@ def _move_one(given: _Given, subscriptions: Subscriptions) -> bool:
 
 STRATEGIES: Final[
     Mapping[str, Callable[[_Given, Subscriptions, Partitions, Mapping[str, Set[PartitionKey]]], None]]
-] = {"range": _range, "roundrobin": _round_robin, "cooperative-sticky": _sticky}
+] = {"range": _range, "roundrobin": _round_robin, STICKY: _sticky}
 """The strategies by the names that Kafka's clients give them."""

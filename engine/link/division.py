@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from topicfs.engine.files.listing import PartitionKey
+from topicfs.engine.groups.assignment import STICKY, assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +52,13 @@ def _owners(partitions: Collection[PartitionKey], claims: Mapping[str, Claim]) -
 
 def _balanced(
     partitions: Collection[PartitionKey], claims: Mapping[str, Claim], owners: Mapping[PartitionKey, str]
-) -> dict[str, set[PartitionKey]]:
-    wanted: dict[str, set[PartitionKey]] = {member: set() for member in sorted(claims)}
+) -> Mapping[str, frozenset[PartitionKey]]:
+    """Return what each member is to have once others have given it up: as even as can be, with few moves."""
+    numbers: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        numbers.setdefault(topic, []).append(number)
+    owned: dict[str, set[PartitionKey]] = {member: set() for member in claims}
     for key, member in owners.items():
-        wanted[member].add(key)
-    for key in sorted(set(partitions) - owners.keys()):
-        able = [member for member in wanted if key[0] in claims[member].topics]
-        if able:
-            wanted[min(able, key=lambda member: (len(wanted[member]), member))].add(key)
-    while _level(wanted, claims):
-        pass
-    return wanted
-
-
-def _level(wanted: dict[str, set[PartitionKey]], claims: Mapping[str, Claim]) -> bool:
-    """Move one partition from who has more to who has fewer. Return False where that makes nothing more even."""
-    by_count = sorted(wanted, key=lambda member: (len(wanted[member]), member))
-    for fewest in by_count:
-        for most in reversed(by_count):
-            if len(wanted[most]) - len(wanted[fewest]) < 2:
-                break
-            able = [key for key in wanted[most] if key[0] in claims[fewest].topics]
-            if able:
-                key = max(able)
-                wanted[most].remove(key)
-                wanted[fewest].add(key)
-                return True
-    return False
+        owned[member].add(key)
+    topics = {member: claim.topics for member, claim in claims.items()}
+    return assign(STICKY, topics, numbers, owned)
