@@ -24,7 +24,7 @@ from topicfs.engine.inbox.inbox import batch_name
 from topicfs.engine.mount_attributes import COMMITTED, WARNING
 from topicfs.engine.staging.staging import Parts
 from topicfs.fs import errors
-from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, wants_writing
+from topicfs.fs.entry import Attributes, Entry, Handle, Owner, wants_writing
 from topicfs.fs.inbox.data_files import DataFile, is_whole
 from topicfs.fs.inbox.paths import (
     LONGEST,
@@ -37,7 +37,7 @@ from topicfs.fs.inbox.paths import (
     partition_of,
 )
 from topicfs.fs.inbox.topic_inbox import TopicInbox
-from topicfs.fs.tree.scratch import Scratch, ScratchFile, ScratchHandle, as_told
+from topicfs.fs.tree.scratch import Scratch, ScratchDirectory, ScratchFile, ScratchHandle, as_told
 
 INBOX: Final = "inbox"
 
@@ -83,11 +83,8 @@ class InboxEntry(Scratch):
         return kind_of(self.parts) is PathKind.WORK and job_of(name) is not None
 
 
-class InboxDirectory(InboxEntry, Directory):
+class InboxDirectory(InboxEntry, ScratchDirectory):
     """The inbox itself, or a directory in it."""
-
-    permissions = 0o777
-    absent = errors.TakenError
 
     def attributes(self, owner: Owner, size: int | None = None) -> Attributes:
         # The inbox itself is shown before anything is in it.
@@ -124,19 +121,11 @@ class InboxDirectory(InboxEntry, Directory):
         kind = InboxDirectory if is_directory else InboxFile
         return kind(self.child(name), self.place, inner)
 
-    def create_directory(self, name: str) -> None:
-        new = (*self.parts, name)
+    def check_directory(self, new: Parts) -> None:
         self.place.check_leads()
         check_name(new, is_directory=True)
         if kind_of(new) is PathKind.SUCCESS:
-            raise errors.NotSupportedError(f"{self.child(name)} is a file")
-        with self.place.claims.changing(new), as_told(self.child(name)):
-            self.place.staging.make_directory(new)
-
-    def remove_directory(self, name: str) -> None:
-        place = (*self.parts, name)
-        with self.place.claims.changing(place), as_told(self.child(name)):
-            self.place.staging.remove_directory(place)
+            raise errors.NotSupportedError(f"{self.child(new[-1])} is a file")
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         new = (*self.parts, name)

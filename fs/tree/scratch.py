@@ -14,7 +14,7 @@ from topicfs.engine.files.regular import NotRegularError
 from topicfs.engine.segment.descriptors import OtherFile
 from topicfs.engine.staging.staging import Parts, Staging
 from topicfs.fs import errors
-from topicfs.fs.entry import Attributes, Entry, Handle, Owner, inode, wants_writing
+from topicfs.fs.entry import Attributes, Directory, Entry, Handle, Owner, inode, wants_writing
 from topicfs.fs.inbox.claims import Claims, Writing
 
 
@@ -71,6 +71,29 @@ class Scratch(Entry):
                 found.st_atime_ns if accessed_ns is None else accessed_ns,
                 found.st_mtime_ns if modified_ns is None else modified_ns,
             )
+
+
+@dataclass(eq=False)
+class ScratchDirectory(Scratch, Directory):
+    """A directory in a staging."""
+
+    permissions = 0o777
+    absent = errors.TakenError
+
+    def create_directory(self, name: str) -> None:
+        new = (*self.parts, name)
+        self.check_directory(new)
+        with self.place.claims.changing(new), as_told(self.child(name)):
+            self.place.staging.make_directory(new)
+
+    def remove_directory(self, name: str) -> None:
+        place = (*self.parts, name)
+        with self.place.claims.changing(place), as_told(self.child(name)):
+            self.place.staging.remove_directory(place)
+
+    def check_directory(self, new: Parts) -> None:
+        """Refuse a directory that is to be made, with a reason, if it could not be committed."""
+        raise NotImplementedError
 
 
 class ScratchFile(Scratch):

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from topicfs.engine.segment.descriptors import OtherFile
+from topicfs.engine.staging.staging import Parts
 from topicfs.fs import errors
 from topicfs.fs.context import Context
 from topicfs.fs.entry import Directory, Entry, FleetingFile, Handle
 from topicfs.fs.inbox.claims import Writing
 from topicfs.fs.transactions.staged import ALL, COMMIT, STATUS, StagedTransactions
-from topicfs.fs.tree.scratch import Scratch, ScratchFile, ScratchHandle, as_told
+from topicfs.fs.tree.scratch import ScratchDirectory, ScratchFile, ScratchHandle, as_told
 from topicfs.fs.tree.store_entry import StoreEntry
 
 _COMMITTED: Final = re.compile(rf"(?:\.(\d{{1,5}}))?{re.escape(COMMIT)}", re.ASCII)
@@ -75,13 +76,10 @@ class TransactionsDirectory(Directory):
 
 
 @dataclass(eq=False)
-class TransactionDirectory(Scratch, Directory):
+class TransactionDirectory(ScratchDirectory):
     """An open transaction, or a directory of groups' positions in it."""
 
     place: StagedTransactions
-
-    permissions = 0o777
-    absent = errors.TakenError
 
     def names(self) -> Iterable[str]:
         with as_told(self.path):
@@ -95,16 +93,8 @@ class TransactionDirectory(Scratch, Directory):
             kind = TransactionDirectory if self.place.staging.is_directory(inner) else TransactionFile
         return kind(self.child(name), self.place, inner)
 
-    def create_directory(self, name: str) -> None:
-        new = (*self.parts, name)
+    def check_directory(self, new: Parts) -> None:
         self.place.positions.check_directory(new)
-        with self.place.claims.changing(new), as_told(self.child(name)):
-            self.place.staging.make_directory(new)
-
-    def remove_directory(self, name: str) -> None:
-        place = (*self.parts, name)
-        with self.place.claims.changing(place), as_told(self.child(name)):
-            self.place.staging.remove_directory(place)
 
     def create_file(self, name: str, flags: int) -> tuple[Entry, Handle]:
         parts = (*self.parts, name)
