@@ -17,10 +17,12 @@ import click
 from rich.console import Console
 
 from topicfs.engine.errors import EngineError
+from topicfs.engine.files import layout
 from topicfs.engine.files.place import DirectoryKind, kind_of
 from topicfs.engine.format.paths import CLEAN_SHUTDOWN, DAEMON_LOG, LOGS
 from topicfs.engine.record import now_ms
 from topicfs.mountd import mounts
+from topicfs.mountd.progress import words_of
 from topicfs.mountd.status_command import state, troubles
 from topicfs.mountd.tables import show_line, show_table, size_text
 from topicfs.mountd.tree import RefusedError, opened, refusals
@@ -99,7 +101,7 @@ def _tried(about: str, check: Callable[[], object], words: str) -> Finding:
     try:
         check()
     except (mounts.MountError, EngineError, OSError) as error:
-        return Finding(about, Verdict.WRONG, str(error))
+        return Finding(about, Verdict.WRONG, words_of(error))
     return Finding(about, Verdict.FINE, words)
 
 
@@ -161,6 +163,10 @@ def store(place: Path) -> Iterator[Finding]:
         yield Finding("directory", Verdict.WRONG, f"{backing}: expected a store, found {kind.value}", mend)
         return
     yield Finding("directory", Verdict.FINE, f"{backing} is {kind.value}")
+    if kind is DirectoryKind.STORE:
+        yield _tried(
+            "layout", lambda: layout.check(backing), "what lies beside logs/ is known to this version"
+        )
     yield _tried("settings", lambda: _load_settings(backing), "server.properties can be read")
     yield _space(backing)
     if not os.access(backing, os.W_OK | os.X_OK):
@@ -213,8 +219,8 @@ def _partitions(place: Path) -> Iterator[Finding]:
                         state(status),
                         f"topicfs verify {tree.backing} names what is damaged",
                     )
-    except RefusedError as error:
-        yield Finding("partitions", Verdict.WRONG, str(error))
+    except (RefusedError, EngineError, OSError) as error:
+        yield Finding("partitions", Verdict.WRONG, words_of(error))
         return
     if not wrong:
         yield Finding("partitions", Verdict.FINE, f"{len(names)}, nothing is wrong with them")

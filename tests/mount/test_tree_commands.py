@@ -484,7 +484,7 @@ def test_doctor_finds_nothing_wrong_with_what_is_fine(where: Path) -> None:
     made(where)
     found = {each["about"]: each for each in json.loads(topicfs("doctor", where, "--json").stdout)}
     # Others may have left a dead mount, or filled the disk.
-    about_it = ("mounting", "directory", "settings", "owner", "partitions")
+    about_it = ("mounting", "directory", "layout", "settings", "owner", "partitions")
     assert {found[name]["verdict"] for name in about_it} == {"fine"}
     assert found["partitions"]["words"] == "1, nothing is wrong with them"
 
@@ -509,6 +509,30 @@ def test_doctor_tells_what_is_no_store(make: object, words: str, mend: str, tmp_
         True,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "wrong"),
+    [
+        ("logs/meta.properties", "x\n", {"partitions"}),
+        ("topics/orders.properties", "retention.ms=abc\n", {"partitions"}),
+        ("server.properties", "log.retention.ms=abc\n", {"settings", "partitions"}),
+        ("layout.properties", "", {"layout"}),
+    ],
+)
+def test_doctor_goes_on_where_a_store_cannot_be_opened(
+    file: str, content: str, wrong: set[str], tmp_path: Path
+) -> None:
+    with Store.open(tmp_path / "store", create=True) as store:
+        store.create("orders")
+    (tmp_path / "store" / file).parent.mkdir(exist_ok=True)
+    (tmp_path / "store" / file).write_text(content)
+    done = topicfs("doctor", tmp_path / "store", "--json")
+    found = {each["about"]: each for each in json.loads(done.stdout)}
+    about_it = {"directory", "layout", "settings", "owner", "partitions"}
+    assert {name for name in about_it if found[name]["verdict"] == "wrong"} >= wrong
+    assert done.exit_code == 1
+    assert all(file.rpartition("/")[2] in found[name]["words"] for name in wrong)
 
 
 def test_top_shows_what_a_mount_does(mounted: DaemonMount) -> None:
