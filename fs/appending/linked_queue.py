@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from topicfs.fs.appending.linger import Linger
 
 Parts = list[tuple[int, UnderWay]]
 """Batches of one write, and how much of the write is taken when each of them is."""
+
+T = TypeVar("T")
 
 _FULL_LOOK_MS: Final = 5
 """How soon the flusher looks again at lines that are due while no more batches may be under way."""
@@ -127,21 +129,16 @@ class LinkedQueue:
         were taken, and why the next line is refused. After an error nothing was taken."""
         whole = int(head.size + lines.size)
         size = whole + RECORD_OVERHEAD * (1 + int(np.count_nonzero(lines == NEWLINE)))
-        while True:
-            remote = self._remote()
-            with self._lock:
-                self._tell_of_loss(sender)
-                streams = self._streams(sender, remote)
-                if streams and self._fits(size):
-                    if self._has_place(size, remote):
-                        # They are copied, as the bytes are in libfuse's memory.
-                        self._gather(_Waiting(sender, np.concatenate((head, lines)), now, size), remote)
-                        return whole, None
-                elif not remote.is_full:
-                    self._send_waiting(remote)
-                    parts, refusal = self._send_lines(remote, sender, (head, lines), now)
-                    break
-            remote.await_room()
+        streams, sent = self._take(
+            sender,
+            size,
+            # They are copied, as the bytes are in libfuse's memory.
+            lambda: _Waiting(sender, np.concatenate((head, lines)), now, size),
+            lambda remote: self._send_lines(remote, sender, (head, lines), now),
+        )
+        if sent is None:
+            return whole, None
+        parts, refusal = sent
         if streams or not parts:
             return (parts[-1][0] if parts else 0), refusal
         taken = self._await(sender, parts)
@@ -150,6 +147,19 @@ class LinkedQueue:
     def put_columns(self, sender: Sender, columns: Columns, now: int) -> int:
         """Take records that were checked. Return how many were taken. After an error none was taken."""
         size = columns_size(columns)
+        streams, parts = self._take(
+            sender,
+            size,
+            lambda: _Waiting(sender, columns, now, size),
+            lambda remote: self._send_columns(remote, sender, columns),
+        )
+        return len(columns) if streams or parts is None else self._await(sender, parts)
+
+    def _take(
+        self, sender: Sender, size: int, waiting: Callable[[], _Waiting], send: Callable[[Remote], T]
+    ) -> tuple[bool, T | None]:
+        """Have lines wait or, where they cannot, be sent, once there is room. Return whether their writer need not wait
+        for the acknowledgement, and what `send` gives; None where they wait."""
         while True:
             remote = self._remote()
             with self._lock:
@@ -157,14 +167,12 @@ class LinkedQueue:
                 streams = self._streams(sender, remote)
                 if streams and self._fits(size):
                     if self._has_place(size, remote):
-                        self._gather(_Waiting(sender, columns, now, size), remote)
-                        return len(columns)
+                        self._gather(waiting(), remote)
+                        return streams, None
                 elif not remote.is_full:
                     self._send_waiting(remote)
-                    parts = self._send_columns(remote, sender, columns)
-                    break
+                    return streams, send(remote)
             remote.await_room()
-        return len(columns) if streams else self._await(sender, parts)
 
     def keep_columns(self, sender: Sender, columns: Columns, now: int) -> None:
         """Take records that can no longer be refused, because other records of their write are sent elsewhere."""
