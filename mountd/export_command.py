@@ -27,6 +27,7 @@ from topicfs.mountd.limits import LIMIT
 from topicfs.mountd.progress import CONSOLE, Progress, say
 from topicfs.mountd.tables import size_text
 from topicfs.mountd.targets import Target, found
+from topicfs.mountd.termination import unwound
 from topicfs.mountd.tree import MountedTree, RefusedError, Tree, opened, refusals
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def export_command(
         )
     if as_json and target_path is None:
         raise click.UsageError("--json is about files: expected --output")
-    with refusals(), opened(where) as tree:
+    with refusals(), unwound(), opened(where) as tree:
         topics = tree.topics()
         target = found(name, topics)
         if chosen not in LINES:

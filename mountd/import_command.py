@@ -7,6 +7,7 @@ finds its batch committed, and adds nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -32,6 +33,7 @@ from topicfs.mountd.file_formats import KCAT, LINES, PARQUET, ZIPPED, format_of,
 from topicfs.mountd.progress import CONSOLE, Progress, say
 from topicfs.mountd.tables import show_line, size_text
 from topicfs.mountd.targets import TOPICS, Target, found
+from topicfs.mountd.termination import unwound
 from topicfs.mountd.tree import MountedTree, RefusedError, Tree, opened, refusals
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def import_command(
         if each in (PARQUET, _ARROW) and Path(file).suffix in ZIPPED:
             raise click.UsageError(f"{file}: expected a file of {each} that is not compressed, by its name")
     done = []
-    with refusals(), opened(where, changes=True) as tree, Progress() as progress:
+    with refusals(), unwound(), opened(where, changes=True) as tree, Progress() as progress:
         target = found(name, tree.topics())
         for file, each in zip(files, kinds, strict=True):
             assert each is not None
@@ -329,8 +331,16 @@ def _opened(name: str) -> Iterator[BufferedReader]:
             yield cast(BufferedReader, given)
             return
         file = stack.enter_context(tempfile.TemporaryFile())
-        shutil.copyfileobj(given, file, _PIECE)
-        file.seek(0)
+        try:
+            shutil.copyfileobj(given, file, _PIECE)
+            file.seek(0)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise RefusedError(
+                f"{name}: nothing of it is added: what comes through a pipe is kept in {tempfile.gettempdir()} "
+                "meanwhile, and there is no room: TMPDIR names another directory"
+            ) from None
         yield cast(BufferedReader, file)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -64,3 +68,32 @@ def test_each_command_ends_with_130_when_it_is_interrupted() -> None:
 
     done = CliRunner().invoke(group, ["waits"])
     assert (done.exit_code, done.stderr) == (130, "topicfs: interrupted\n")
+
+
+def test_an_import_and_an_export_that_are_ended_leave_nothing_behind(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store", create=True) as store:
+        store.create("orders").append_lines(b"x" * 999 + b"\n")
+    inbox = tmp_path / "store" / "staging" / "orders" / "inbox"
+    (tmp_path / "large.txt").touch()
+    os.truncate(tmp_path / "large.txt", 250 << 20)
+
+    def ended(number: int, words: list[object], sign: Callable[[], object]) -> int:
+        command = [sys.executable, "-m", "topicfs.mountd.cli", *map(str, words)]
+        program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not sign():
+            assert program.poll() is None
+            time.sleep(0.001)
+        program.send_signal(number)
+        return program.wait()
+
+    copying = ["import", tmp_path / "store", "orders", tmp_path / "large.txt"]
+    code = ended(signal.SIGTERM, copying, lambda: list(inbox.glob(".import-*/records.txt")))
+    assert code == 128 + signal.SIGTERM
+    assert list(inbox.iterdir()) == []
+    with Store.open(tmp_path / "store") as store:
+        for _ in range(20):
+            store.partition("orders", 0).append_lines(b"y" * 999_999 + b"\n")
+    writing = ["export", tmp_path / "store", "orders", "-o", tmp_path / "out.jsonl.gz"]
+    code = ended(signal.SIGHUP, writing, lambda: list(tmp_path.glob("out.jsonl.gz.*")))
+    assert code == 128 + signal.SIGHUP
+    assert list(tmp_path.glob("out*")) == []
