@@ -149,8 +149,10 @@ class Chain:
         Recovery drops `.cleaned` segments, and completes a swap where all of them are `.swap`. So the swap names are
         given from the highest base down, and `.cleaned` names that are left show that the swap had not begun. The new
         names are durable before an old segment loses its name: a file system may save names in another order than they
-        were given, and a `.deleted` name beside a `.cleaned` one would be neither state. `publish` shows the new list
-        to readers, before an old file gets another name."""
+        were given, and a `.deleted` name beside a `.cleaned` one would be neither state. For the same reason the old
+        names are durably gone before `.swap` falls off: an old segment beside the new one, without a name that tells of
+        the swap, would have the same records once more. `publish` shows the new list to readers, before an old file
+        gets another name."""
         come = sorted(new, key=_base_offset)
         for segment in reversed(come):
             segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
@@ -158,6 +160,7 @@ class Chain:
         self.segments = self.segments.with_replaced(old, tuple(come))
         publish()
         self.doom(old, delay_ms)
+        sync_directory(self.directory)
         for segment in come:
             segment.change_suffix(SWAP_SUFFIX, "")
 

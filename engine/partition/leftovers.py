@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Final
 
 from topicfs.engine.errors import InvalidNameError
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.format.paths import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
+    INDEX_SUFFIX,
     LOG_SUFFIX,
     SWAP_SUFFIX,
     TEMPORARY_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    index_file,
     offset_of_file,
 )
 from topicfs.engine.partition.chain import Chain
@@ -22,6 +27,8 @@ from topicfs.engine.record import MAX_INT64
 from topicfs.engine.segment.segment import Segment
 
 log = logging.getLogger(__name__)
+
+_INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 def remove_temporary(directory: Path, names: set[str]) -> set[str]:
@@ -59,13 +66,16 @@ def begun_swaps(names: set[str]) -> set[str]:
 def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
     """Complete a swap that had begun: remove the originals that it replaces, and give the new files their names.
 
-    Return the names that exist afterwards."""
+    A file system may have saved the last name of a new index, and not that of its log: then nobody can tell it from an
+    original. So it is removed too, and with it the offset index: a segment without one is recovered, which makes all
+    of its indexes anew. Return the names that exist afterwards."""
     swaps = sorted(name for name in names if name.endswith(SWAP_SUFFIX) and _offset(name) >= 0)
     logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     if not swaps:
         return names
     directory = chain.directory
     left = set(names)
+    incomplete = set()
     if logs:
         bases = [_offset(name) for name in logs]
         # An empty segment also replaces all files of the one with its base.
@@ -75,9 +85,14 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
                 log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")
                 (directory / name).unlink()
                 left.discard(name)
+                if name.endswith(_INDEX_SUFFIXES) and name + SWAP_SUFFIX not in names:
+                    incomplete.add(index_file(_offset(name)) + SWAP_SUFFIX)
         # The removal of the originals is durable before the `.swap` names disappear, which show that it is needed.
         sync_directory(directory)
-    for name in swaps:
+    for name in incomplete & left:
+        (directory / name).unlink()
+        left.discard(name)
+    for name in sorted(left.intersection(swaps)):
         final = name.removesuffix(SWAP_SUFFIX)
         log.info(f"{directory.name}/{name}: the swap is completed")
         (directory / name).rename(directory / final)

@@ -200,6 +200,25 @@ def test_new_segments_are_durable_under_their_swap_names_before_an_old_one_loses
     topic.check()
 
 
+def test_old_names_are_durably_gone_before_the_new_segments_get_their_last_ones(tmp_path: Path) -> None:
+    """Else a power cut could leave a new segment beside an old one that has the same records."""
+    topic = Cleaning(tmp_path / "t-0", segment_bytes=300)
+    for number in range(20):
+        topic.put((number % 3, number))
+    topic.partition.roll()
+    topic.partition.close()
+    topic.settings["segment_bytes"] = 100_000
+    topic.partition = open_partition(topic.directory, Known(clean=True), topic.clock, **topic.settings)
+    with Steps(topic.directory) as seen:
+        topic.clean(roll=False)
+    gone = [number for number, step in enumerate(seen) if step == ".deleted"]
+    last = seen.index(".log")
+    before = [number for number in gone if number < last]
+    assert before
+    assert "sync" in seen[before[-1] : last]
+    topic.check()
+
+
 def test_a_swap_to_an_empty_segment_leaves_nothing_of_the_old_one_behind(topic: Cleaning) -> None:
     topic.produce(1, ("a", 1), transactional=True)
     topic.end(1, commit=False)

@@ -145,6 +145,23 @@ def test_a_crash_after_any_rename_leaves_the_swap_undone_or_done(tmp_path: Path,
     assert seen == {True, False}
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES[1:3])
+@pytest.mark.parametrize("known", KNOWN)
+def test_an_index_that_got_its_last_name_before_its_log_did_is_made_anew(
+    tmp_path: Path, known: Known, suffix: str
+) -> None:
+    """A file system may save names in another order than they were given."""
+    swap = Swap(tmp_path, 1)
+    swap.rename(0, ".cleaned", ".swap")
+    for base in swap.originals:
+        swap.rename(base, "", ".deleted")
+    swap.rename(0, ".swap", "", (suffix,))
+    open_partition(swap.directory, known, segment_bytes=SEGMENT).log.abandon()
+    for each in SUFFIXES[:3]:
+        assert path_of(swap.directory, 0, each).stat().st_size
+    swap.expect(swap.after, known)
+
+
 def test_swap_files_below_the_lowest_cleaned_one_are_completed(tmp_path: Path) -> None:
     """They are of an earlier swap, which had come further."""
     swap = Swap(tmp_path, 1)
