@@ -66,6 +66,8 @@ INTERNAL_TOPICS: Final = frozenset(
 """Kafka's own topics, whose settings come from Kafka's code."""
 
 _MOST_CREATED_BYTES: Final = 64 * 1024 * 1024
+_LONGEST_ID: Final = 64
+"""No line of it is longer; an id has 22 characters."""
 _MOST_IDLE: Final = 1000
 _LONGEST_TOPIC: Final = MAX_NAME_LENGTH - len(PROPERTIES_SUFFIX + TEMPORARY_SUFFIX)
 
@@ -261,10 +263,7 @@ class Configuration:
         path = self._backing / CREATED_TOPICS
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            size = os.fstat(descriptor).st_size
-            # If a crash has cut off the last line, it is ended first.
-            before = b"" if not size or os.pread(descriptor, 1, size - 1) == b"\n" else b"\n"
-            line = before + topic_id.encode() + b"\n"
+            line = _end_last_line(descriptor) + topic_id.encode() + b"\n"
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(descriptor)
@@ -416,6 +415,20 @@ def _read_created(path: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     return {topic_id for line in text.splitlines() if (topic_id := parse_uuid(line.strip())) is not None}
+
+
+def _end_last_line(descriptor: int) -> bytes:
+    """Cut off a last line that is no id, as a crash leaves it: its topic was not made. Return what has to be written
+    before another line."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, _LONGEST_ID, max(0, size - _LONGEST_ID))
+    last = tail.rpartition(b"\n")[2]
+    if not last:
+        return b""
+    if len(last) < _LONGEST_ID and parse_uuid(last.decode("ascii", "replace").strip()) is None:
+        os.ftruncate(descriptor, size - len(last))
+        return b""
+    return b"\n"
 
 
 def _allowed(values: Mapping[str, str], known: Mapping[str, Setting], whose: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from topicfs import Record, Store
 from topicfs.engine.format.paths import CREATED_TOPICS, METADATA_LOG
 from topicfs.engine.plan.plan import plan
 from topicfs.engine.verify.finding import Kind
+from topicfs.engine.verify.run import Check
 
 DAY = 86_400_000
 LATER = START + 3650 * DAY
@@ -264,14 +265,16 @@ def test_a_partition_that_is_put_beside_ours_makes_the_topic_an_adopted_one(stor
 
 
 def test_the_list_of_what_was_made_here_survives_half_a_line(store_bench: StoreBench) -> None:
-    store_bench.damaged = {Kind.CREATED_TOPICS}
     store = store_bench.open()
     store.create("t", 0)
     path: Path = store_bench.root / CREATED_TOPICS
     with path.open("a") as file:
         file.write("half")
     store = store_bench.reopen()
+    found = Check(store_bench.root, lambda _: True, growing=True).findings()
+    assert Kind.CREATED_TOPICS not in {each.kind for each in found}
     store.create("u", 0)
+    assert len(path.read_text().splitlines()) == 2
     store = store_bench.reopen()
     assert store.why_kept("t") is None
     assert store.why_kept("u") is None
