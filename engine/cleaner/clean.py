@@ -208,6 +208,8 @@ class Cleaner:
         self._fill(work, dirty, first_dirty)
         end = max(first_dirty, self.offsets.latest_offset + 1)
         sources = [each for each in work.sources if each.base_offset < end]
+        # What makes older records go is on disk before they do: power may fail between two groups, or behind the last.
+        work.log.flush(end)
         rewrite = Rewrite(
             chain=work.log.chain,
             segments=work.snapshot.segments,
