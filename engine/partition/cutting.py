@@ -48,8 +48,13 @@ def truncate(log: Log, offset: int) -> bool:
             _publish_cut(log, start, offset, position, cut=offset)
             # The last segment goes first: a crash in between leaves a shorter log, never a log with a hole.
             log.chain.doom(later[::-1], log.settings.file_delete_delay_ms)
+            if later:
+                sync_directory(log.chain.directory)
             last.transactions.truncate_to(offset)
             last.truncate_to(offset)
+            # The next recovery does not look at what lies below the recovery point: after a loss of power the bytes
+            # that are cut off here could be there again, beside later records with their offsets.
+            log.chain.sync(last)
             log.epochs.truncate_from_end(offset)
             log.epochs.flush()
             log.publish()

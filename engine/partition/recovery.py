@@ -11,6 +11,7 @@ import numpy as np
 
 from topicfs.engine.batch.table import Bytes, Longs
 from topicfs.engine.errors import CorruptError, CorruptIndexError, InvalidOffsetError, OffsetOverflowError
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.format.batch_header import CONTROL, TRANSACTIONAL
 from topicfs.engine.format.transaction_index import AbortedTransaction
 from topicfs.engine.kernels.scan import ATTRIBUTES, BASE_OFFSET, LEADER_EPOCH, POSITION, PRODUCER_ID
@@ -96,6 +97,8 @@ class Recovery:
                 renamed = self.producers.mark_snapshot_for_deletion(each.base_offset)
                 if renamed is not None:
                     self.chain.doom_file(renamed, self.delay_ms)
+        # Names may be saved after contents, and the next flush may leave out the directory.
+        sync_directory(self.chain.directory)
 
     def _check(self, segment: Segment, before_cut: Callable[[Segment], None]) -> None:
         """Check every batch of a segment, rebuild its three indexes, and update epochs and producers to its end."""

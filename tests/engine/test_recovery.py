@@ -170,6 +170,34 @@ def test_only_segments_from_the_recovery_point_on_are_recovered(tmp_path: Path) 
     assert odd == [base for base in bases(directory) if base < second]
 
 
+def test_segments_behind_a_cut_are_durably_gone_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may save the shorter log before the names: it would seem complete then, with a hole behind it."""
+    directory = tmp_path / "t-0"
+    crashed(directory, 60)
+    damaged, last = path_of(directory, bases(directory)[0], ".log"), bases(directory)[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    done: list[tuple[str, Path]] = []
+
+    def noted(name: str) -> Callable[..., object]:
+        original = getattr(os, name)
+
+        def call(what: int | str, *rest: object) -> object:
+            path = Path(os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what)
+            done.append((name, path))
+            return original(what, *rest)
+
+        return call
+
+    for name in ("rename", "fsync", "ftruncate"):
+        monkeypatch.setattr(os, name, noted(name))
+    open_partition(directory).close()
+    renamed = done.index(("rename", path_of(directory, last, ".log")))
+    cut = done.index(("ftruncate", damaged))
+    assert ("fsync", directory) in done[renamed:cut]
+
+
 def test_a_cut_in_a_segment_without_index_removes_what_lies_behind_it(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     values = crashed(directory, 60)
