@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 BACKING ?= ./data
 MOUNT   ?= ./mnt
 
-.PHONY: setup jars run test soak soak-spark torture fuzz conformance matrix cluster bench bench-kafka lint man clean
+.PHONY: setup jars run test soak soak-spark torture crash-states fuzz conformance matrix cluster bench bench-kafka lint man clean
 
 setup: $(VENV)/.ready
 
@@ -84,6 +84,11 @@ soak-spark: setup
 MINUTES ?= 10
 torture: setup
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(TORTURE_OPTIONS)
+
+# What a death of the process or a loss of power may leave behind each short sequence of operations, recovered and compared
+# with what was promised, until the time is over. The first line tells the seed: with it and ONLY a sequence is done again.
+crash-states: setup
+	$(BIN)/python tests/crash_states --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)')
 
 # Bytes that nobody should take, looked for in what reads them: MINUTES for all of tests/fuzz/fuzz_targets.py together, or
 # for one TARGET. What it has kept in build/fuzz is where the next search begins; with KEEP=1 the best goes into tests/fuzz.
