@@ -10,7 +10,8 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     <base>.*.swap only                   completed: the originals within its range are removed
     .index, .timeindex without .log      removed
     .log without .index                  recovered, even after a clean stop
-    .log without .timeindex              gets an empty one: only look-ups by time become slower
+    .log without .timeindex              recovered; after a clean stop it gets an empty one, and only look-ups by time
+                                         become slower
     last batch damaged after a clean stop   kept: the log goes on at its recovery point, in another segment
     start offset above a clean log's end    ignored: a checkpoint has no checksum
     a batch that is damaged or cut off   cut there; later segments are removed
@@ -47,6 +48,7 @@ from topicfs.engine.format.paths import (
     index_file,
     log_file,
     offset_of_file,
+    time_index_file,
     transaction_index_file,
 )
 from topicfs.engine.partition.chain import Chain, segment_settings
@@ -169,9 +171,9 @@ def _open_segments(chain: Chain, names: set[str]) -> bool:
 
 
 def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, known: Known) -> None:
-    """Recover the segments whose index is missing or whose transaction index is damaged, also after a clean stop. Skip
-    the segments that will be recovered anyway: a cut made here would not be seen as a cut there, and the later
-    segments would stay."""
+    """Recover the segments whose index is missing or whose transaction index is damaged, also after a clean stop, and
+    after a crash those whose time index is missing. Skip the segments that will be recovered anyway: a cut made here
+    would not be seen as a cut there, and the later segments would stay."""
     floor = None if known.clean else chain.segments.floor(known.recovery_point)
     for segment in tuple(chain.segments):
         base = segment.base_offset
@@ -180,6 +182,9 @@ def _recover_without_index(chain: Chain, names: set[str], recovery: Recovery, kn
         has_transactions = transaction_index_file(base) in names
         if index_file(base) not in names:
             logger.warning(f"{segment.path}: has no offset index: the segment is recovered")
+        elif not known.clean and time_index_file(base) not in names:
+            # Its removal had begun, and a loss of power has brought back the rest of its names.
+            logger.warning(f"{segment.path}: has no time index after a crash: the segment is recovered")
         elif not has_transactions or transaction_index_is_sound(segment):
             continue
         recovery.single(segment)

@@ -264,6 +264,20 @@ def test_a_missing_time_index_becomes_an_empty_one_after_a_clean_stop(tmp_path: 
     partition.close()
 
 
+def test_a_missing_time_index_is_made_anew_after_a_crash(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    partition = open_partition(directory)
+    values = fill(partition, 60)
+    partition.close()
+    path = directory / f"{0:020d}.timeindex"
+    before = path.read_bytes()
+    path.unlink()
+    partition = open_partition(directory, Known(recovery_point=60))
+    assert path.read_bytes() == before != b""
+    assert values_of(partition) == values
+    partition.close()
+
+
 def test_garbage_in_indexes_is_gone_after_recovery_from_0(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     partition = open_partition(directory)
