@@ -196,7 +196,7 @@ class Reopening:
             partition = _loaded(topic, place, known)
             records = self._same(records_of(partition))
             found = _Found(records, partition.start_offset, sequence_of(partition), ())
-            after = Known(False, partition.recovery_point, partition.start_offset, partition.high_watermark)
+            after = _left_by(partition)
             partition.log.abandon()
             return replace(found, wrong=tuple(self._again(topic, place, after, found)))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
@@ -272,6 +272,13 @@ def _store(place: Path) -> Store:
 
 def _loaded(topic: str, place: Path, known: Known) -> Partition:
     return load(topic, 0, place, _SETTINGS[topic], EXPIRATION_MS, known, lambda: START, Descriptors(64))
+
+
+def _left_by(partition: Partition) -> Known:
+    """What the checkpoints of a store say of a partition: its start offset only where that is no segment's first."""
+    start = partition.start_offset
+    is_raised = start > partition.log.chain.segments.first.base_offset
+    return Known(False, partition.recovery_point, start if is_raised else 0, partition.high_watermark)
 
 
 def _checkpoint(content: bytes | None, topic: str) -> int | None:
