@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from search import DEPTH, Search, Totals, chosen
-from together import search_together
+from several_processes import search_together
 
 MEMORY = Path("/dev/shm")
 """A tree of files is written hundreds of times a second: in memory, where there is some."""

@@ -15,7 +15,7 @@ from search import Search, chosen, sequences
 
 MEMORY = Path("/dev/shm")
 STATES = 50_000
-OF_STORES = 2_000
+OF_STORES = 1_000
 """So many of them are opened as a whole store: each takes ten times as long as two partitions."""
 
 
