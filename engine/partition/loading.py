@@ -10,8 +10,8 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     <base>.*.swap only                   completed: the originals within its range are removed
     .index, .timeindex without .log      removed
     .log without .index                  recovered, even after a clean stop
-    .log without .timeindex              recovered; after a clean stop it gets an empty one, and only look-ups by time
-                                         become slower
+    .log without .timeindex              recovered; after a clean stop look-ups by time read more of it, and the next
+                                         clean stop makes both indexes anew
     last batch damaged after a clean stop   kept: the log goes on at its recovery point, in another segment
     start offset above a clean log's end    ignored: a checkpoint has no checksum
     a batch that is damaged or cut off   cut there; later segments are removed
@@ -19,7 +19,8 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     .log with offsets too far up         split
     messages of the formats 0 and 1      the partition is refused, and stays offline
     damaged .index, .timeindex           rebuilt, as recovery rebuilds all that it visits; after a clean stop when
-                                         a look-up finds an entry that does not fit the log
+                                         a look-up finds an entry that does not fit the log, or the next clean stop
+                                         finds a file that ends within an entry
     damaged .txnindex                    rebuilt with its segment
     damaged .snapshot                    the one before it is used, and batches are replayed
     damaged leader-epoch-checkpoint      rebuilt from the batches

@@ -144,12 +144,12 @@ class Finder:
         entry is used only if a batch ends with its offset at its position. If none does, the index is rebuilt."""
         index = self.offset_index
         number, last, position = index.floor(offset)
-        if index.doubt and self._mend(index.path, index.doubt):
+        if index.doubt and self.mend(index.path, index.doubt):
             number, last, position = index.floor(offset)
         if number < 0 or self.log.ends_with(position, last):
             return position
         # A running append publishes its index entries before its size, and a truncation its size before its entries.
-        if (position < self.log.size or not self.is_growing) and self._mend(
+        if (position < self.log.size or not self.is_growing) and self.mend(
             index.path, f"entry {number}: offset {last} is not at {position}"
         ):
             number, last, position = index.floor(offset)
@@ -208,11 +208,11 @@ class Finder:
         """Return an offset up to which every record is earlier, by entries of the time index that fit the log."""
         index = self.time_index
         number, at, offset = index.floor(timestamp - 1)
-        if index.doubt and self._mend(index.path, index.doubt):
+        if index.doubt and self.mend(index.path, index.doubt):
             number, at, offset = index.floor(timestamp - 1)
         if number < 0 or self.time_holds(number):
             return offset
-        if self._mend(index.path, f"entry {number}: {at} is not the latest time up to offset {offset}"):
+        if self.mend(index.path, f"entry {number}: {at} is not the latest time up to offset {offset}"):
             number, at, offset = index.floor(timestamp - 1)
         found = index.entry_or_none(self._last_time_that_holds(number))
         return self.log.base_offset if found is None else found[1]
@@ -285,21 +285,21 @@ class Finder:
         elif known[0] >= 0 or index.doubt:
             reason = index.doubt or f"{known[0]} is not the time of offset {known[1]}"
             # The look at the log may have had both indexes made anew already: what was read of them before is no more.
-            if (self._mend(index.path, reason) or self.mended) and self.largest is not None:
+            if (self.mend(index.path, reason) or self.mended) and self.largest is not None:
                 return self.largest
             known = NO_TIMESTAMP, self.log.base_offset
         if position == self.log.size:
             return known
         largest, is_all = latest_behind(self, known, position)
         if largest != known and not is_all:
-            self._mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
+            self.mend(index.path, f"its last time is {known[0]}, a batch behind it has {largest[0]}")
             claimed = max(claimed, index.last_entry)
         # A time that is too late costs a useless search. One that is too early would hide records.
         return max(largest, claimed)
 
     # -- mending --------------------------------------------------------------------------------------
 
-    def _mend(self, path: str, reason: str) -> bool:
+    def mend(self, path: str, reason: str) -> bool:
         """Rebuild both indexes from the batches. Return False if that was done before, or has to wait until the
         segment is sealed because an appender uses them."""
         with mending:

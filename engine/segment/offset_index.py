@@ -162,8 +162,9 @@ class IndexFile:
 
     def _doubt_of(self, data: IndexBytes) -> str:
         """Return what is wrong with the bytes of a file, as far as the bytes alone show it."""
-        if data.size % self.ENTRY_SIZE:
-            return f"expected a multiple of {self.ENTRY_SIZE} bytes, found {data.size}"
+        wrong = self._wrong_size(data.size)
+        if wrong:
+            return wrong
         table = data.view(self.FIELDS)
         first, second = (table[name] for name in self.FIELDS.names or ())
         if len(table) and (first[0] < 0 or second[0] < 0):
@@ -400,11 +401,21 @@ class IndexFile:
 
     def check_length(self) -> None:
         """Raise CorruptIndexError if the file does not consist of complete entries."""
-        size = os.stat(self.path).st_size if self.exists() else 0
-        if size % self.ENTRY_SIZE:
-            raise CorruptIndexError(
-                f"{self.path}: expected a multiple of {self.ENTRY_SIZE} bytes, found {size}"
-            )
+        wrong = self.wrong_length(self.path) if self.exists() else ""
+        if wrong:
+            raise CorruptIndexError(f"{self.path}: {wrong}")
+
+    @classmethod
+    def wrong_length(cls, path: str) -> str:
+        """Return what is wrong with the length of a file, or that there is none; empty if nothing is."""
+        try:
+            return cls._wrong_size(os.stat(path).st_size)
+        except FileNotFoundError:
+            return "expected a file, found none"
+
+    @classmethod
+    def _wrong_size(cls, size: int) -> str:
+        return f"expected a multiple of {cls.ENTRY_SIZE} bytes, found {size}" if size % cls.ENTRY_SIZE else ""
 
 
 class OffsetIndex(IndexFile):

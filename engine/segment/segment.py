@@ -13,6 +13,7 @@ by `engine.segment.finder`, appended by `engine.segment.appender`, and recovered
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -40,6 +41,8 @@ from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.settings import SegmentSettings
 from topicfs.engine.segment.time_index import TimeIndex
 from topicfs.engine.segment.transaction_index import TransactionIndex
+
+log = logging.getLogger(__name__)
 
 _building = threading.Lock()
 
@@ -355,10 +358,29 @@ class Segment:
     # -- files ----------------------------------------------------------------------------------------
 
     def keep_mended(self) -> None:
-        """Write the rebuilt indexes to disk. The caller must be the only one that changes the segment's files."""
-        if self.mended and not self.settings.read_only:
-            for index in self.finder.indexes:
-                index.keep_mended()
+        """Write the rebuilt indexes to disk, also those that nobody has looked at and whose length is wrong. The caller
+        must be the only one that changes the segment's files. An error leaves them to the next stop: nothing is lost
+        without them."""
+        if self.settings.read_only:
+            return
+        try:
+            self._mend_lengths()
+            if self.mended:
+                for index in self.finder.indexes:
+                    index.keep_mended()
+        except OSError as error:
+            log.warning(f"{self.log.path}: its indexes cannot be made anew on disk: {error}")
+
+    def _mend_lengths(self) -> None:
+        """Rebuild the indexes if a file is missing or ends within an entry: that shows without reading any. Those of an
+        appender get their length when it seals them."""
+        if self.appender is not None:
+            return
+        for kind, suffix in ((OffsetIndex, INDEX_SUFFIX), (TimeIndex, TIME_INDEX_SUFFIX)):
+            path = self.path_of(suffix)
+            wrong = kind.wrong_length(path)
+            if wrong:
+                self.finder.mend(path, wrong)
 
     def flush(self) -> None:
         """fsync the `.log` and both indexes."""

@@ -8,6 +8,7 @@ swap in test_leftovers, segments with offsets too far up in test_split.
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from pathlib import Path
@@ -30,6 +31,7 @@ from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition, Producer
 from topicfs.engine.record import Record
 from topicfs.engine.segment.batch_file import BatchFile
+from topicfs.engine.segment.offset_index import IndexFile
 
 
 def fill(partition: Partition, count: int, first: int = 0) -> list[bytes]:
@@ -252,16 +254,55 @@ def test_what_lies_behind_a_segment_that_was_cut_for_its_missing_index_stays_aft
     partition.close()
 
 
-def test_a_missing_time_index_becomes_an_empty_one_after_a_clean_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [".timeindex is missing", ".timeindex is cut", ".index is cut"])
+def test_indexes_of_a_wrong_length_are_made_anew_by_a_clean_stop(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """regression: those of a sealed segment that nobody had looked up anything in stayed as they were"""
     directory = tmp_path / "t-0"
     partition = open_partition(directory)
     values = fill(partition, 60)
     partition.close()
-    (directory / f"{0:020d}.timeindex").unlink()
+    middle = bases(directory)[1]
+    suffix, _, how = damage.partition(" is ")
+    path = directory / f"{middle:020d}{suffix}"
+    before = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(before[:-3])
     partition = open_partition(directory, CLEAN)
     assert values_of(partition) == values
-    assert partition.log.chain.segments.first.time_index.entries == 0
     partition.close()
+    assert path.read_bytes() == before
+    assert f"{path}: does not fit its log, both indexes are made anew from it" in caplog.text
+    check_rebuilt(directory, 0, 200, 10485760)
+
+
+def test_a_clean_stop_without_room_leaves_indexes_of_a_wrong_length_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "t-0"
+    partition = open_partition(directory)
+    values = fill(partition, 60)
+    partition.close()
+    path = directory / f"{bases(directory)[1]:020d}.timeindex"
+    before = path.read_bytes()
+    path.unlink()
+    partition = open_partition(directory, CLEAN)
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexFile, "keep_mended", no_room)
+        partition.close()
+    assert "its indexes cannot be made anew on disk" in caplog.text
+    assert not path.exists()
+    partition = open_partition(directory, CLEAN)
+    assert values_of(partition) == values
+    partition.close()
+    assert path.read_bytes() == before
+
+
+def no_room(index: IndexFile) -> None:
+    raise OSError(errno.ENOSPC, "no room", index.path)
 
 
 def test_a_missing_time_index_is_made_anew_after_a_crash(tmp_path: Path) -> None:
