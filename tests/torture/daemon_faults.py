@@ -131,22 +131,33 @@ def call_fails(world: World, numbers: Numbers) -> None:
         world.trouble |= {errno.EIO, getattr(errno, kind)}
 
 
+MADE_ANEW: Final = (
+    "logs/*/*.index",
+    "logs/*/*.timeindex",
+    "logs/*/*.snapshot",
+    "logs/*/leader-epoch-checkpoint",
+    "views/*/*",
+)
+
+
 @STEPS.row(2)
 def damage(world: World, numbers: Numbers) -> None:
-    """Indexes, and what is kept under `views`, are damaged between two mounts: they are made anew, and no answer
-    changes."""
+    """Indexes, snapshots of producers, leader epochs, and what is kept under `views`, are damaged between two mounts:
+    they are made anew, and no answer changes."""
     lines_kept(world)
     world.stop()
     backing = world.served.backing
-    files = sorted([*backing.glob("logs/*/*index"), *backing.glob("views/*/*")])
+    files = sorted(file for pattern in MADE_ANEW for file in backing.glob(pattern))
     if not files:
         return
     file, how = numbers.pick(files), numbers.pick(("flipped", "cut", "emptied", "removed", "longer"))
     world.say(f"{file.relative_to(backing)} is {how}")
     world.faulty = True
+    if file.suffix == ".snapshot":
+        world.unnoticed.add(f"{file}: ")
+    elif how == "flipped":
+        world.unnoticed.add(f"{file}, entry ")
     size = file.stat().st_size
-    if how == "removed" and file.suffix == ".timeindex":
-        how = "emptied"  # One that is gone is not made anew at a stop: `topicfs verify` tells of it as repairable.
     if how == "flipped":
         data = bytearray(file.read_bytes())
         if data:
