@@ -50,6 +50,7 @@ class Links:
     group            in words: who mirrors the partitions that this daemon does not; empty without a group
     counts           by topic: how many partitions the cluster has, where a group divides them; empty without a group
     remote           makes and deletes topics in the cluster; None while nothing is linked
+    first_look       waits, in a call of a user, until the cluster was asked once; None where nobody asks it, or it was
     gone             the ids of topics that were deleted in the cluster from here: they are not mirrored any more
     _guard           the store's
     _check_writable  raises ClosedError where the store is closed, ReadOnlyError where it was opened read-only
@@ -67,6 +68,7 @@ class Links:
     group: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
     remote: Remote | None = None
+    first_look: Callable[[], None] | None = None
     gone: set[str] = field(default_factory=set)
 
     def link(self, topic: LinkedTopic, numbers: Iterable[int]) -> None:
@@ -155,6 +157,13 @@ class Links:
                 slots = self._partitions.of_topic(topic)
                 return linked.of(PartitionMetadata.load(slot.directory).topic_id for slot in slots)
         return None
+
+    def await_look(self, topic: str) -> None:
+        """Wait until the cluster was asked once, if it has a topic: before that nothing is known to take its lines.
+        DeliveryTimeoutError where that takes too long, or the caller has given up."""
+        first_look = self.first_look
+        if first_look is not None and topic in self.topics.names:
+            first_look()
 
     def targets(self, topic: str) -> tuple[list[int], int | None]:
         """Return the partitions that take records of a topic here, in order; and, where a group divides them, how many

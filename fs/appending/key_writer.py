@@ -48,6 +48,7 @@ class KeySetter:
     def check(self, expected: int | None) -> None:
         """Raise the error that a record of the key would meet now."""
         log = self.views.partition.log
+        self.views.context.store.links.await_look(self.views.partition.topic)
         log.check_takes_lines()
         if not log.settings.compact:
             raise PolicyViolationError(

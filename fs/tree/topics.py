@@ -118,7 +118,9 @@ class InFile(TopicEntry):
         if flags & os.O_ACCMODE != os.O_WRONLY:
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
-        numbers, count = self.context.store.links.targets(self.topic)
+        links = self.context.store.links
+        links.await_look(self.topic)
+        numbers, count = links.targets(self.topic)
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")
         writers = [self.context.views(self.topic, number).writers for number in numbers]

@@ -42,6 +42,7 @@ class DaemonMount:
     state          where a read-only mount has its log
     process        the daemon, None while there is none
     hung           whether the watchdog had to end it
+    environment    variables that it gets beside those of the tests
     prefix         a command that the daemon is started by, such as `prlimit`; then it is not forked
     """
 
@@ -51,6 +52,7 @@ class DaemonMount:
         self.state = place / "state"
         self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
         self.hung = False
+        self.environment: dict[str, str] = {}
         self.prefix: tuple[str, ...] = ()
         self._socket = place / "steer"
         self._expected = [*_ANYWHERE]
@@ -80,6 +82,7 @@ class DaemonMount:
             "STEER": str(self._socket),
             "XDG_STATE_HOME": str(self.state),
             "XDG_CACHE_HOME": str(self.state.with_name("cache")),
+            **self.environment,
         }
         if self.prefix:
             self.process = subprocess.Popen(

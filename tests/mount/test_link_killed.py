@@ -12,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from daemon_mount import DaemonMount, refused
+from daemon_mount import DaemonMount, append, refused
 from harness import missing
 from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from line_writer import LineWriter
 from patience import PATIENCE_S, eventually
@@ -83,6 +84,32 @@ def test_a_line_is_acknowledged_once_whenever_the_daemon_dies(linked: Linked) ->
     eventually(lambda: mirrored(linked) == log.data(), "the mirror has all")
     lines.check(file.read_text().split())
     assert len(lines.failed) >= len(STEPS)
+
+
+def test_a_line_behind_a_start_waits_until_the_cluster_was_asked(linked: Linked) -> None:
+    """regression: it was EROFS, as without a link"""
+    log = linked.topic("early", b"first").logs[0]
+    linked.shows("early-0", b"first")
+    file = linked.mount / "early-0/log.txt"
+    assert linked.mount.stop() == 0
+    asked = threading.Event()
+    linked.broker.twist[MetadataRequest] = lambda *_: asked.wait(0.7)
+    linked.start()
+    append(file, b"second\n")
+    append(linked.mount / "topics/early/in.txt", b"third\n")
+    assert file.read_text().split() == ["first", "second", "third"]
+    assert log.end == 3
+    assert linked.mount.stop() == 0
+    linked.broker.twist.clear()
+    linked.broker.go()
+    linked.start()
+    with refused(errno.ETIMEDOUT):
+        append(file, b"never\n")
+    (linked.mount / "topics/ours").mkdir()
+    append(linked.mount / "ours-0/log.txt", b"at once\n")
+    linked.broker.come()
+    append(file, b"fourth\n")
+    assert file.read_text().split() == ["first", "second", "third", "fourth"]
 
 
 def await_a_line(lines: LineWriter) -> None:
