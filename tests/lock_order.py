@@ -238,16 +238,21 @@ class WatchedCondition(threading.Condition):
         super().__init__(lock if name is None else Watched(_reentrant(), name))
 
 
-def watch() -> None:
-    """Watch the locks that are made from now on."""
-    global _pauses  # noqa: PLW0603 - once in a process
-    assert not any(name.startswith("topicfs.") for name in sys.modules), "topicfs has made locks already"
-    _ranks.update(ranks())
+def pause_as_told() -> None:
+    """Have threads of this process sleep at locks, where LOCK_PAUSES tells so."""
+    global _pauses  # noqa: PLW0603 - one of the process
     seed = os.environ.get("LOCK_PAUSES")
     if seed is not None:
         _pauses = True
         _random.seed(f"{seed} {os.getpid()}")
-        os.register_at_fork(after_in_child=lambda: _random.seed(f"{seed} {os.getpid()}"))
+
+
+def watch() -> None:
+    """Watch the locks that are made from now on."""
+    assert not any(name.startswith("topicfs.") for name in sys.modules), "topicfs has made locks already"
+    _ranks.update(ranks())
+    pause_as_told()
+    os.register_at_fork(after_in_child=pause_as_told)
     threading.Lock = _maker(threading.Lock)  # type: ignore[misc,assignment]
     threading.RLock = _maker(threading.RLock)  # type: ignore[misc,assignment]
     _makers.append(WatchedCondition)

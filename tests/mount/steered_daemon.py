@@ -319,7 +319,8 @@ def build(store: Store, metrics: Metrics) -> CountedFileSystem:
 
 
 def run(arguments: list[str]) -> None:
-    """The command."""
+    """The command. A nursery has loaded the locks before it knew of their pauses."""
+    lock_order.pause_as_told()
     main(arguments, obj=lambda: Assembly(build, adapter.serve))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import rows as scripts
 from rows import Row
-from run import ENVIRONMENTS, WEIGHTS, Outcome, run, told
+from run import ENVIRONMENTS, Outcome, draw, run, told
 from shrinking import shrink
 
 HERE = Path(__file__).parent
@@ -47,14 +47,14 @@ def main() -> int:
     runs = lines = failed = 0
     while time.monotonic() < until:
         chance = random.Random(f"{seed}/{runs}")
-        first = Row(given.environment or chance.choice(list(ENVIRONMENTS)))
-        drawn = [first, *scripts.draw(chance, WEIGHTS, given.rows)]
+        environment = given.environment or chance.choice(list(ENVIRONMENTS))
+        drawn = draw(chance, environment, given.rows)
         outcome = run(drawn)
         runs += 1
         done += outcome.done
         lines += outcome.lines
         if outcome.label is not None:
-            print(f"run {runs - 1} of seed {seed}, on {first.name}: {told(outcome)}", flush=True)
+            print(f"run {runs - 1} of seed {seed}, on {drawn[0]}: {told(outcome)}", flush=True)
             found(given.found, f"{seed}-{runs - 1}", drawn, outcome, 0 if given.no_shrinking else SHRINKING_S)
             failed += 1
             if not given.keep_going:

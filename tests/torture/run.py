@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import threading
 import traceback
@@ -13,17 +14,24 @@ from pathlib import Path
 from typing import Final
 
 import daemon_faults
+import link
 import reading
+import rows as scripts
 import together
 import writing
 from daemon_mount import DaemonMount
 from oracle import BrokenPromiseError
-from rows import Numbers, Row, Step
+from rows import HIGHEST, Numbers, Row, Step
 from world import World
 
 TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, daemon_faults.STEPS)
-STEPS: Final[dict[str, Step]] = {name: step for table in TABLES for name, step in table.steps.items()}
+STEPS: Final[dict[str, Step]] = {
+    name: step for table in (*TABLES, link.STEPS) for name, step in table.steps.items()
+}
 WEIGHTS: Final = {name: weight for table in TABLES for name, weight in table.weights.items()}
+LINKED: Final = {**WEIGHTS, **{name: 3 * weight for name, weight in link.STEPS.weights.items()}}
+"""With a link half of the steps are about it."""
+
 ENVIRONMENTS: Final = {"directory": 0, "tmpfs": 24, "ext4": 24, "xfs": 320}
 """Where BACKING is, and its size in MiB. A file system of xfs has 300 at least."""
 
@@ -49,8 +57,17 @@ class Outcome:
     lines: int = 0
 
 
+def draw(chance: random.Random, environment: str, count: int) -> list[Row]:
+    """Draw the rows of a run. In every second one threads sleep at locks, and every third one has a link."""
+    linked = chance.randrange(3) == 0
+    pauses = chance.randrange(1, HIGHEST) if chance.randrange(2) else 0
+    first = Row(environment, (pauses, int(linked)))
+    return [first, *scripts.draw(chance, LINKED if linked else WEIGHTS, count)]
+
+
 def run(rows: Sequence[Row], place: Path | None = None) -> Outcome:
-    """Do the rows; the name of the first is the environment."""
+    """Do the rows. The name of the first is the environment; its numbers say how locks pause, 0 for not, and whether
+    there is a link."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory(
         prefix="topicfs-torture-", dir=place, ignore_cleanup_errors=True
@@ -58,12 +75,13 @@ def run(rows: Sequence[Row], place: Path | None = None) -> Outcome:
         world = World(Path(made), DaemonMount(Path(made)))
         try:
             with _watched(world):
-                _begin(world, rows[0].name)
+                _begin(world, rows[0].name, *(*rows[0].numbers, 0, 0)[:2])
             for row in rows[1:]:
                 outcome.done[row.name] += 1
                 with _watched(world):
                     step(world, row)
             with _watched(world):
+                link.caught_up(world)
                 world.finish()
         except BrokenPromiseError as violation:
             outcome.label, outcome.words = violation.label, str(violation)
@@ -89,7 +107,11 @@ def _watched(world: World) -> Iterator[None]:
         watchdog.cancel()
 
 
-def _begin(world: World, environment: str) -> None:
+def _begin(world: World, environment: str, pauses: int, linked: int) -> None:
+    if pauses:
+        world.served.environment["LOCK_PAUSES"] = str(pauses)
+    if linked:
+        world.far = link.Far(world.place)
     if ENVIRONMENTS[environment]:
         world.make_disk(environment, ENVIRONMENTS[environment])
     world.begin()
@@ -101,7 +123,8 @@ def step(world: World, row: Row) -> None:
     if not world.alive:
         world.start()
         world.look()
-    STEPS[row.name](world, Numbers(row.numbers))
+    if row.name not in link.STEPS.steps or world.far is not None:
+        STEPS[row.name](world, Numbers(row.numbers))
     world.died()
     if not world.alive:
         world.room()

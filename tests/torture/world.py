@@ -101,6 +101,7 @@ class World:
     positions    of groups, by group and partition
     listed       what was read of a name under `sealed`
     held         how many readers keep a log open
+    far          the cluster that a topic is mirrored of; None for none
     unnoticed    files with a wrong entry, and snapshots, which count when somebody needs them: beginnings of findings
     """
 
@@ -123,6 +124,7 @@ class World:
     cut: bool = False
     late: bool = False
     held: int = 0
+    far: Any = None
     unnoticed: set[str] = field(default_factory=set)
     serial: int = 0
 
@@ -152,7 +154,8 @@ class World:
 
     def start(self) -> None:
         """Mount it, and see that all is there."""
-        self.served.start(*(word for option in OPTIONS for word in ("-o", option)))
+        link = () if self.far is None else self.far.options
+        self.served.start(*link, *(word for option in OPTIONS for word in ("-o", option)))
         self.trouble.clear()
         for topic, count in self.counts.items():
             # Whether a topic is there whose making or deletion was cut short nobody has said.
@@ -285,6 +288,8 @@ class World:
         """Leave nothing behind."""
         self.bury_quietly()
         self.served.clear()
+        if self.far is not None:
+            self.far.clear()
         if self.kind:
             subprocess.run(["umount", "-l", self.served.backing], check=False, capture_output=True)
 
