@@ -198,8 +198,9 @@ class Log:
         return b"".join(data for end, data in self.batches if end > offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch that is not above this one, and where it ends."""
-        found, end = -1, self.start
+        """The largest epoch that is not above this one, and where it ends. An epoch that is below all others ends where
+        those begin."""
+        found, end = epoch, self.start
         for behind, data in self.batches:
             own = int.from_bytes(data[12:16], "big")
             if own > epoch:

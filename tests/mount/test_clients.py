@@ -43,6 +43,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         place = Place(mount.path, mount.backing)
         for number in (0, 1):
             (mount / f"{place.topic}-{number}").mkdir()
+        # Some records are of 2023: retention would remove them.
+        (mount / f"topics/{place.topic}/config").write_text("retention.ms=-1\n")
         yield place
     else:
         with Store.open(tmp_path, create=True) as store:

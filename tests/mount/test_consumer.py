@@ -31,6 +31,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Stor
     topic = f"consumed-{request.node.name.partition('[')[0].replace('_', '-')[:60]}"
     for number in range(2):
         (mount / f"{topic}-{number}").mkdir()
+        # The records are of 1970: retention would remove them.
+        (mount / f"topics/{topic}/config").write_text("retention.ms=-1\n")
         headers = '[{"key":"h","value":"x"},{"key":"n","value":null}]'
         line = '{"timestamp":5,"key_base64":"/w==","value":"%d","headers":' + headers + "}\n"
         append(mount / f"{topic}-{number}/log.jsonl", "".join(line % at for at in range(10)).encode())

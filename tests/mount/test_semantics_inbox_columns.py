@@ -23,6 +23,8 @@ def test_columns(mount: DaemonMount) -> None:
     column or type is EINVAL. So the files of a topic's `table` give equal records in another topic.
     """
     topic = Topic(mount)
+    # The rows are of 1970 and 2023: retention would remove them.
+    topic.configure("retention.ms=-1")
     (topic.inbox / ".x").write_bytes(
         parquet(
             value=["v", None, b"\xff"],

@@ -407,7 +407,9 @@ def test_extended_attributes(mount: DaemonMount) -> None:
     """T5. Views have `user.topicfs.first_offset` and `user.topicfs.next_offset`, segments' files also
     `user.topicfs.max_timestamp`.
     """
-    partition = mount.new()
+    partition = mount.new("dated")
+    # The lines are of 1970: retention would remove them.
+    (mount / "topics/dated/config").write_text("retention.ms=-1\n")
     append(partition / "log.jsonl", b'{"value":"a","timestamp":1000}\n{"value":"b","timestamp":900}\n')
     mount.steer("roll", partition)
     append(partition / "log.jsonl", b'{"value":"c","timestamp":2000}\n')

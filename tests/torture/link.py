@@ -45,6 +45,7 @@ class Far:
     hidden     values of transactions that were aborted
     lost       values that an unclean election may have taken
     kept       values that the cluster has acknowledged, with their partitions
+    undecided  by partition: offsets at which a transaction is not decided yet
     disturbed  whether something has befallen the cluster since the mirror had all
     anew       whether the topic was made anew there, and the old one is still here
     """
@@ -64,6 +65,7 @@ class Far:
         self.topic = self.broker.topics[TOPIC] = Topic(logs={number: Log() for number in range(PARTITIONS)})
         self.lost: set[bytes] = set()
         self.kept: dict[bytes, int] = {}
+        self.undecided: set[tuple[int, int]] = set()
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -178,6 +180,7 @@ def far_transaction(world: World, numbers: Numbers) -> None:
     world.say(f"a transaction in {TOPIC}-{number} is {'committed' if committed else 'aborted'}")
     if not committed:
         far.hidden.update(values)
+    far.undecided.add((number, log.end + len(values)))
     log.transact(1000 + far.count, values, committed)
 
 
@@ -186,13 +189,15 @@ def far_elects(world: World, numbers: Numbers) -> None:
     """Another leader; one that was not in sync has lost what was last."""
     far, number, log = log_of(world, numbers)
     unclean, back = numbers.below(2), numbers.pick((1, 2, 5))
-    far.disturbed = True
+    far.disturbed = world.faulty = True
     if not unclean or not log.batches:
         world.say(f"a leader of {TOPIC}-{number}")
         log.epoch += 1
         return
-    world.faulty = True
     keep = log.batches[: -min(back, len(log.batches))]
+    if keep and (number, keep[-1][0]) in far.undecided:
+        # A transaction of which the marker is lost stays open, and nothing behind it shows.
+        keep.pop()
     offset = keep[-1][0] if keep else log.start
     world.say(f"an unclean leader of {TOPIC}-{number}, which ends at {offset}, not at {log.end}")
     far.lost.update(VALUE.findall(log.data(offset)))
