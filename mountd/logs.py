@@ -135,7 +135,7 @@ def set_up(path: Path | None, foreground: bool) -> LevelCounter:
     counter = LevelCounter()
     handlers: list[logging.Handler] = [_handler(path, foreground), counter]
     if foreground and path is not None:
-        handlers.append(logging.StreamHandler())
+        handlers.append(_on_stderr())
     formatter = OneLine(_LINE, style="{")
     for handler in handlers:
         handler.setFormatter(formatter)
@@ -152,6 +152,14 @@ def set_up(path: Path | None, foreground: bool) -> LevelCounter:
 def _handler(path: Path | None, foreground: bool) -> logging.Handler:
     if path is not None:
         return LogFile(path)
-    if foreground or not os.path.exists(_SYSTEM_LOG):
+    if foreground:
+        return _on_stderr()
+    if not os.path.exists(_SYSTEM_LOG):
         return logging.StreamHandler()
     return SysLogHandler(_SYSTEM_LOG)
+
+
+def _on_stderr() -> logging.StreamHandler[TextIO]:
+    """Log to standard error through a descriptor of its own: while it mounts, what is written to the usual one is taken
+    for words of libfuse."""
+    return logging.StreamHandler(os.fdopen(os.dup(2), "w", errors="backslashreplace"))

@@ -219,3 +219,23 @@ def test_closed_descriptors_are_no_files_of_the_store(real_place: Place, closed:
         command.wait()
     assert not real_place.mounted
     assert real_place.stopped_clean
+
+
+CATCHING = """
+import logging, sys
+from topicfs.fs.fuse.libfuse_stderr import LibfuseStderr
+from topicfs.mountd import logs
+
+logs.set_up(None, True)
+caught = LibfuseStderr.begin()
+logging.info("a line of another thread")
+print("libfuse's words", file=sys.stderr, flush=True)
+sys.stdout.write(caught.end())
+"""
+
+
+def test_a_line_of_the_log_is_not_taken_for_words_of_libfuse_while_it_mounts() -> None:
+    """regression: it was gone from standard error, and came as a warning of libfuse"""
+    done = subprocess.run([sys.executable, "-c", CATCHING], capture_output=True, text=True, check=True)
+    assert done.stdout == "libfuse's words"
+    assert done.stderr.endswith("a line of another thread\n")
