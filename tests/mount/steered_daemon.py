@@ -165,6 +165,7 @@ def break_disk(partition: Partition) -> None:
 CHANGING = {
     "EIO": ("pwrite", "write", "fsync"),
     "ENOSPC": ("pwrite", "write", "mkdir"),
+    "short": ("pwrite", "write"),
     "die": ("pwrite", "write", "rename", "replace", "ftruncate", "unlink", "mkdir", "rmdir", "fsync"),
 }
 """Calls that change the backing directory, and those of them that fail in this way."""
@@ -172,7 +173,8 @@ CHANGING = {
 
 def break_call(partition: Partition, number: int, kind: str) -> None:
     """Have the call of this number, from now on, of those that change the backing directory, end the process: before it
-    (`die`), or in the middle of a write (`torn`); or fail once with the error of this name."""
+    (`die`), or in the middle of a write (`torn`); or write half of what it is given (`short`); or fail once with the
+    error of this name."""
     steps = itertools.count()
 
     def broken(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,6 +183,10 @@ def break_call(partition: Partition, number: int, kind: str) -> None:
             on_disk = not isinstance(arguments[0], int) or stat.S_ISREG(os.fstat(arguments[0]).st_mode)
             if not on_disk or next(steps) != number:
                 return original(*arguments, **named)
+            if kind == "short":
+                return original(
+                    arguments[0], bytes(arguments[1])[: (len(arguments[1]) + 1) // 2], *arguments[2:]
+                )
             if kind == "torn" and name in ("pwrite", "write"):
                 data = bytes(arguments[1])
                 original(arguments[0], data[: len(data) // 2], *arguments[2:])

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from oracle import promise
@@ -121,7 +123,7 @@ def clock(world: World, numbers: Numbers) -> None:
 def call_fails(world: World, numbers: Numbers) -> None:
     """The n-th system call from now on that changes the backing directory ends the daemon, before it or in its middle,
     or fails once, or for good."""
-    kind = numbers.pick(("die", "torn", "die", "EIO", "ENOSPC"))
+    kind = numbers.pick(("die", "torn", "die", "EIO", "ENOSPC", "short"))
     number = numbers.below(25)
     world.say(f"call {number} from now on: {kind}")
     world.faulty = True
@@ -150,10 +152,19 @@ def damage(world: World, numbers: Numbers) -> None:
     files = sorted(file for pattern in MADE_ANEW for file in backing.glob(pattern))
     if not files:
         return
-    file, how = numbers.pick(files), numbers.pick(("flipped", "cut", "emptied", "removed", "longer"))
-    world.say(f"{file.relative_to(backing)} is {how}")
+    file = numbers.pick(files)
+    world.say(f"{file.relative_to(backing)} is damaged")
     world.faulty = True
-    if file.suffix == ".snapshot":
+    # A full disk has no room for damage.
+    with suppress(OSError):
+        damage_file(world, file, numbers)
+
+
+def damage_file(world: World, file: Path, numbers: Numbers) -> None:
+    """Change a file in some way."""
+    how = numbers.pick(("flipped", "cut", "emptied", "removed", "longer"))
+    world.say(f"… {how}")
+    if file.suffix == ".snapshot" or file.is_relative_to(world.served.backing / "views"):
         world.unnoticed.add(f"{file}: ")
     elif how == "flipped":
         world.unnoticed.add(f"{file}, entry ")
@@ -172,6 +183,34 @@ def damage(world: World, numbers: Numbers) -> None:
             longer.write(bytes(numbers.below(40)))
     else:
         file.unlink()
+
+
+@STEPS.row(2)
+def damage_mounted(world: World, numbers: Numbers) -> None:
+    """So while it is mounted, of sealed segments and what is under `views`: no answer changes."""
+    backing = world.served.backing
+    actives = {file.parent: file.stem for file in sorted(backing.glob("logs/*/*.log"))}
+    files = [
+        file
+        for pattern in ("logs/*/*.index", "logs/*/*.timeindex", "views/*/*")
+        for file in sorted(backing.glob(pattern))
+        if file.is_file() and file.stem != actives.get(file.parent)
+    ]
+    if not files:
+        return
+    file = numbers.pick(files)
+    world.say(f"{file.relative_to(backing)} is damaged while it is mounted")
+    world.faulty = True
+    # It may be compacted or removed in this moment.
+    with suppress(OSError):
+        damage_file(world, file, numbers)
+
+
+@STEPS.row(1)
+def load(world: World, numbers: Numbers) -> None:
+    """Other programs want the processors, from now on or no more."""
+    world.say("no load" if world.load else "load")
+    world.load_or_not()
 
 
 @STEPS.row(1)

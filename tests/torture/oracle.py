@@ -280,7 +280,8 @@ class Oracle:
 
     def _after_cut(self, name: str, topic: str, known: Known, there: dict[int, Shown]) -> None:
         """A power cut may have taken what was not safe, also from the middle: of two files that nobody has synced the
-        later one may be on the disk alone."""
+        later one may be on the disk alone. On xfs that was seen, before the daemon was started again: the first segment
+        and the last one had no bytes, and all between them were whole."""
         known.cut = False
         end = max([known.start, *(offset + 1 for offset in there)])
         for offset in [offset for offset in known.shown if offset >= known.start and offset not in there]:

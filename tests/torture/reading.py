@@ -6,6 +6,7 @@ import errno
 import json
 import mmap
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +15,12 @@ from typing import Final
 
 from oracle import Shown, promise
 from rows import Numbers, Table
+from together import compacts
 from world import World
 
 STEPS: Final = Table()
 TRIES: Final = 6
+WAIT_S: Final = 30.0
 
 
 def chosen(world: World, numbers: Numbers) -> tuple[str, int]:
@@ -50,7 +53,7 @@ def unmoved(
             try:
                 words = check(before, directory)
             except FileNotFoundError as error:
-                words = f"{error}"
+                words = f"{error!r}"
             if words is None or world.died():
                 return
             if world.records(topic, number) == before:
@@ -287,7 +290,9 @@ def copies(world: World, numbers: Numbers) -> None:
             os.fstat(descriptor)
             while os.sendfile(target, descriptor, None, 1 << 20):
                 pass
-            words = difference("sendfile", os.pread(target, len(log) + 1000, 0), log)
+            words = spliced(at / "log.txt", log) or difference(
+                "sendfile", os.pread(target, len(log) + 1000, 0), log
+            )
             if words or not log:
                 return words
             with mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as view:
@@ -297,6 +302,85 @@ def copies(world: World, numbers: Numbers) -> None:
             os.close(target)
 
     unmoved(world, topic, number, "R6", check)
+
+
+def spliced(file: Path, log: bytes) -> str | None:
+    """What is wrong with a log that comes through a pipe by splice(2)."""
+    into, out = os.pipe()
+    try:
+        with file.open("rb", buffering=0) as opened:
+            os.fstat(opened.fileno())
+            data = b""
+            while count := os.splice(opened.fileno(), out, 4096):
+                data += os.read(into, count)
+    finally:
+        os.close(into)
+        os.close(out)
+    return difference("splice", data, log)
+
+
+@STEPS.row(2)
+def follow(world: World, numbers: Numbers) -> None:
+    """A program follows a log, or its tail, for later steps: it gets every record once, in order, and a signal ends
+    it."""
+    if len(world.readers) >= 4:
+        return
+    topic, number = chosen(world, numbers)
+    name = numbers.pick(("follow.jsonl", "log.jsonl"))
+    path, incarnation = world.served / f"{topic}-{number}/{name}", world.incarnation(topic)
+    command = ["cat", str(path)] if name == "follow.jsonl" else ["tail", "-n", "+1", "-f", str(path)]
+    world.say(f"{command[0]} {name} of {topic}-{number}")
+    output = world.place / world.name("followed")
+    with output.open("wb") as out:
+        program = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+    before: list[Shown] = []
+    with world.attempt((), *([errno.EIO] if errno.EIO in world.trouble else [])):
+        if eventually_opened(program, path):
+            before = world.records(topic, number)
+    world.held += name == "log.jsonl"
+
+    def offsets() -> list[int]:
+        whole = output.read_bytes().rpartition(b"\n")[0].splitlines()
+        return [json.loads(line)["offset"] for line in whole]
+
+    def look() -> None:
+        world.held -= name == "log.jsonl"
+        gone = (
+            not world.alive
+            or incarnation != world.incarnation(topic)
+            or world.trouble
+            or program.poll() is not None
+        )
+        try:
+            # Of a compacted log who is slower gets what is left.
+            if not gone and incarnation not in world.oracle.compacted:
+                behind = before[-1].offset if before else -1
+                wanted = {each.offset for each in world.records(topic, number) if each.offset > behind}
+                end = time.monotonic() + WAIT_S
+                while not wanted <= set(offsets()) and time.monotonic() < end:
+                    time.sleep(0.05)
+                missing = wanted - set(offsets())
+                words = f"{path} did not give {sorted(missing)} to who follows it"
+                promise("R3", world.died() or not missing, words)
+        finally:
+            program.terminate()
+            promise("B2", program.wait(WAIT_S) is not None, "who follows does not end")
+        told = offsets()
+        promise("R3", told == sorted(set(told)), f"{path} gave {told} to who follows it")
+
+    world.readers.append(look)
+
+
+def eventually_opened(program: subprocess.Popen[bytes], path: Path) -> bool:
+    """Wait until a program has a file open; whether it has."""
+    end = time.monotonic() + WAIT_S
+    while program.poll() is None and time.monotonic() < end:
+        with suppress(OSError):
+            opened = [os.readlink(link) for link in Path(f"/proc/{program.pid}/fd").iterdir()]
+            if str(path) in opened:
+                return True
+        time.sleep(0.01)
+    return False
 
 
 @STEPS.row(2)
@@ -351,6 +435,8 @@ def positions(world: World, numbers: Numbers) -> None:
 def keys(world: World, numbers: Numbers) -> None:
     """The keys of a compacted partition are those of its records."""
     number = numbers.below(world.counts["table"])
+    if not compacts(world):
+        return
     world.say(f"list keys of table-{number}")
 
     def check(shown: list[Shown], at: Path) -> str | None:

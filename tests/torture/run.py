@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import daemon_faults
+import details
 import link
 import reading
 import rows as scripts
@@ -24,7 +25,7 @@ from oracle import BrokenPromiseError
 from rows import HIGHEST, Numbers, Row, Step
 from world import World
 
-TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, daemon_faults.STEPS)
+TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, details.STEPS, daemon_faults.STEPS)
 STEPS: Final[dict[str, Step]] = {
     name: step for table in (*TABLES, link.STEPS) for name, step in table.steps.items()
 }

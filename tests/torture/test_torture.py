@@ -36,6 +36,7 @@ def checked() -> set[str]:
                 "promise",
                 "BrokenPromiseError",
                 "unmoved",
+                "detail",
             ):
                 labels |= {
                     each.value

@@ -101,6 +101,7 @@ class World:
     positions    of groups, by group and partition
     listed       what was read of a name under `sealed`
     held         how many readers keep a log open
+    load         other programs, which want the processors
     far          the cluster that a topic is mirrored of; None for none
     unnoticed    files with a wrong entry, and snapshots, which count when somebody needs them: beginnings of findings
     """
@@ -124,6 +125,7 @@ class World:
     cut: bool = False
     late: bool = False
     held: int = 0
+    load: list[subprocess.Popen[bytes]] = field(default_factory=list)
     far: Any = None
     unnoticed: set[str] = field(default_factory=set)
     serial: int = 0
@@ -284,8 +286,20 @@ class World:
         fill(self.served.backing / "filler")
         self.trouble.add(errno.ENOSPC)
 
+    def load_or_not(self) -> None:
+        """Begin programs that want the processors, or end them."""
+        if not self.load:
+            self.load = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(3)]
+            return
+        for program in self.load:
+            program.kill()
+            program.wait(LIMIT_S)
+        self.load.clear()
+
     def clear(self) -> None:
         """Leave nothing behind."""
+        if self.load:
+            self.load_or_not()
         self.bury_quietly()
         self.served.clear()
         if self.far is not None:
