@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ def main() -> int:
     parser.add_argument("--no-shrinking", action="store_true")
     parser.add_argument("--keep-going", action="store_true", help="until the time is over, whatever fails")
     given = parser.parse_args()
+    # A run that is ended takes its mounts along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if given.replay:
         outcome = run(scripts.read(given.replay))
         print(told(outcome))
