@@ -83,6 +83,7 @@ soak-spark: setup
 # Workloads, upkeep and faults at random, until the time is over or a promise is broken. The first line tells the seed.
 MINUTES ?= 10
 torture: setup
+	[ "$$(id -u)" != 0 ] || .ci/packages xfs
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(TORTURE_OPTIONS)
 
 # What a death of the process or a loss of power may leave behind each short sequence of operations, recovered and compared

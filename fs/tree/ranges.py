@@ -195,17 +195,26 @@ class RangesDirectory(PartitionEntry, Directory):
 
 
 class OffsetDirectory(RangesDirectory):
-    """Records by offset. It lists the range of all records, and the first and the last record if they are visible."""
+    """Records by offset. It lists the first and the last record, and the range of all."""
 
     def names(self) -> Iterable[str]:
         now = self.views.partition.offsets
         if now.start < now.stable:
-            # A bound may be a marker, or of an aborted transaction. A listed name that is not there stops find and tar.
-            for bound in sorted({now.start, now.stable - 1}):
-                if self.views.partition.record(bound) is not None:
-                    yield str(bound)
+            for bound in sorted(self._bounds(now.start, now.stable)):
+                yield str(bound)
             for suffix in FORMATS:
                 yield f"{now.start}-{now.stable - 1}.{suffix}"
+
+    def _bounds(self, start: int, end: int) -> set[int]:
+        """Return the offsets of the first and the last record between two offsets. At these themselves may be a marker,
+        a record of an aborted transaction, or nothing behind a compaction."""
+        partition = self.views.partition
+        first: int | None = start
+        if partition.record(start) is None:
+            first = next((int(part.offsets[0]) for part in partition.columns(start, end)), None)
+        if first is None:
+            return set()
+        return {first, end - 1 if partition.record(end - 1) is not None else partition.start_of_last(1)}
 
     def lookup(self, name: str) -> Entry:
         self.views.writers.await_closing()

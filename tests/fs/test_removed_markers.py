@@ -4,6 +4,7 @@ end was removed under an open file, and the log's size is that of what is left.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,30 @@ def test_a_view_that_cannot_keep_up_holds_up_neither_the_others_nor_the_removal(
     assert whole(lambda position, into: place.files.read(good, position, into)) == b"one\ntwo\n"
     for handle in (damaged, good):
         place.files.release(handle)
+
+
+def test_the_first_and_the_last_record_are_listed_where_the_log_begins_and_ends_with_none(
+    place: TreeBench,
+) -> None:
+    views = place.create()
+    partition = views.partition
+
+    sequence = itertools.count()
+
+    def ended(commit: bool, *values: bytes) -> None:
+        for value in values:
+            partition.append(Record(value), Producer(8, 0, next(sequence), True))
+        partition.end_transaction(8, 0, commit)
+
+    ended(False, b"never")
+    assert set(place.files.readdir("/t-0/offset")) == {f"0-1.{fmt.suffix}" for fmt in Format}
+    ended(True, b"one")
+    ended(True, b"two", b"three")
+    ended(False, b"never")
+    listed = {"2", "5", *(f"0-8.{fmt.suffix}" for fmt in Format)}
+    assert set(place.files.readdir("/t-0/offset")) == listed
+    remove_below(partition, 3)
+    listed = {"4", "5", *(f"3-8.{fmt.suffix}" for fmt in Format)}
+    assert set(place.files.readdir("/t-0/offset")) == listed
+    lines(partition, b"four")
+    assert {"4", "9"} < set(place.files.readdir("/t-0/offset"))

@@ -92,8 +92,7 @@ def members_of_an_object(shown: list[Shown], at: Path) -> str | None:
 def listed_offsets(shown: list[Shown], at: Path) -> str | None:
     start, end = (int(os.getxattr(at, f"user.topicfs.{name}_offset")) for name in ("first", "next"))
     names = os.listdir(at / "offset")
-    # A bound may be a marker, or compacted away.
-    wanted = {f"{each.offset}" for each in shown if each.offset in (start, end - 1)}
+    wanted = {f"{shown[at].offset}" for at in (0, -1)} if shown else set()
     wanted |= {f"{start}-{end - 1}.{kind}" for kind in KINDS} if shown else set()
     return None if wanted <= set(names) else f"offset lists {names}, expected {sorted(wanted)}"
 
