@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import replace
 
 from topicfs.engine import batch as batches
@@ -12,6 +12,7 @@ from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.validate import batch_limit, first_refused, shape_for
 from topicfs.engine.producer.entry import increment
 from topicfs.engine.record import NO_OFFSET, TimestampType
+from topicfs.engine.threads import run_all
 
 
 def gather(
@@ -103,8 +104,5 @@ def flush_all(partitions: Sequence[Partition], threads: Executor) -> None:
     flush fails the others are done, and the error is raised."""
     if len(partitions) == 1:
         partitions[0].flush()
-        return
-    flushes = [threads.submit(partition.flush) for partition in partitions]
-    wait(flushes)
-    for flush in flushes:
-        flush.result()
+    else:
+        run_all(threads, [partition.flush for partition in partitions])

@@ -7,8 +7,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -28,6 +29,7 @@ from topicfs.engine.record import Clock
 from topicfs.engine.segment.descriptors import Descriptors, descriptors_for_segments, raise_descriptor_limit
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.store.checkpoints import Checkpoints
+from topicfs.engine.threads import run_all
 
 log = logging.getLogger(__name__)
 
@@ -398,10 +400,7 @@ class Partitions:
         threads = self._configuration.daemon.num_recovery_threads_per_data_dir
         pool = ThreadPoolExecutor(threads, thread_name_prefix="topicfs-partitions")
         try:
-            futures = [pool.submit(task, slot) for slot in self.slots.values()]
-            wait(futures)
-            for future in futures:
-                future.result()
+            run_all(pool, [partial(task, slot) for slot in self.slots.values()])
         finally:
             pool.shutdown(cancel_futures=True)
 
