@@ -146,6 +146,7 @@ class Transaction:
                 keys = [(topic, number) for topic in self._sent for number in numbers.get(topic, ())]
                 groups = Groups.of(self._store)
                 transactions = self._store.transactions
+                transactions.make_log()
                 # A mount's transactions take the locks in this order too.
                 with (
                     transactions.writing(self._holder),

@@ -228,8 +228,8 @@ class Coordinator:
     # -- transactions -----------------------------------------------------------------------------------
 
     def make_log(self) -> None:
-        """Make the coordinator's log where it is missing, as after somebody has deleted it: who calls `run` with a lock
-        that a deletion waits for does it before."""
+        """Make the coordinator's log where it is missing, as after somebody has deleted it. Who calls `run` does it
+        before, and without a lock that a deletion waits for: that has the store to itself meanwhile."""
         self._log.make()
 
     def run(self, holder: Transaction, partitions: Iterable[PartitionKey], chunks: Iterable[Chunk]) -> int:
@@ -243,7 +243,6 @@ class Coordinator:
             raise PolicyViolationError(
                 f"{TRANSACTIONS} is written by the coordinator alone, in no transaction"
             )
-        self._log.make()
         with self._writing(holder) as held:
             self._settle(held)
             try:

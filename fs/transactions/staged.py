@@ -156,6 +156,7 @@ class StagedTransactions:
                 # Last, as nobody else changes these groups from here on until the end.
                 yield from held.enter_context(Groups.of(self.store).in_transaction(positions))
 
+            self.store.transactions.make_log()
             records = self.store.transactions.run(holder, partitions, all_chunks())
             self._deadlines.pop(name, None)
             self.positions.forget(name)

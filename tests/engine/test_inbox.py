@@ -38,7 +38,7 @@ from topicfs.engine.inbox.rows import NO_PARTITION, UNDATED, Rows
 from topicfs.engine.messages.topics import OFFSETS, TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS
-from topicfs.engine.transactions.states import TransactionState
+from topicfs.engine.transactions.states import Transaction, TransactionState
 from topicfs.engine.verify.finding import Kind
 
 DAY = 86_400_000
@@ -595,3 +595,24 @@ def test_where_the_coordinators_log_was_deleted_a_batch_makes_it_before_it_takes
     store_bench.store.delete_topic(TRANSACTIONS)
     inbox(store_bench).commit("b", chunks(p0=(b"b",)))
     assert both(store_bench)[0] == [b"a", b"b"]
+
+
+def test_a_commit_that_holds_the_inbox_leaves_a_coordinators_log_that_was_deleted_to_the_next_one(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion of the topic has the store to itself, and waits for the inbox: nothing can be made meanwhile."""
+    box, prepared = inbox(store_bench), Inbox._prepared
+
+    def and_then_deleted(self: Inbox) -> Transaction | None:
+        holder = prepared(self)
+        store_bench.store.delete_topic(TRANSACTIONS)
+        return holder
+
+    with monkeypatch.context() as late:
+        late.setattr(Inbox, "_prepared", and_then_deleted)
+        store_bench.warnings = True
+        with pytest.raises(UnknownPartitionError, match="the next transaction makes it anew"):
+            box.commit("a", chunks(p0=(b"a",)))
+    assert TRANSACTIONS not in store_bench.store.topics()
+    box.commit("a", chunks(p0=(b"a",)))
+    assert both(store_bench)[0] == [b"a"]
