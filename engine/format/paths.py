@@ -22,6 +22,7 @@
     ├── producers/open/<name>/<partition>/   files of named producers that are not appended
     ├── deleted/<id>/
     │   ├── deletion.json                 what was deleted
+    │   ├── ended                         how transactions have ended that were open in it
     │   ├── topic.properties  staging/    the settings of a deleted topic, and its inbox
     └── views/<partition>/                files that are made from segments, and may be deleted at any time
         ├── <base>.<inode>-<size>-<mtime>.<earliest|parquet>
@@ -124,6 +125,7 @@ INBOXES: Final = "inboxes"
 
 DELETED: Final = "deleted"
 DELETION_RECORD: Final = "deletion.json"
+DELETED_ENDED: Final = "ended"
 DELETED_SETTINGS: Final = "topic.properties"
 DELETED_STAGING: Final = "staging"
 

@@ -23,6 +23,7 @@ from topicfs.engine.files.metadata import PartitionMetadata, random_uuid
 from topicfs.engine.format.paths import DELETED_SETTINGS, DELETED_STAGING, deletion_directory
 from topicfs.engine.inbox.inboxes import Inboxes
 from topicfs.engine.partition.slot import Slot
+from topicfs.engine.partition.transactional import end_open
 from topicfs.engine.record import Clock
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.store.deletion import DeletedPartition, Deletion, Deletions
@@ -158,7 +159,7 @@ class Deleting:
             for place in places:
                 self._configuration.restore_topic(topic, place / DELETED_SETTINGS)
             for part in found.partitions:
-                self._restore(topic, part)
+                self._restore(found, part)
             for place in places:
                 self._inboxes.restore(topic, place / DELETED_STAGING)
             self._partitions.checkpoints.write_all()
@@ -197,7 +198,8 @@ class Deleting:
                 f"taken back"
             )
 
-    def _restore(self, topic: str, part: DeletedPartition) -> None:
+    def _restore(self, deletion: Deletion, part: DeletedPartition) -> None:
+        topic = deletion.topic
         slot = self._partitions.empty_slot(topic, part.number)
         self._directories.forget(slot)
         self._adopt(slot, part)
@@ -214,7 +216,16 @@ class Deleting:
             sync_directory(self._directories.logs)
             raise slot.error
         self._partitions.add(slot)
+        self._end_transactions(deletion, slot)
         log.info(f"{slot.name}: its deletion is taken back, offsets {part.start} to {part.end}")
+
+    def _end_transactions(self, deletion: Deletion, slot: Slot) -> None:
+        """Append the markers of transactions that have ended since a partition was deleted: nobody else would, and
+        whatever comes behind their records would never show."""
+        for producer_id, commit in self.deletions.ended(deletion, slot.number).items():
+            # One that is offline gives its error to whoever uses it.
+            if slot.partition is not None:
+                end_open(slot.partition, producer_id, commit)
 
     def _adopt(self, slot: Slot, part: DeletedPartition) -> None:
         self._partitions.checkpoints.adopt(slot.key, part.known)
@@ -252,4 +263,13 @@ class Deleting:
             elif not present and not (place / DELETED_STAGING).exists():
                 self._inboxes.forget(deletion.topic, place / DELETED_STAGING)
             if deletion.restoring:
+                self._end_transactions_of(deletion)
                 self.deletions.settle(deletion.id)
+
+    def _end_transactions_of(self, deletion: Deletion) -> None:
+        for _, part in (each for each in self.deletions.restored() if each[0].id == deletion.id):
+            slot = self._partitions.slots.get((deletion.topic, part.number))
+            if slot is not None and self.deletions.ended(deletion, part.number):
+                with contextlib.suppress(ClosedError):
+                    self._partitions.use(slot)
+                self._end_transactions(deletion, slot)

@@ -2,6 +2,8 @@
 
     deleted/<id>/
     ├── deletion.json       what was deleted, when, and until when it is kept
+    ├── ended               how transactions have ended that were open in a partition: a line `0 4711 commit` or `abort`
+    │                       each, of partition and producer. Of several lines of both the first one counts
     ├── topic.properties    the topic's settings, if the whole topic was deleted
     └── staging/            the topic's inbox, if no partition was left: journal, committed names, uncommitted files
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,9 +27,11 @@ from typing import Any, Final, Self
 
 from topicfs.engine.errors import CorruptCheckpointError, InvalidNameError
 from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.paths import (
     DELETE_SUFFIX,
     DELETED,
+    DELETED_ENDED,
     DELETION_RECORD,
     parse_partition_directory,
     partition_directory,
@@ -37,6 +42,9 @@ from topicfs.engine.record import MAX_INT64
 from topicfs.engine.store.removal import Removals
 
 log = logging.getLogger(__name__)
+
+_COMMIT: Final = "commit"
+_ABORT: Final = "abort"
 
 _LONGEST_RECORD: Final = 64 << 20
 """The largest `deletion.json` that is read, in bytes. A record has some 300 bytes for each partition."""
@@ -259,7 +267,44 @@ class Deletions:
             if not (self._logs / part.directory).exists()
         ]
 
+    def ended(self, deletion: Deletion, number: int) -> dict[int, bool]:
+        """Return how transactions have ended since a partition was deleted: by producer, whether it was a commit."""
+        found: dict[int, bool] = {}
+        for line in self._ended(self.place(deletion)):
+            with contextlib.suppress(ValueError):
+                of, producer_id, end = line.split()
+                if int(of) == number and end in (_COMMIT, _ABORT):
+                    found.setdefault(int(producer_id), end == _COMMIT)
+        return found
+
+    def _ended(self, place: Path) -> list[str]:
+        try:
+            return read_bounded(place / DELETED_ENDED, _LONGEST_RECORD).decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+
     # -- changing -------------------------------------------------------------------------------------
+
+    def note_ended(self, topic: str, number: int, producer_id: int, commit: bool) -> None:
+        """Note, durably, how a producer's transaction has ended, in each deletion of a partition. No lock is taken:
+        who undoes a deletion holds `_lock`, and may wait for the transaction."""
+        line = f"{number} {producer_id} {_COMMIT if commit else _ABORT}"
+        for deletion in list(self._known.values()):
+            if deletion.topic == topic and any(part.number == number for part in deletion.partitions):
+                # What is removed meanwhile cannot be undone any more.
+                with contextlib.suppress(FileNotFoundError):
+                    self._add_ended(self.place(deletion), line)
+
+    def _add_ended(self, place: Path, line: str) -> None:
+        if line not in self._ended(place):
+            # A crash, or a full disk, may have left a part of a line.
+            with os.fdopen(
+                open_regular(place / DELETED_ENDED, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb"
+            ) as file:
+                file.write(f"\n{line}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(place)
 
     def add(self, deletion: Deletion, due: int) -> None:
         """Record a deletion before it begins. `due` is the time of the removal, by the steady clock."""

@@ -165,6 +165,7 @@ class Store:
             self.cleaning,
             self.inboxes,
         )
+        self.transactions.note_deleted = self._deleting.deletions.note_ended
         self.linked_transactions = LinkedTransactions(
             backing / TRANSACTIONS / LINKED, self.transactions.discard
         )

@@ -76,6 +76,8 @@ class Coordinator:
     staged      the files of transactions that are not decided: a directory for each transactional id
     end_batch   does for the transaction of an inbox what is done for another one with its staged files, once all
                 partitions have their markers; it may be called again for one that it was called for
+    note_deleted  notes how a producer's transaction has ended for the deletions of a partition by topic and number, so
+                that it ends there too when they are taken back
     _log        where the states are written down
     _partition  returns a partition by topic and number
     _clock      the clock for the timestamps in the log
@@ -103,6 +105,9 @@ class Coordinator:
         self._error: Exception | None = None
         self._stopped: list[Transaction] | None = None
         self.end_batch: Callable[[Transaction], None] = lambda transaction: None
+        self.note_deleted: Callable[[str, int, int, bool], None] = lambda topic, number, producer_id, commit: (
+            None
+        )
         self._guard = threading.Lock()
         self._flushing = ThreadPoolExecutor(_FLUSHES, "flush")
 
@@ -352,21 +357,35 @@ class Coordinator:
         transaction = held.transaction
         commit = transaction.is_commit
         self._log.flush(transaction.transactional_id)
-        ended = []
-        for key in transaction.partitions:
-            with contextlib.suppress(UnknownPartitionError):
-                partition = self._partition(*key)
-                append_end(partition, transaction.producer_id, commit)
-                # Flushed even if the marker exists already: the last flush may have failed.
-                if transaction.producer_id in partition.log.producers.producers:
-                    ended.append(partition)
-        flush_all(ended, self._flushing)
+        # Flushed even if the marker exists already: the last flush may have failed.
+        flush_all(
+            [found for key in transaction.partitions for found in self._ended_in(key, transaction)],
+            self._flushing,
+        )
         if transaction.transactional_id.startswith(INBOXES):
             self.end_batch(transaction)
         elif commit:
             self.discard(transaction.transactional_id)
         state = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
         self._put(held, replace(transaction, state=state, partitions=()), durable=False)
+
+    def _ended_in(self, key: PartitionKey, transaction: Transaction) -> list[Partition]:
+        """Append the marker to a partition that the transaction has written to. Return it; none where it was deleted
+        since, or not written to."""
+        found = self._marked(key, transaction)
+        if not found:
+            self.note_deleted(*key, transaction.producer_id, transaction.is_commit)
+            # A deletion that is taken back at the same time shows the partition before it looks at the note.
+            found = self._marked(key, transaction)
+        return found
+
+    def _marked(self, key: PartitionKey, transaction: Transaction) -> list[Partition]:
+        try:
+            partition = self._partition(*key)
+        except UnknownPartitionError:
+            return []
+        append_end(partition, transaction.producer_id, transaction.is_commit)
+        return [partition] if transaction.producer_id in partition.log.producers.producers else []
 
     def discard(self, transactional_id: str) -> None:
         """Remove the staged files of a transactional id, durably: if they came back, they could be committed again."""

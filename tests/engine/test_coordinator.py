@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from topicfs.engine.messages import reading, writing
 from topicfs.engine.messages.topics import TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS
+from topicfs.engine.store.deleting import Deleting
+from topicfs.engine.store.deletion import Deletions
 from topicfs.engine.transactions import coordinator
 from topicfs.engine.transactions.states import Transaction, TransactionState
 
@@ -242,3 +245,88 @@ def test_a_transaction_flushes_all_partitions_though_the_disk_fails_one(
     assert {"t-0", "t-1", "u-0"} <= set(flushed)
     coordinator.settle()
     assert values(bench.store) == [[], [], []]
+
+
+# -- partitions that are deleted in the middle of a transaction --------------------------------------------
+
+
+def half_way(bench: StoreBench, monkeypatch: pytest.MonkeyPatch, commit: bool) -> None:
+    """Stop a transaction before its markers."""
+
+    def refused(*_: object) -> None:
+        raise OSError("as asked for")
+
+    bench.warnings = True
+    holder = bench.store.transactions.init_producer("a", TIMEOUT_MS)
+    chunks = [(key, some(b"1")) for key in KEYS]
+    with monkeypatch.context() as broken:
+        broken.setattr(coordinator, "append_end", refused)
+        if commit:
+            assert bench.store.transactions.run(holder, KEYS, chunks) == 3
+        else:
+            broken.setattr(coordinator, "flush_all", refused)
+            with pytest.raises(OSError, match="as asked for"):
+                bench.store.transactions.run(holder, KEYS, chunks)
+
+
+@pytest.mark.parametrize("between", ["nothing", "a crash", "another topic"])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_ends_in_a_deleted_partition_when_that_is_taken_back(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch, commit: bool, between: str
+) -> None:
+    half_way(bench, monkeypatch, commit)
+    deletion = bench.store.delete_topic("t")
+    if between == "another topic":
+        bench.store.create_topic("t", 2)
+    for _ in range(3):
+        bench.store.transactions.settle()
+    assert bench.store.transactions.unsettled == 0
+    if between == "another topic":
+        bench.store.delete_topic("t")
+    if between == "a crash":
+        bench.crash()
+    bench.store.undelete("t", deletion=deletion.id)
+    shown = [b"1"] if commit else []
+    assert values(bench.store) == [shown] * 3
+    for key in KEYS:
+        bench.store.partition(*key).append(Record(b"2"))
+    assert values(bench.store) == [[*shown, b"2"]] * 3
+
+
+def test_an_undelete_that_a_crash_stops_ends_the_transactions_too(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_way(bench, monkeypatch, commit=True)
+    bench.store.delete_topic("t")
+    bench.store.transactions.settle()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Deleting, "_end_transactions", stop)
+        broken.setattr(Deletions, "settle", stop)
+        with pytest.raises(KeyboardInterrupt):
+            bench.store.undelete("t")
+    bench.crash()
+    assert [record.value for record in bench.store.partition("t", 0).records()] == [b"1"]
+    bench.store.undelete("t")
+    assert values(bench.store) == [[b"1"]] * 3
+
+
+def test_a_transaction_that_ends_while_its_partition_is_taken_back_ends_there(
+    bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_way(bench, monkeypatch, commit=True)
+    bench.store.delete_topic("t")
+    note = bench.store.transactions.note_deleted
+
+    def late(topic: str, number: int, producer_id: int, commit: bool) -> None:
+        if (topic, number) not in bench.store:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(bench.store.undelete, topic, number).result()
+        note(topic, number, producer_id, commit)
+
+    bench.store.transactions.note_deleted = late
+    bench.store.transactions.settle()
+    assert values(bench.store) == [[b"1"]] * 3
