@@ -68,6 +68,14 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory, and those above it, where they are missing, durably: what is in it would be lost with it."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def read_bounded(path: Path, limit: int, follow: bool = False) -> bytes:
     """Return the file's bytes; CorruptCheckpointError if they exceed `limit`. With `follow` it may be a link."""
     with read_regular(path, follow) as file:

@@ -76,7 +76,8 @@ class CommittedNames:
             write_atomically(self.path, b"".join(_written(*each) for each in names.items()))
             self._is_torn, self._lines = False, len(names)
         new = self._lines == 0
-        if new and not self.path.parent.is_dir():
+        if new:
+            # Who put the first files there has made the topic's directory, and not made sure that it lasts.
             self.path.parent.mkdir(parents=True, exist_ok=True)
             sync_directory(self.path.parent.parent)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.atomic import make_directory, read_bounded, sync_directory, write_atomically
 from topicfs.engine.format.paths import INBOXES, JOURNAL, LINKED, TRANSACTIONS
 from topicfs.engine.staging.staging import Parts
 
@@ -86,15 +86,8 @@ class JointJournal:
 
     def write(self, note: JointNote) -> None:
         """Note a commit, durably."""
-        self._make_room(self.path.parent)
+        make_directory(self.path.parent)
         write_atomically(self.path, json.dumps(asdict(note)).encode())
-
-    def _make_room(self, directory: Path) -> None:
-        """Make a directory that lasts: with it the note would be lost."""
-        if not directory.is_dir():
-            self._make_room(directory.parent)
-            directory.mkdir(exist_ok=True)
-            sync_directory(directory.parent)
 
     def remove(self) -> None:
         """Remove the note, durably: if it came back, it would be taken for that of a later commit."""

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from topicfs.engine.errors import CorruptCheckpointError
-from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.atomic import make_directory, read_bounded, sync_directory, write_atomically
+from topicfs.engine.format.paths import COMMITTED
 from topicfs.engine.inbox.cluster import ClusterCommit
 from topicfs.engine.staging.staging import Parts
 
@@ -96,7 +97,10 @@ class Journal:
 
     def write(self, commit: InFlight) -> None:
         """Record the state of a commit, durably. After an error, `read` tells whether the old or new state holds."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path.parent)
+        if not self.path.with_name(COMMITTED).exists():
+            # Who put the first files there has made the topic's directory, and not made sure that it lasts.
+            sync_directory(self.path.parent.parent)
         document: dict[str, Any] = {
             "state": commit.state.value,
             "name": commit.name,

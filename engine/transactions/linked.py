@@ -32,7 +32,7 @@ from topicfs.engine.errors import (
     LinkedTopicError,
     LinkError,
 )
-from topicfs.engine.files.atomic import read_bounded, sync_directory, write_atomically
+from topicfs.engine.files.atomic import make_directory, read_bounded, sync_directory, write_atomically
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.format.paths import parse_partition_directory
 from topicfs.engine.transactions.cluster import ClusterTransactions, Identity, LinkedCommit, LinkedTransaction
@@ -213,7 +213,7 @@ class LinkedTransactions:
         return self._directory / f"{name}{_SUFFIX}"
 
     def _write(self, found: _InFlight) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         commit = found.commit
         document: dict[str, Any] = {
             "state": found.state.value,

@@ -29,7 +29,9 @@ from topicfs.engine.errors import (
     PolicyViolationError,
     UnknownPartitionError,
 )
+from topicfs.engine.files import atomic
 from topicfs.engine.inbox import committed_names as remembered
+from topicfs.engine.inbox import journal as journals
 from topicfs.engine.inbox.content import Content
 from topicfs.engine.inbox.inbox import OLDER_PRODUCER_ID, Chunk, Inbox, batch_name
 from topicfs.engine.inbox.inboxes import Inboxes
@@ -616,3 +618,32 @@ def test_a_commit_that_holds_the_inbox_leaves_a_coordinators_log_that_was_delete
     assert TRANSACTIONS not in store_bench.store.topics()
     box.commit("a", chunks(p0=(b"a",)))
     assert both(store_bench)[0] == [b"a"]
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_topics_first_note_and_first_name_are_in_a_directory_that_lasts(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """Without its note a commit that is completed at the next start would not be known by its name."""
+    if staged:
+        inbox(store_bench).staging.make_directory(("a",))
+    steps, real, write, add = [], atomic.sync_directory, Journal.write, remembered.CommittedNames.add
+
+    def sync(directory: Path) -> None:
+        steps.append(directory.name)
+        real(directory)
+
+    for module in (atomic, journals, remembered):
+        monkeypatch.setattr(module, "sync_directory", sync)
+    monkeypatch.setattr(Journal, "write", lambda self, note: (write(self, note), steps.append("noted")))
+    monkeypatch.setattr(
+        remembered.CommittedNames, "add", lambda self, *name: (add(self, *name), steps.append("named"))
+    )
+    inbox(store_bench).commit("a", chunks(p0=(b"a",)))
+    noted, named = steps.index("noted"), steps.index("named")
+    assert "staging" in steps[:noted]
+    assert "staging" in steps[noted:named]
+    steps.clear()
+    inbox(store_bench).commit("b", chunks(p0=(b"b",)))
+    assert "named" in steps
+    assert "staging" not in steps
