@@ -109,14 +109,20 @@ class KeyIndex:
     def record(self, key: bytes, read: Callable[[int], Record | None] | None = None) -> Record | None:
         """Return the last record of a key, or None if the key is not live. `read` gives the record at an offset."""
         offset = self.find(key)
-        if offset is None:
-            return None
-        record = (read or self.partition.record)(offset)
-        if record is not None and record.key != key:
-            raise CorruptBatchError(
-                f"{self.partition.name}: offset {offset}: expected a record of the key {key!r}, found {record.key!r}"
-            )
-        return record
+        while offset is not None:
+            record = (read or self.partition.record)(offset)
+            if record is not None:
+                if record.key != key:
+                    raise CorruptBatchError(
+                        f"{self.partition.name}: offset {offset}: expected a record of the key {key!r}, found "
+                        f"{record.key!r}"
+                    )
+                return record
+            # Another one has taken its place since, and compaction has removed it: the key was live all the time.
+            before, offset = offset, self.find(key)
+            if offset == before:
+                return None
+        return None
 
     def last_undecided(self, key: bytes) -> int | None:
         """Return the offset of the key's last record in what no reader may see yet, behind an open transaction, or

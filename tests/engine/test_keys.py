@@ -274,3 +274,22 @@ def test_a_compressed_log_gives_the_same_keys(tmp_path: Path) -> None:
     assert index.find(b"k7") == 87
     assert np.all(np.diff(list(listed(index).values())) > 0)
     partition.close()
+
+
+def test_a_key_that_is_set_anew_and_compacted_while_it_is_read_is_there(tmp_path: Path) -> None:
+    partition = compacted(tmp_path)
+    put(partition, [(b"k", b"old"), (b"other", b"o")])
+    index, asked = KeyIndex(partition, MemoryViewCache()), list[int]()
+
+    def read(offset: int) -> Record | None:
+        asked.append(offset)
+        if len(asked) == 1:
+            put(partition, [(b"k", b"new")])
+            return None  # as if the cleaner had been here
+        return partition.record(offset)
+
+    found = index.record(b"k", read)
+    assert found is not None
+    assert (found.value, asked) == (b"new", [0, 2])
+    assert index.record(b"k", lambda _: None) is None
+    partition.close()
