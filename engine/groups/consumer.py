@@ -122,6 +122,7 @@ class Consumer:
         self._topics: tuple[str, ...] = ()
         self._is_member = False
         self._cut_at: TopicPartition = ("", 0)
+        self._failure: tuple[TopicPartition, Exception] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -146,22 +147,46 @@ class Consumer:
     def poll(self, timeout_ms: int = 0, max_records: int = 500) -> list[ConsumerRecord]:
         """Return the records that come next in its partitions, at most so many; wait for some as long as that. What
         the call before has returned counts as done: partitions that are to be another's are given up now. Where there
-        were more records than that, the next call begins with the partitions that had no turn."""
+        were more records than that, the next call begins with the partitions that had no turn. Where a partition cannot
+        be read, what was read before is returned, and the next call raises the error."""
         if not self._is_member:
             raise NotOwnerError("poll: expected `subscribe` before, which joins the group")
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             self._take_up(self._heartbeat())
-            found: list[ConsumerRecord] = []
-            for key in sorted(self._next, key=lambda key: (key <= self._cut_at, key)):
-                found += self._read(key, max_records - len(found))
-                if len(found) >= max_records:
-                    self._cut_at = key
-                    break
+            self._raise_failure()
+            found = self._read_some(max_records)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
             time.sleep(min(left, _LOOKS_EACH_S))
+
+    def _raise_failure(self) -> None:
+        """Raise the error that the call before has met behind the records that it returned."""
+        failure, self._failure = self._failure, None
+        if failure is not None and failure[0] in self._next:
+            raise failure[1]
+
+    def _read_some(self, most: int) -> list[ConsumerRecord]:
+        """Read what comes next. Positions move on only when it is returned: what an error, or a signal, keeps from the
+        caller comes again."""
+        found: list[ConsumerRecord] = []
+        behind: dict[TopicPartition, int] = {}
+        for key in sorted(self._next, key=lambda key: (key <= self._cut_at, key)):
+            try:
+                self._read(key, most, found, behind)
+            except (EngineError, OSError) as error:
+                # The others have their turn first next time.
+                self._cut_at = key
+                if not found:
+                    raise
+                self._failure = key, error
+                break
+            if len(found) >= most:
+                self._cut_at = key
+                break
+        self._next |= behind
+        return found
 
     def position(self, partition: TopicPartition) -> int:
         """Return the offset of the record that the next `poll` gives first."""
@@ -176,6 +201,7 @@ class Consumer:
         """Have the next `poll` go on from an offset."""
         self._check_assigned(partition)
         self._next[partition] = offset
+        self._failure = None
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Set the group's positions: behind all that was returned, or to these. NotOwnerError, or through a mount
@@ -222,22 +248,23 @@ class Consumer:
             self._next[key] = (start if self._reset == "earliest" else end) if position is None else position
             self._incarnations[key] = incarnation
 
-    def _read(self, key: TopicPartition, most: int) -> list[ConsumerRecord]:
-        found: list[ConsumerRecord] = []
+    def _read(
+        self, key: TopicPartition, most: int, found: list[ConsumerRecord], behind: dict[TopicPartition, int]
+    ) -> None:
+        """Add records of a partition to those that were found, up to so many, and note the offset behind them."""
         # Where it was deleted, or its first records were, since it was asked for, the next look knows.
         with suppress(*_GONE):
             start, end = self._log.bounds(key)
             first = max(self._next[key], start)
-            if most <= 0 or first >= end:
-                return found
+            if first >= end or len(found) >= most:
+                return
             for record in self._log.records(key, first, end):
                 found.append(record)
-                self._next[key] = record.offset + 1
-                if len(found) == most:
-                    return found
+                behind[key] = record.offset + 1
+                if len(found) >= most:
+                    return
             # Behind the last record there may be markers.
-            self._next[key] = end
-        return found
+            behind[key] = end
 
 
 class _Local:
