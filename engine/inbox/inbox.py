@@ -187,6 +187,14 @@ class Inbox:
             self.staging.discard(source)
         log.info(f"{self.topic}: {batch.name} was committed before, and is discarded")
 
+    @property
+    def topic_id(self) -> str | None:
+        """Return the id of the topic; None where it is gone, or has none that can be told."""
+        for number in self._numbers():
+            with contextlib.suppress(EngineError):
+                return self._partition(number).topic_id
+        return None
+
     def keys(self) -> list[PartitionKey]:
         """Return the partitions of the topic."""
         return [(self.topic, number) for number in self._numbers()]

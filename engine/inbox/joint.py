@@ -114,7 +114,9 @@ class Joint(ABC):
         is tried again later."""
 
     def _note(self, new: Joined, producer_id: int | None) -> None:
-        parts = tuple(Part(inbox.topic, batch.name, batch.sources, told(batch)) for inbox, batch in new)
+        parts = tuple(
+            Part(inbox.topic, batch.name, batch.sources, told(batch), inbox.topic_id) for inbox, batch in new
+        )
         note = JointNote(parts, producer_id)
         self._topics = note.topics
         self._journal.write(note)
@@ -123,7 +125,8 @@ class Joint(ABC):
         """Do what is left of the noted batch, whose transaction has ended."""
         for part in note.parts if note is not None and commit else ():
             inbox = self._inbox(part.topic)
-            if inbox is not None:
+            # A topic that was made again meanwhile has batches of its own.
+            if inbox is not None and (part.topic_id is None or inbox.topic_id in (None, part.topic_id)):
                 inbox.note_committed(part.name, part.content, part.sources)
         if note is not None:
             self._journal.remove()

@@ -25,12 +25,16 @@ _MOST_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One topic's part of the batch: see `topicfs.engine.inbox.journal.InFlight`."""
+    """One topic's part of the batch: see `topicfs.engine.inbox.journal.InFlight`.
+
+    topic_id  the id of the topic, which one that is made again under its name does not have; None where it is not known
+    """
 
     topic: str
     name: str
     sources: tuple[Parts, ...]
     content: str | None
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class JointJournal:
                         str(part["name"]),
                         tuple(tuple(map(str, source)) for source in part["sources"]),
                         None if part["content"] is None else str(part["content"]),
+                        None if part.get("topic_id") is None else str(part["topic_id"]),
                     )
                     for part in found["parts"]
                 ),

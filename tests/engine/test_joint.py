@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Event
 
@@ -186,6 +188,27 @@ def test_a_topic_that_is_deleted_and_taken_back_knows_what_was_stopped_half_way(
     store_bench.store.undelete("u")
     assert alone(store_bench, "u", "a").known
     assert commit(store_bench, "a").known
+    assert shown(store_bench) == [[b"a"], [b"a"]]
+
+
+@pytest.mark.parametrize("between", ["nothing", "a crash"])
+def test_a_topic_that_is_made_again_does_not_know_what_was_stopped_half_way_before_it(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    store_bench.warnings = True
+    with monkeypatch.context() as broken:
+        broken.setattr(CommittedNames, "add", refuse)
+        of_u = replace(batch("a", b"a"), sources=(("a",),))
+        store_bench.store.inboxes.commit({"t": batch("a", b"a"), "u": of_u})
+        store_bench.store.delete_topic("u")
+        store_bench.store.create_topic("u", 1)
+    store_bench.store.inboxes.of("u").staging.open(("a",), os.O_CREAT | os.O_WRONLY).close()
+    if between == "a crash":
+        store_bench.crash()
+    store_bench.store.inboxes.settle()
+    assert store_bench.store.inboxes.of("u").staging.names(()) == ["a"]
+    assert alone(store_bench, "u", "a").records == 1
+    assert alone(store_bench, "t", "a").known
     assert shown(store_bench) == [[b"a"], [b"a"]]
 
 
