@@ -179,7 +179,11 @@ class AppendHandle(Handle):
                     self.target.flush()
                     if self._tail:
                         # The last close appends the tail, and cannot report an error.
-                        self.target.hold_line(np.frombuffer(bytes(self._tail), np.uint8))
+                        line = np.frombuffer(bytes(self._tail), np.uint8)
+                        self.target.refusal = self.target.refusal_at_end(line)
+                        if self.target.refusal is not None:
+                            raise self._refused()
+                        self.target.hold_line(line)
             finally:
                 if self._tail:
                     for writers in self.target.writers:

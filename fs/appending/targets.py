@@ -108,6 +108,13 @@ class PartitionTarget(Sender):
         """Take records that were checked, while others of their write are appended elsewhere. They may wait."""
         self._queue.keep_columns(self, columns, now)
 
+    def refusal_at_end(self, line: Bytes) -> EngineError | None:
+        """Return why an unfinished line is refused whatever follows it. None if it may be taken, or is no whole record
+        yet."""
+        now = self._partition.log.clock()
+        parsed = self.format.parse(joined(line, _NEWLINE), now)
+        return first_refused(parsed.columns, self._partition.settings, now)[1]
+
     def hold_room(self, size: int) -> None:
         """Make sure that there is room for an unfinished line of this many bytes, as far as that is possible. OSError
         if there is no room."""
@@ -229,6 +236,15 @@ class TopicTarget:
         if unknown is not None:
             unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
         return chosen, known, unknown
+
+    def refusal_at_end(self, line: Bytes) -> EngineError | None:
+        now = self.writers[0].partition.log.clock()
+        parsed = self.format.parse(joined(line, _NEWLINE), now)
+        refusal = first_refused(parsed.columns, self.writers[0].partition.settings, now)[1]
+        return (
+            refusal
+            or choose(parsed.columns, parsed.partitions, self._numbers, self._numbers[0], self._count)[2]
+        )
 
     def hold_room(self, size: int) -> None:
         if not size:

@@ -183,14 +183,36 @@ def test_no_room(tmp_path: Path) -> None:
 
 
 def test_a_bad_last_line(mount: DaemonMount) -> None:
-    """E7. A bad last line without a newline, which only the last close completes, is dropped; only the log
-    and `last_refusal` tell.
+    """E7. A last line without a newline that is refused whatever follows it, since it is too large or has no key where
+    one is needed, is dropped, and close gives its errno; of a malformed one, which only the last close completes, only
+    the log and `last_refusal` tell.
     """
     partition = mount.new()
     mount.expect("a last line of 13 bytes is refused")
     append(partition / "log.jsonl", b'{"value":"a"}\n{"value":"b"')
     assert read(partition) == b"a\n"
     assert "byte 13" in mount.status(partition)["last_refusal"]["reason"]
+    tight, keyed = mount.new("tight"), mount.new("compacted")
+    long = b"x" * 1000
+    for partition, form, line, code in (
+        (tight, "txt", long, errno.EMSGSIZE),
+        (tight, "tsv", b"k\t" + long, errno.EMSGSIZE),
+        (tight, "jsonl", b'{"value":"' + long + b'"}', errno.EMSGSIZE),
+        (keyed, "txt", b"v", errno.EINVAL),
+        (keyed, "jsonl", b'{"value":"v"}', errno.EINVAL),
+    ):
+        for file in (partition / f"log.{form}", mount / "topics" / partition.name[:-2] / f"in.{form}"):
+            with refused(code):
+                append(file, line)
+    with refused(errno.EINVAL):
+        append(mount / "topics/tight/in.jsonl", b'{"value":"v","partition":7}')
+    assert read(tight) == read(keyed) == b""
+    # What comes behind a copy's close may still end a line, so a line that is no record yet is kept.
+    with opened(keyed / "log.tsv", APPEND) as descriptor:
+        os.write(descriptor, b"k")
+        os.close(os.dup(descriptor))
+        os.write(descriptor, b"\tv")
+    assert read(keyed) == b"v\n"
 
 
 def test_names_of_new_partitions(mount: DaemonMount) -> None:
