@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from topicfs.mountd.tables import show_line, show_table, size_text, time_text
+from topicfs.mountd.tables import show_line, show_table, shown_path, size_text, time_text
 from topicfs.mountd.targets import TOPICS, Target, UnknownNameError, found
 from topicfs.mountd.tree import RefusedError, Tree, opened, refusals
 
@@ -146,7 +146,7 @@ def _show_way_back(where: Path, target: Target, deletions: list[dict[str, Any]])
     until = time_text(newest["removed_at"])
     show_line(_OUT, f"{target.name} is deleted; until {until} this takes it back:")
     name = f"{TOPICS}/{target.name}" if target.number is None else target.name
-    show_line(_OUT, f"    topicfs undelete {where} {name}")
+    show_line(_OUT, f"    topicfs undelete {shown_path(where)} {name}")
 
 
 # -- undelete -----------------------------------------------------------------------------------------

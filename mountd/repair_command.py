@@ -15,7 +15,7 @@ from rich.console import Console
 from topicfs.engine.files.place import DirectoryKind, kind_of
 from topicfs.mountd import kernels, mounts
 from topicfs.mountd.progress import CONSOLE, Progress
-from topicfs.mountd.tables import show_line, size_text
+from topicfs.mountd.tables import show_line, shown_path, size_text
 from topicfs.mountd.verify_command import Wanted, fail, reported, show_finding, told
 
 if TYPE_CHECKING:
@@ -201,4 +201,4 @@ def _show_summary(
     elif not plans:
         show_line(_OUT, "there is nothing that a recovery would mend")
     elif any(plan.changes and plan.error is None for plan in plans):
-        show_line(_OUT, f"nothing is changed; this does it: topicfs repair {where} --apply")
+        show_line(_OUT, f"nothing is changed; this does it: topicfs repair {shown_path(where)} --apply")

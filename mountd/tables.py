@@ -6,8 +6,10 @@ The engine is not imported here, as commands that go through a mount answer in l
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -59,6 +61,11 @@ def show_line(console: Console, words: str) -> None:
         console.print(Text(words))
     else:
         console.file.write(words + "\n")
+
+
+def shown_path(path: Path | str) -> str:
+    """Return a path as it stands in a command that is shown, which people copy into a shell."""
+    return shlex.quote(str(path))
 
 
 def size_text(size: int) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from topicfs.engine.format.paths import validate_topic
 from topicfs.engine.store.new_topic import NewTopic
 from topicfs.fs.tree.creating import CREATE, text_of
-from topicfs.mountd.tables import show_line, show_table, size_text
+from topicfs.mountd.tables import show_line, show_table, shown_path, size_text
 from topicfs.mountd.targets import TOPICS, Target, found
 from topicfs.mountd.tree import RefusedError, Tree, opened, refusals
 
@@ -46,7 +46,7 @@ def topics_command(where: Path, as_json: bool) -> None:
             row.append("; ".join(each["offline"]))
     show_table(_OUT, titles, table, right=("partitions", "records", "size"))
     if not rows:
-        show_line(_OUT, f"no topics; this makes one: topicfs create {where} orders")
+        show_line(_OUT, f"no topics; this makes one: topicfs create {shown_path(where)} orders")
 
 
 def _about(tree: Tree, topic: str, numbers: Sequence[int]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def create_command(where: Path, topic: str, partitions: int | None, settings: tu
             topic, partitions, {name: value for name, value in chosen.items() if value is not None}
         )
         with opened(where, changes=True) as tree:
-            tree.set_attribute(TOPICS, CREATE, text_of(made))
+            tree.set_attribute(TOPICS, CREATE, text_of(made), topic)
 
 
 @click.command("config")

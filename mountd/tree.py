@@ -110,8 +110,8 @@ class Tree(ABC):
         """Wait until no other command does the same with a directory, and keep others waiting."""
 
     @abstractmethod
-    def set_attribute(self, path: str, name: str, value: str) -> None:
-        """Set an extended attribute, which does what it stands for."""
+    def set_attribute(self, path: str, name: str, value: str, about: str = "") -> None:
+        """Set an extended attribute, which does what it stands for. A refusal names the value, or what it is about."""
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a small file."""
@@ -211,13 +211,13 @@ class MountedTree(Tree):
         finally:
             os.close(descriptor)
 
-    def set_attribute(self, path: str, name: str, value: str) -> None:
+    def set_attribute(self, path: str, name: str, value: str, about: str = "") -> None:
         began_ms = now_ms()
         try:
             os.setxattr(self.point / path, name, value.encode())
         except OSError as error:
             reason = self._refusal(path, began_ms) or _reason(error)
-            raise RefusedError(f"{value}: {reason}", error.errno) from None
+            raise RefusedError(f"{about or value}: {reason}", error.errno) from None
 
     @contextlib.contextmanager
     def _refused(self, path: str) -> Iterator[None]:
@@ -364,8 +364,8 @@ class OpenedTree(Tree):
         # The store is this process's.
         return contextlib.nullcontext()
 
-    def set_attribute(self, path: str, name: str, value: str) -> None:
-        with _told(value):
+    def set_attribute(self, path: str, name: str, value: str, about: str = "") -> None:
+        with _told(about or value):
             self._files.setxattr("/" + path, name, value.encode(), 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,7 +138,8 @@ def refuse_unless_store(path: Path) -> None:
         raise NoStoreError(f"{expected}. {_ADOPTION.format(path)}")
     if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY):
         raise NoStoreError(
-            f"{expected}. `topicfs init {path}` makes a store there, and so does `topicfs mount --create`"
+            f"{expected}. `topicfs init {shlex.quote(str(path))}` makes a store there, and so does "
+            "`topicfs mount --create`"
         )
     raise NoStoreError(f"{expected}. `topicfs init` makes a store in a new or empty directory")
 

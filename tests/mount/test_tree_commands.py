@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -467,6 +468,34 @@ def test_status_tells_how_partitions_are(where: Path) -> None:
         each["end_offset"] for each in json.loads(topicfs("status", where, "orders", "--json").stdout)
     ] == [3]
     assert "there is no topic and no partition clicks" in topicfs("status", where, "clicks").stderr
+
+
+def test_a_topic_that_is_there_is_not_made_again(where: Path) -> None:
+    made(where)
+    done = topicfs("create", where, "orders", "--partitions", 2)
+    assert done.exit_code == 1
+    assert re.fullmatch(r"topicfs: orders: .*exists", done.stderr.splitlines()[-1])
+
+
+def test_commands_that_are_shown_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    store = tmp_path / "my store"
+    shown = topicfs("mount", store, tmp_path / "mnt").stderr.split("`")[1]
+    assert shlex.split(shown) == ["topicfs", "init", str(store)]
+    assert topicfs(*shlex.split(shown)[1:]).exit_code == 0
+    assert shlex.split(topicfs("topics", store).stdout.splitlines()[-1])[-3:] == [
+        "create",
+        str(store),
+        "orders",
+    ]
+    made(store)
+    shown = topicfs("delete", store, "orders", "--yes").stdout.splitlines()[-1]
+    assert topicfs(*shlex.split(shown)[1:]).stdout == "orders is back\n"
+    (log,) = store.glob("logs/orders-0/*.log")
+    log.write_bytes(b"\xff" * log.stat().st_size)
+    shown = topicfs("repair", store).stdout.splitlines()[-1].partition("this does it: ")[2]
+    assert topicfs(*shlex.split(shown)[1:]).exit_code == 0
+    shown = topicfs("doctor", tmp_path / "a b").stdout.splitlines()[-1].partition("directory: ")[2]
+    assert shlex.split(shown) == ["topicfs", "init", str(tmp_path / "a b")]
 
 
 def test_status_and_doctor_end_with_1_where_a_partition_is_offline(tmp_path: Path) -> None:
