@@ -24,7 +24,7 @@ from topicfs.engine.record import now_ms
 from topicfs.mountd import mounts
 from topicfs.mountd.progress import words_of
 from topicfs.mountd.status_command import state, troubles
-from topicfs.mountd.tables import show_line, show_table, size_text
+from topicfs.mountd.tables import show_line, show_table, shown_path, size_text
 from topicfs.mountd.tree import RefusedError, opened, refusals
 
 _OUT: Final = Console(highlight=False)
@@ -90,7 +90,7 @@ def machine() -> Iterator[Finding]:
             "mounts",
             Verdict.WRONG,
             f"{mount.point}: has lost its daemon",
-            f"topicfs umount {mount.point}, or mount {mount.backing} there again",
+            f"topicfs umount {shown_path(mount.point)}, or mount {mount.backing} there again",
         )
     if not dead:
         count = len(list(mounts.mounted()))
@@ -159,7 +159,11 @@ def store(place: Path) -> Iterator[Finding]:
     backing = place if mount is None or mount.backing is None else mount.backing
     kind = kind_of(backing)
     if kind not in (DirectoryKind.STORE, DirectoryKind.LOGS):
-        mend = f"topicfs init {backing}" if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY) else ""
+        mend = (
+            f"topicfs init {shown_path(backing)}"
+            if kind in (DirectoryKind.MISSING, DirectoryKind.EMPTY)
+            else ""
+        )
         yield Finding("directory", Verdict.WRONG, f"{backing}: expected a store, found {kind.value}", mend)
         return
     yield Finding("directory", Verdict.FINE, f"{backing} is {kind.value}")
@@ -174,7 +178,7 @@ def store(place: Path) -> Iterator[Finding]:
             "permissions",
             Verdict.NOTE,
             "this user may not write here",
-            f"topicfs mount --read-only {backing} MOUNT",
+            f"topicfs mount --read-only {shown_path(backing)} MOUNT",
         )
     owner = mounts.lock_owner(backing)
     logs = backing / LOGS if kind is DirectoryKind.STORE else backing
@@ -189,7 +193,7 @@ def store(place: Path) -> Iterator[Finding]:
             Verdict.NOTE,
             f"nobody has it open, and it was not stopped cleanly, or never used: the next mount looks through the ends "
             f"of the logs{f'; {log} says why' if log.exists() else ''}",
-            f"topicfs verify {backing} looks at everything",
+            f"topicfs verify {shown_path(backing)} looks at everything",
         )
     yield from _partitions(place)
 
@@ -198,8 +202,13 @@ def _space(backing: Path) -> Finding:
     found = shutil.disk_usage(backing)
     words = f"{size_text(found.free)} free of {size_text(found.total)}"
     if found.free < _LITTLE_SPACE:
-        mend = "smaller retention.bytes or retention.ms (topicfs config), or a larger disk"
-        return Finding("space", Verdict.WRONG, words, f"{mend}; topicfs plan {backing} shows what goes next")
+        mend = (
+            "smaller retention.bytes or retention.ms (topicfs config; where nothing is free that is refused too: "
+            "umount, and mount with -o log.retention.bytes=N), or a larger disk"
+        )
+        return Finding(
+            "space", Verdict.WRONG, words, f"{mend}; topicfs plan {shown_path(backing)} shows what goes next"
+        )
     return Finding("space", Verdict.FINE, words)
 
 
@@ -217,7 +226,7 @@ def _partitions(place: Path) -> Iterator[Finding]:
                         name,
                         Verdict.WRONG,
                         state(status),
-                        f"topicfs verify {tree.backing} names what is damaged",
+                        f"topicfs verify {shown_path(tree.backing)} names what is damaged",
                     )
     except (RefusedError, EngineError, OSError) as error:
         yield Finding("partitions", Verdict.WRONG, words_of(error))
