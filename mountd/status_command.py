@@ -110,6 +110,10 @@ def _is_wrong(status: Mapping[str, Any]) -> bool:
 # -- top ----------------------------------------------------------------------------------------------
 
 
+_UNCUT: Final = 10_000
+"""More characters than a line has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What a mount says at one moment.
@@ -169,7 +173,10 @@ def top_command(mount: Path, names: tuple[str, ...], interval: float, count: int
 
 
 class _Printed:
-    """A terminal that is none: each screen is printed below the last."""
+    """A terminal that is none: each screen is printed below the last, and nothing of its lines is cut off."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, width=_UNCUT)
 
     def __enter__(self) -> _Printed:
         return self
@@ -180,7 +187,7 @@ class _Printed:
     def update(self, screen: Group, refresh: bool) -> None:
         """Print a screen."""
         del refresh
-        _OUT.print(screen)
+        self._console.print(screen)
 
 
 def _screen(title: str, before: Look, now: Look, height: int | None) -> Group:

@@ -566,11 +566,14 @@ def test_doctor_goes_on_where_a_store_cannot_be_opened(
 
 def test_top_shows_what_a_mount_does(mounted: DaemonMount) -> None:
     assert topicfs("create", mounted.path, "busy").exit_code == 0
+    assert topicfs("create", mounted.path, "b" * 100).exit_code == 0
     done = topicfs("top", mounted.path, "--interval", "0.1", "--count", "2")
     assert done.exit_code == 0
     assert re.search(r"busy-0 +0 +0 +0 +0 B", done.stdout)
     assert done.stdout.count("busy-0") == 2
-    os.setxattr(mounted / "topics", "user.topicfs.delete", b"busy")
+    # A pipe has no width: nothing is cut off.
+    assert re.search("b{100}-0 +0 .* fine *$", done.stdout, re.MULTILINE)
+    cleared(mounted)
 
 
 def test_only_what_is_served_is_followed(tmp_path: Path) -> None:
