@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol, Self
 from topicfs.engine.errors import (
     ClosedError,
     EngineError,
+    InvalidNameError,
     NotOwnerError,
     OffsetOutOfRangeError,
     PositionMovedError,
@@ -38,6 +39,7 @@ from topicfs.engine.groups.names import check_name, escaped
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Header
 from topicfs.engine.store.store import Store
+from topicfs.engine.unlocked.place import place_of
 
 TopicPartition = tuple[str, int]
 """A topic and the number of one of its partitions."""
@@ -328,6 +330,11 @@ class _Mounted:
     """A mount, through its files."""
 
     def __init__(self, mount: Path, group: str, name: str, timeout_ms: int) -> None:
+        if place_of(str(mount)).mount is None:
+            raise InvalidNameError(
+                f"path {mount}: expected a mount of topicfs, or an open store, found a directory that is not mounted: "
+                "Store.open opens it"
+            )
         self._mount, self._timeout_ms = mount, timeout_ms
         group_directory = mount / "groups" / escaped(group)
         group_directory.mkdir(exist_ok=True)

@@ -206,3 +206,18 @@ def test_a_consumer_begins_where_it_is_told(tmp_path: Path) -> None:
             assert [each.value for each in consumer.poll()] == [b"y"]
         with pytest.raises(ValueError, match="expected earliest or latest, found 'soon'"):
             Consumer(store, "late", auto_offset_reset="soon")
+
+
+def test_a_path_that_is_no_mount_is_refused_in_words(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store", create=True).close()
+    for name, words in (
+        ("store", "a directory that is not mounted: Store.open opens it"),
+        (
+            "missing",
+            "expected a backing directory with logs/ in it, or a mount of topicfs, found no such directory",
+        ),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InvalidNameError, match=words):
+            Consumer(tmp_path / name, "programs")
+        assert sorted(tmp_path.rglob("*")) == before
