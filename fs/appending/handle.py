@@ -133,8 +133,8 @@ class AppendHandle(Handle):
         return max(taken - begun, 0)
 
     def _keep_tail(self, rest: Bytes, is_sure: bool) -> bool:
-        """Keep the beginning of a line. Return False if it is too long already: it is refused with what came before.
-        With `is_sure`, room for it is promised, or there is an error."""
+        """Keep the beginning of a line. Return False if it is refused, with what came before: it is too long already,
+        or no line is taken here. With `is_sure`, room for it is promised, or there is an error."""
         limit = self.target.line_limit()
         size = len(self._tail) + rest.size
         if size > limit:
@@ -142,6 +142,10 @@ class AppendHandle(Handle):
             self.target.refusal = RecordTooLargeError(f"a line goes beyond {limit} bytes")
             return False
         if rest.size:
+            # A shell's own printf sees what write(2) gives, and not what close(2) does.
+            self.target.refusal = self.target.refusal_of_all()
+            if self.target.refusal is not None:
+                return False
             # The last close appends the tail, and cannot report that there is no room. This write can, and
             # `printf 'x\\ny' >>` checks its result. Where a long text comes in pieces, the next one ends the line at
             # once. Room for each piece would make it 1.7 times as slow, and its writer checks the result of close(2).

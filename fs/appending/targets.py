@@ -71,12 +71,8 @@ class PartitionTarget(Sender):
                 return line_start(lines, taken)
             self.refusal = parsed.error
             return parsed.used
-        self.refusal = None
-        try:
-            if self._partition.settings.compact:
-                check_records(np.array([now]), np.ones(1, np.bool_), self._partition.settings, now)
-        except EngineError as error:
-            self.refusal = error
+        self.refusal = self.refusal_of_all()
+        if self.refusal is not None:
             return 0
         taken, self.refusal = self._queue.put_lines(self, head, lines, now)
         return taken
@@ -107,6 +103,17 @@ class PartitionTarget(Sender):
     def keep_columns(self, columns: Columns, now: int) -> None:
         """Take records that were checked, while others of their write are appended elsewhere. They may wait."""
         self._queue.keep_columns(self, columns, now)
+
+    def refusal_of_all(self) -> EngineError | None:
+        """Return why every line is refused, whatever is in it: a line of txt has no key. None if some may be taken."""
+        settings = self._partition.settings
+        if self.format == Format.TXT and settings.compact:
+            now = self._partition.log.clock()
+            try:
+                check_records(np.array([now]), np.ones(1, np.bool_), settings, now)
+            except EngineError as error:
+                return error
+        return None
 
     def refusal_at_end(self, line: Bytes) -> EngineError | None:
         """Return why an unfinished line is refused whatever follows it. None if it may be taken, or is no whole record
@@ -236,6 +243,9 @@ class TopicTarget:
         if unknown is not None:
             unknown = InvalidRecordError(f"line {known + 1}: {unknown}")
         return chosen, known, unknown
+
+    def refusal_of_all(self) -> EngineError | None:
+        return next(iter(self._parts.values())).refusal_of_all()
 
     def refusal_at_end(self, line: Bytes) -> EngineError | None:
         now = self.writers[0].partition.log.clock()

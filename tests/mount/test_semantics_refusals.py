@@ -184,8 +184,8 @@ def test_no_room(tmp_path: Path) -> None:
 
 def test_a_bad_last_line(mount: DaemonMount) -> None:
     """E7. A last line without a newline that is refused whatever follows it, since it is too large or has no key where
-    one is needed, is dropped, and close gives its errno; of a malformed one, which only the last close completes, only
-    the log and `last_refusal` tell.
+    one is needed, is dropped, and close gives its errno, or write(2) where no line of the file would be taken; of a
+    malformed one, which only the last close completes, only the log and `last_refusal` tell.
     """
     partition = mount.new()
     mount.expect("a last line of 13 bytes is refused")
@@ -207,6 +207,8 @@ def test_a_bad_last_line(mount: DaemonMount) -> None:
     with refused(errno.EINVAL):
         append(mount / "topics/tight/in.jsonl", b'{"value":"v","partition":7}')
     assert read(tight) == read(keyed) == b""
+    with opened(keyed / "log.txt", APPEND) as descriptor, refused(errno.EINVAL):
+        os.write(descriptor, b"v")
     # What comes behind a copy's close may still end a line, so a line that is no record yet is kept.
     with opened(keyed / "log.tsv", APPEND) as descriptor:
         os.write(descriptor, b"k")
