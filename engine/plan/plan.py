@@ -197,9 +197,14 @@ def _unknown(
         unknown.append("a compaction is under way, or was interrupted")
     if is_running:
         if settings.delete and settings.retention_ms >= 0 and len(segments) == 1:
-            unknown.append("the active segment's latest timestamps are not in its time index yet")
+            unknown.append(
+                "the active segment may go later than is said here: its latest timestamps are not in its time index yet"
+            )
         if settings.compact:
-            unknown.append("a transaction that is open would keep what follows it from being compacted")
+            unknown.append(
+                "its files do not tell whether a transaction is open (`open_transactions` in status.json does): what "
+                "follows one is not compacted"
+            )
     if not segments:
         unknown.append("there are no segments")
     return unknown

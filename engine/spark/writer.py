@@ -313,8 +313,8 @@ class MountedInboxes:
                 made.mkdir(exist_ok=True)
         except FileNotFoundError:
             raise UnknownPartitionError(
-                f"{self.mount}: expected a topic {topic} with an inbox, found none; tasks on other machines need the "
-                "mount as well"
+                f"{self.mount}: expected a topic {topic} with an inbox, found none: `topicfs create` makes one; tasks "
+                "on other machines need the mount as well"
             ) from None
         return made
 
