@@ -30,6 +30,8 @@ LIMIT_S = 120.0
 """Only what hangs takes that long, also on a machine that has much else to do."""
 UPKEEP = ("-o", "log.initial.task.delay.ms=100", "-o", "log.retention.check.interval.ms=500")
 """Retention comes all the time. By itself it comes 30 s after the start, and spoils a test on slow days only."""
+KEPT = ("-o", "log.retention.ms=-1")
+"""For tests of many records of years ago, which retention would remove."""
 _ANYWHERE = ("are older than retention.ms=",)
 """Words of warnings that any test may cause: records have whatever times make the test plain."""
 _ALARM = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Fatal ")

@@ -486,14 +486,14 @@ def test_a_signal_ends_the_wait_for_the_cluster(tmp_path: Path) -> None:
             finally:
                 answer.set()
                 looker.kill()
+    for state in ("producing", "deciding"):
+        (tmp_path / state).mkdir()
+        a_signal_ends_the_wait_of_who_begins_what_has_stopped_half_way(tmp_path / state, state)
 
 
-@pytest.mark.parametrize("state", ["producing", "deciding"])
-def test_a_signal_ends_the_wait_of_who_begins_a_transaction_that_stopped_half_way(
-    tmp_path: Path, state: str
-) -> None:
-    """Of which a journal is there, so that the cluster has to be asked first how it has ended."""
-    with a_link(tmp_path) as linked:
+def a_signal_ends_the_wait_of_who_begins_what_has_stopped_half_way(place: Path, state: str) -> None:
+    """There is a journal of the transaction, so the cluster has to be asked first how it has ended."""
+    with a_link(place) as linked:
         client = linked.client.read_text().replace("1500", "600000") + "request.timeout.ms=120000\n"
         linked.client.write_text(client)
         linked.topic("waits", b"one")
