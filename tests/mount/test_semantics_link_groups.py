@@ -1,4 +1,4 @@
-"""`fs/SEMANTICS.md`, a linked store: groups and transactions, M18 and on. Its cluster is a stand-in."""
+"""`fs/SEMANTICS.md`, a linked store: groups, and what several topics share, M18 and on. Its cluster is a stand-in."""
 
 from __future__ import annotations
 
@@ -385,3 +385,55 @@ def test_a_worker_is_a_member_in_the_cluster(linked: Linked) -> None:
     me.rmdir()
     eventually(lambda: LeaveGroupRequest in broker.asked, "it has left")
     broker.groups.taken.clear()
+
+
+def test_a_batch_of_several_mirrored_topics_is_a_transaction_of_the_cluster(linked: Linked) -> None:
+    """M25. Batches of several mirrored topics, by I26, are one transaction of the cluster over all their partitions,
+    as by M15: where the coordinator does not answer, the files of all stay, no other batch of any of these topics is
+    taken before it is known how it has ended, and making `_SUCCESS` again tells, or commits them."""
+    linked.mount.expect("transaction _inboxes cannot be settled yet, and is tried again")
+    linked.mount.expect("a commit of several topics that stopped half way is tried again")
+    topics = {name: linked.topic(name) for name in ("joint-a", "joint-b")}
+    for name in topics:
+        linked.shows(f"{name}-0")
+        eventually(lambda name=name: linked.told(f"{name}-0")["lag_records"] == 0, "the mirror has begun")  # type: ignore[misc]
+    inboxes = [linked.mount / f"topics/{name}/inbox" for name in topics]
+
+    def shown() -> list[bytes]:
+        return [(linked.mount / f"{name}-0/log.txt").read_bytes() for name in topics]
+
+    def lay(batch: str, *lines: str, together: str = "joint-b") -> Path:
+        for inbox, line in zip(inboxes, lines, strict=False):
+            (inbox / batch).mkdir()
+            (inbox / batch / "x.txt").write_text(f"{line}\n")
+        (inboxes[0] / batch / "_topics").write_text(f"{together}\n")
+        return inboxes[0] / batch / "_SUCCESS"
+
+    lay("b1", "one", "two").touch()
+    assert shown() == [b"one\n", b"two\n"]
+    assert [topic.logs[0].end for topic in topics.values()] == [2, 2]
+    again = lay("b2", "three", "four")
+
+    def away(_: Any, told: Any) -> None:
+        told.error_code = 15
+
+    linked.broker.twist[EndTxnRequest] = away
+    with refused(errno.ETIMEDOUT):
+        again.touch()
+    assert [(inbox / "b2/x.txt").exists() for inbox in inboxes] == [True, True]
+    (inboxes[1] / "other").mkdir()
+    (inboxes[1] / "other/x.txt").write_text("five\n")
+    with refused(errno.ETIMEDOUT):
+        (inboxes[1] / "other/_SUCCESS").touch()
+    del linked.broker.twist[EndTxnRequest]
+    again.touch()
+    assert shown() == [b"one\nthree\n", b"two\nfour\n"]
+    (inboxes[1] / "other/_SUCCESS").touch()
+    assert shown() == [b"one\nthree\n", b"two\nfour\nfive\n"]
+    (linked.mount / "solo-0").mkdir()
+    (linked.mount / "topics/solo/inbox/b3").mkdir()
+    (linked.mount / "topics/solo/inbox/b3/x.txt").write_text("six\n")
+    with refused(errno.EINVAL):
+        lay("b3", "six", together="solo").touch()
+    reason = linked.mount.status(linked.mount / "joint-a-0")["last_refusal"]["reason"]
+    assert "joint-a is the cluster's, solo this store's own" in reason
