@@ -28,10 +28,9 @@ START_S = 120.0
 STOP_S = 120.0
 LIMIT_S = 120.0
 """Only what hangs takes that long, also on a machine that has much else to do."""
+KEPT = ("-o", "log.retention.ms=-1")
 UPKEEP = ("-o", "log.initial.task.delay.ms=100", "-o", "log.retention.check.interval.ms=500")
 """Retention comes all the time. By itself it comes 30 s after the start, and spoils a test on slow days only."""
-KEPT = ("-o", "log.retention.ms=-1")
-"""For tests of many records of years ago, which retention would remove."""
 _ANYWHERE = ("are older than retention.ms=",)
 """Words of warnings that any test may cause: records have whatever times make the test plain."""
 _ALARM = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^Fatal ")
@@ -45,6 +44,8 @@ class DaemonMount:
     process        the daemon, None while there is none
     hung           whether the watchdog had to end it
     environment    variables that it gets beside those of the tests
+    keeps          whether records are kept for ever, but where settings say otherwise: many tests give them times of
+                   years ago. Else there is the setting that users have
     prefix         a command that the daemon is started by, such as `prlimit`; then it is not forked
     """
 
@@ -54,6 +55,7 @@ class DaemonMount:
         self.state = place / "state"
         self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
         self.hung = False
+        self.keeps = True
         self.environment: dict[str, str] = {}
         self.prefix: tuple[str, ...] = ()
         self._socket = place / "steer"
@@ -75,7 +77,11 @@ class DaemonMount:
 
     def start(self, *options: str) -> None:
         """Mount, and wait until it answers. A store is made where there is none."""
-        making = options if "--read-only" in options else ("--create", *UPKEEP, *options)
+        making = (
+            options
+            if "--read-only" in options
+            else ("--create", *UPKEEP, *(KEPT if self.keeps else ()), *options)
+        )
         self._socket.unlink(missing_ok=True)
         arguments = ["mount", "--foreground", *making, str(self.backing), str(self.path)]
         environment = {
@@ -291,9 +297,10 @@ def refused(*numbers: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_mount(place: Path, *options: str) -> Iterator[DaemonMount]:
+def own_mount(place: Path, *options: str, keeps: bool = True) -> Iterator[DaemonMount]:
     """A mount of the test's own."""
     mount = DaemonMount(place)
+    mount.keeps = keeps
     with mount.to_its_end():
         mount.start(*options)
         yield mount

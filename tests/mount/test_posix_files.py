@@ -151,7 +151,7 @@ FAR = (1 << 31, 1 << 32, 1 << 40, (1 << 62) - 1, 1 << 62, (1 << 62) + 1, (1 << 6
 
 def test_far_behind_the_end_there_is_nothing_to_read(mount: DaemonMount) -> None:
     """Of every kind of file, whether it is read or not before: at no position does a file begin again."""
-    partition = letters(mount)
+    partition = letters(mount, "far")
     topic = mount / "topics" / partition.name.rpartition("-")[0]
     ordinary = Topic(mount).inbox / ".file"
     ordinary.write_bytes(b"abc")

@@ -422,7 +422,7 @@ def test_a_brokers_server_properties(tmp_path: Path) -> None:
     properties.write_text(
         "node.id=1\nlisteners=PLAINTEXT://:9092\nlog.dirs=/var/kafka\nlog.retention.hours=1\n"
     )
-    with own_mount(tmp_path) as mount:
+    with own_mount(tmp_path, keeps=False) as mount:
         partition = mount.new()
         config = (mount / "topics" / partition.name.rpartition("-")[0] / "config").read_text()
         assert "retention.ms=3600000 " in config

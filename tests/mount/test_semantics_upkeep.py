@@ -34,7 +34,7 @@ SETTINGS = {
 def upkeep(place: Path) -> Iterator[DaemonMount]:
     """A mount whose upkeep is quick."""
     options = [word for name, value in SETTINGS.items() for word in ("-o", f"{name}={value}")]
-    with own_mount(place, *options) as mount:
+    with own_mount(place, *options, keeps=False) as mount:
         yield mount
 
 
@@ -378,7 +378,7 @@ def test_records_that_are_old_when_they_come(tmp_path: Path) -> None:
     """
     old, new = b'{"value":"old","timestamp":1600000000000}\n', b'{"value":"new"}\n'
     reason = "are older than retention.ms=604800000 of orders"
-    with own_mount(tmp_path, "-o", "log.initial.task.delay.ms=600000") as mount:
+    with own_mount(tmp_path, "-o", "log.initial.task.delay.ms=600000", keeps=False) as mount:
 
         def imported(topic: str, content: bytes) -> subprocess.CompletedProcess[str]:
             (tmp_path / "file.jsonl").write_bytes(content)

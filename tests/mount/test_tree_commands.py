@@ -34,7 +34,7 @@ def topicfs(*words: object, given: bytes | None = None) -> Result:
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
-    with own_mount(tmp_path_factory.mktemp("commands")) as mount:
+    with own_mount(tmp_path_factory.mktemp("commands"), keeps=False) as mount:
         yield mount
 
 

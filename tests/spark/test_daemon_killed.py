@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from daemon_mount import KEPT, DaemonMount, append, eventually
+from daemon_mount import DaemonMount, append, eventually
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -68,7 +68,7 @@ def mount(tmp_path: Path, spark: SparkSession) -> Iterator[DaemonMount]:
     register(spark)
     served = DaemonMount(tmp_path)
     try:
-        served.start(*KEPT)
+        served.start()
         for name in ("in-0", "a-0", "b-0"):
             (served / name).mkdir()
         yield served
@@ -127,7 +127,7 @@ def test_a_stream_whose_tasks_write_while_the_daemon_is_killed_says_so_and_goes_
     gate.kill_behind(mount)
     with pytest.raises(PySparkException, match="the daemon of this mount has ended"):
         query.awaitTermination(LIMIT_S)
-    mount.start(*KEPT)
+    mount.start()
     write(spark, mount, tmp_path / "checkpoint", gate).awaitTermination(LIMIT_S)
     assert sorted(held(mount, "a") + held(mount, "b")) == wanted(COUNT)
     assert not list((mount.backing / "staging").rglob("*part-*"))
@@ -141,7 +141,7 @@ def test_a_task_does_not_take_its_topic_for_missing_when_its_mount_has_gone(moun
         inboxes.directory("a", "batch")
     with pytest.raises(ClosedError, match="the daemon of this mount has ended"), inboxes.served():
         (directory / "part-00000.arrow").touch()
-    mount.start(*KEPT)
+    mount.start()
 
 
 @pytest.mark.parametrize("step", STEPS if THOROUGH else [None])
@@ -156,7 +156,7 @@ def test_a_stream_writes_each_row_once_and_to_all_topics_or_none_when_the_daemon
         query.awaitTermination(LIMIT_S)
     assert mount.process is not None
     mount.process.wait(LIMIT_S)
-    mount.start(*KEPT)
+    mount.start()
     assert sorted(held(mount, "a") + held(mount, "b")) in ([], wanted(COUNT))
     write(spark, mount, tmp_path / "checkpoint").awaitTermination(LIMIT_S)
     assert sorted(held(mount, "a")) == wanted(COUNT)[::2]
@@ -185,7 +185,7 @@ def test_reading_goes_on_by_the_files_while_there_is_no_daemon(
         query.processAllAvailable()
         mount.clear()  # as it is for a moment when the next daemon clears the dead mount away
         query.processAllAvailable()
-        mount.start(*KEPT)
+        mount.start()
         add(mount, COUNT)
         assert values(read(spark, mount.path)) == wanted(2 * COUNT)
         query.processAllAvailable()

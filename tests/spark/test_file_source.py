@@ -20,7 +20,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "mount"))
 
-from daemon_mount import KEPT, DaemonMount, append, eventually, own_mount
+from daemon_mount import DaemonMount, append, eventually, own_mount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,7 +148,7 @@ def test_a_stream_processes_each_record_once_over_restarts_of_both(
     expected: list[tuple[int, int, str]] = []
     try:
         for run in range(3):
-            served.start(*KEPT)
+            served.start()
             partition = served / "plain-0"
             if not partition.exists():
                 partition = served.new()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_mount import KEPT, DaemonMount, append
+from daemon_mount import DaemonMount, append
 from other_session import EXECUTORS
 from sampling import sample
 
@@ -54,7 +54,7 @@ def mounted(place: Path) -> Iterator[DaemonMount]:
     """A mount, watched."""
     served = DaemonMount(place)
     with served.to_its_end(LIMIT_S):
-        served.start(*KEPT)
+        served.start()
         yield served
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 sys.path.append(str(Path(__file__).parent.parent / "mount"))
 
-from daemon_mount import KEPT, DaemonMount, append, eventually, own_mount
+from daemon_mount import DaemonMount, append, eventually, own_mount
 from harness import missing
 
 OPTIONS = {
@@ -40,7 +40,7 @@ def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
     place = tmp_path_factory.mktemp("parquet")
     served = DaemonMount(place)
     try:
-        served.start(*KEPT, *options)
+        served.start(*options)
         yield served
         assert served.stop() == 0
         assert served.alarms() == []

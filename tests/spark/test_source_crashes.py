@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from daemon_mount import KEPT, DaemonMount, append
+from daemon_mount import DaemonMount, append
 from killed_job import ROWS, end_session
 from sampling import sample
 
@@ -50,7 +50,7 @@ class Jobs:
                 store.create_topic(topic, count)
             for n in range(ROWS):
                 store.partition("in", n % 2).append(Record(b"v%03d" % n, b"k%d" % (n % 7)))
-        self.mount.start(*KEPT)
+        self.mount.start()
         for name in ("in-0", "in-1", "a-0", "a-1", "b-0", "c-0", "c-1", "d-0", "orders-0"):
             (self.mount / name).mkdir()
         for number in (0, 1):

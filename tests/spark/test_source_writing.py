@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from daemon_mount import KEPT, DaemonMount, delete, eventually
+from daemon_mount import DaemonMount, delete, eventually
 from partition_opening import NOW
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +89,7 @@ class Door:
 def mount(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonMount]:
     served = DaemonMount(tmp_path_factory.mktemp("written"))
     try:
-        served.start(*KEPT)
+        served.start()
         yield served
         assert served.stop() == 0
         assert served.alarms() == []
@@ -175,7 +175,7 @@ def test_a_batch_that_comes_again_when_there_is_no_daemon_any_more_is_known(
 ) -> None:
     served = DaemonMount(tmp_path)
     try:
-        served.start(*KEPT)
+        served.start()
         for name in ("t-0", "t-1", "u-0"):
             (served / name).mkdir()
         rows = [(b"k", b"v\n", "t", 1, AT, [("h", b"x")]), (b"", None, "u", None, None, None)]

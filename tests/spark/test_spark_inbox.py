@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("pyspark")
 sys.path.insert(0, str(Path(__file__).parents[1] / "mount"))
 
-from daemon_mount import KEPT, DaemonMount, delete
+from daemon_mount import DaemonMount, delete
 from harness import missing
 from killed_job import for_each_batch
 from py4j.protocol import Py4JJavaError
@@ -62,7 +62,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Ite
         pytest.skip(lack)
     found = DaemonMount(tmp_path_factory.mktemp("inbox"))
     try:
-        found.start(*KEPT)
+        found.start()
         yield found
         assert found.stop() == 0
         assert found.alarms() == []
@@ -449,7 +449,7 @@ def test_for_each_batch_is_exactly_once_when_the_daemon_is_killed(
         query.awaitTermination(60)
 
     try:
-        mount.start(*KEPT)
+        mount.start()
         topic = Topic(mount)
         (source / "0.txt").write_text("one\n")
         run()
@@ -460,7 +460,7 @@ def test_for_each_batch_is_exactly_once_when_the_daemon_is_killed(
         assert mount.process is not None
         mount.process.wait(30)
         mount.process = None
-        mount.start(*KEPT)
+        mount.start()
         assert topic.values() == (["one", "two"] if step == 5 else ["one"])
         (source / "2.txt").write_text("three\n")
         run()
