@@ -29,6 +29,7 @@ PAGE: Final = Path(__file__).parents[1] / "engine/CONCURRENCY.md"
 _CODE: Final = re.compile(r"`((?:\w+\.)?\w+)`")
 _MADE: Final = re.compile(r"(\w+)(?::[^=]+)? = threading\.")
 _PAUSE_S: Final = 0.002
+_LATE_S: Final = 0.1
 
 GUARD: Final = "Store._guard"
 WITH_GUARD: Final = frozenset({"Slot.lock", "Flusher.lock", "Log.lock", "Deletions._lock"})
@@ -198,6 +199,18 @@ class Watched:
 def _pause() -> None:
     if _random.random() < 0.05:
         time.sleep(_random.random() * _PAUSE_S)
+
+
+def late(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a call that nobody waits for begin later where LOCK_PAUSES is given: a test that expects its effect at once
+    fails so on each machine, and not on a busy one alone."""
+
+    def made(*arguments: Any) -> Any:
+        if _pauses:
+            time.sleep(_random.random() * _LATE_S)
+        return call(*arguments)
+
+    return made
 
 
 def _name(frame: FrameType) -> str | None:

@@ -28,13 +28,15 @@ def ended(*threads: threading.Thread, limit_s: float = PATIENCE_S) -> None:
 
 
 def promptly(limit_s: float, attempt: Callable[[], float | None], tries: int = 10) -> None:
-    """One of several attempts takes less than this. An attempt that prepares something gives the seconds that count."""
+    """One of several attempts takes less than this. An attempt that prepares something gives the seconds that count.
+
+    There are always two, unless `tries` is 1: what can be tried only once would else fail on a busy machine alone."""
     taken = []
-    for _ in range(tries):
+    for number in range(1, tries + 1):
         began = time.monotonic()
         seconds = attempt()
         taken.append(time.monotonic() - began if seconds is None else seconds)
-        if taken[-1] < limit_s:
+        if min(taken) < limit_s and number >= min(2, tries):
             return
     raise AssertionError(
         f"expected less than {limit_s} s, found {min(taken):.3f} s at best, of {tries} attempts"

@@ -44,6 +44,9 @@ from topicfs.mountd.metrics import Metrics
 # The kernel waits for reads that are under way, which may wait for a lock: but for none of who fetches.
 adapter.drop_pages = lock_order.without_locks(adapter.drop_pages, but="Mirror._lock")
 
+# No close(2) waits for the release that the kernel sends behind it.
+CountedFileSystem.release = lock_order.late(CountedFileSystem.release)  # type: ignore[method-assign]
+
 FILES: list[CountedFileSystem] = []
 """The file system that is served."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from patience import PATIENCE_S, eventually, promptly
@@ -126,25 +127,26 @@ def test_without_cleaners_there_is_no_thread(tmp_path: Path, setting: str) -> No
 
 
 def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_path: Path) -> None:
-    with Store.open(tmp_path, SETTINGS, create=True) as store:
-        fill(store, "orders")
-
-        def stop() -> float:
+    def stop() -> float:
+        with TemporaryDirectory(dir=tmp_path) as place, Store.open(Path(place), SETTINGS, create=True) as store:
+            fill(store, "orders")
             slow = Slow()
             with at_work(store, lambda *_: slow):  # type: ignore[arg-type, return-value]
                 assert slow.begun.wait(PATIENCE_S)
                 began = time.monotonic()
-            return time.monotonic() - began
+            seconds = time.monotonic() - began
+            assert len(list(store.partition("orders-0").records())) == 200
+            return seconds
 
-        promptly(1, stop)
-        assert len(list(store.partition("orders-0").records())) == 200
+    promptly(1, stop)
 
 
 def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) -> None:
-    with Store.open(tmp_path, {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}, create=True) as store:
-        fill(store, "orders", 400)
+    settings = {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}
 
-        def stop() -> float:
+    def stop() -> float:
+        with TemporaryDirectory(dir=tmp_path) as place, Store.open(Path(place), settings, create=True) as store:
+            fill(store, "orders", 400)
             with at_work(store):
                 eventually(
                     lambda: store.cleaning.states.of(("orders", 0)) is Phase.IN_PROGRESS, "begin of a clean"
@@ -153,7 +155,7 @@ def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) 
                 began = time.monotonic()
             return time.monotonic() - began
 
-        promptly(1, stop)
+    promptly(1, stop)
 
 
 def test_stop_twice_and_stop_without_start_do_nothing(tmp_path: Path) -> None:
