@@ -29,7 +29,7 @@ PAGE: Final = Path(__file__).parents[1] / "engine/CONCURRENCY.md"
 _CODE: Final = re.compile(r"`((?:\w+\.)?\w+)`")
 _MADE: Final = re.compile(r"(\w+)(?::[^=]+)? = threading\.")
 _PAUSE_S: Final = 0.002
-_LATE_S: Final = 0.1
+_LATE_S: Final = 0.05
 
 GUARD: Final = "Store._guard"
 WITH_GUARD: Final = frozenset({"Slot.lock", "Flusher.lock", "Log.lock", "Deletions._lock"})

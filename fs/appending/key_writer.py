@@ -158,10 +158,11 @@ class KeyWriter(Handle):
         except BaseException:
             self._target.leave()
             raise
-        setter.views.pending_keys.setdefault(setter.key, set()).add(self)
+        self._note_pending()
 
-    def size(self) -> int:
-        return len(self._content)
+    def size(self) -> int | None:
+        # What has failed is not what the key has.
+        return None if self._failed is not None else len(self._content)
 
     def read(self, position: int, into: Bytes) -> int:
         part = bytes(self._content[position : position + into.size])
@@ -176,6 +177,7 @@ class KeyWriter(Handle):
             self._emptied = False
             self._setter.check_size(max(at + data.size, len(self._content)))
             self._setter.check_expected(self._expected)
+            self._note_pending()
             if at > len(self._content):
                 self._content.extend(bytes(at - len(self._content)))
             self._content[at : at + data.size] = data.tobytes()
@@ -191,6 +193,7 @@ class KeyWriter(Handle):
                 self._failed = None
             with self._lost_on_error():
                 self._setter.check_size(length)
+                self._note_pending()
                 del self._content[length:]
                 self._content.extend(bytes(length - len(self._content)))
                 self._hold_room()
@@ -198,6 +201,14 @@ class KeyWriter(Handle):
 
     def _hold_room(self) -> None:
         self._target.hold_room(len(self._setter.key) + len(self._content))
+
+    def _note_pending(self) -> None:
+        """Have the key's file be there although the key may not be: it is made."""
+        self._setter.views.pending_keys[self] = self._setter.key
+
+    def _end_pending(self) -> None:
+        # Not only at the release, for which no close(2) waits: a key that is removed then would still be there.
+        self._setter.views.pending_keys.pop(self, None)
 
     @contextlib.contextmanager
     def _lost_on_error(self) -> Iterator[None]:
@@ -209,6 +220,7 @@ class KeyWriter(Handle):
         except (EngineError, OSError) as error:
             self._changed = self._emptied = False
             self._failed = error
+            self._end_pending()
             raise
 
     def flush(self) -> None:
@@ -227,6 +239,7 @@ class KeyWriter(Handle):
     def _set(self) -> None:
         end = self._setter.append(self._target, bytes(self._content), self._expected)
         self._changed = self._emptied = False
+        self._end_pending()
         self._target.hold_room(0)
         if self._expected is not None:
             self._expected = end - 1
@@ -243,10 +256,6 @@ class KeyWriter(Handle):
                 log.error(f"{self._setter.path}: its content is lost at the last close: {error}")
                 writers.note_refusal(error, self._setter.path)
             finally:
-                pending = self._setter.views.pending_keys
-                mine = pending.get(self._setter.key, set())
-                mine.discard(self)
-                if not mine:
-                    pending.pop(self._setter.key, None)
+                self._end_pending()
                 writers.end_close(self)
                 self._target.leave()

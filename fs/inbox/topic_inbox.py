@@ -39,9 +39,14 @@ _WARNINGS: Final = 100
 
 
 class Arrival(Protocol):
-    """A file that is copied to a name that is not hidden; `is_whole` when its writer has said that it is complete."""
+    """A file that is copied to a name that is not hidden.
+
+    is_whole    whether its writer has said that it is complete
+    is_refused  whether its close(2) was refused, and nothing has been written since: its name is free for another
+    """
 
     is_whole: bool
+    is_refused: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +90,12 @@ class TopicInbox:
             return self.staging.status(()).st_mtime_ns
         except FileNotFoundError:
             return os.stat(self._store.logs).st_mtime_ns
+
+    def is_refused(self, name: str) -> bool:
+        """Tell whether a name in the inbox itself is of a copy that was refused. It is removed when the kernel tells
+        that no descriptor has it any more, for which close(2) does not wait: until then it is not shown."""
+        arrival = self.arriving.get(name)
+        return arrival is not None and arrival.is_refused
 
     def _is_written(self, parts: Parts) -> bool:
         """Tell whether a file at or below a path is open for writing."""

@@ -106,10 +106,14 @@ class InboxDirectory(InboxEntry, ScratchDirectory):
             names = self.place.staging.names(self.parts)
         if self.parts:
             return names
-        return [name for name in names if not self.place.inbox.is_spent(name)]
+        return [
+            name for name in names if not self.place.inbox.is_spent(name) and not self.place.is_refused(name)
+        ]
 
     def lookup(self, name: str) -> Entry:
         inner = (*self.parts, name)
+        if not self.parts and self.place.is_refused(name):
+            raise self.missing(name)
         try:
             is_directory = self.place.staging.is_directory(inner)
         except (FileNotFoundError, NotADirectoryError):
@@ -140,6 +144,8 @@ class InboxDirectory(InboxEntry, ScratchDirectory):
                     f"{file.path}: whether all of it has come cannot be known; write to a name that begins with a dot, "
                     "and rename it then"
                 )
+            if self.place.is_refused(name):
+                self.place.staging.discard(new)
             return file, ArrivingHandle(file, flags | os.O_CREAT)
         if place is PathKind.WORK and not is_hidden(name):
             self.place.admit(new)
@@ -163,7 +169,23 @@ class InboxFile(InboxEntry, ScratchFile):
             if self.place.holds_new(directory) or not self.place.is_known(directory):
                 self._commit_again()
             return SuccessHandle(self, flags)
+        if wants_writing(flags):
+            self._check_is_nobodys()
         return ScratchHandle(self, flags)
+
+    def truncate(self, length: int) -> None:
+        if self.file is None:
+            self._check_is_nobodys()
+        super().truncate(length)
+
+    def _check_is_nobodys(self) -> None:
+        """Refuse to change a file of a name that is not hidden: what was changed would not be appended, or would be
+        with another's."""
+        if kind_of(self.parts) is not PathKind.TOP or job_of(self.parts[-1]) is not None:
+            return
+        if self.parts[-1] in self.place.arriving:
+            raise errors.BusyError(f"{self.path} is being copied by another program")
+        raise errors.NotSupportedError(f"{self.path} was left by a copy that was broken off: remove it first")
 
     def _commit_again(self) -> None:
         self.place.commit_batch(self.parts[:-1])
@@ -198,14 +220,15 @@ class ArrivingHandle(ScratchHandle):
     last write, or if it was written in order and its end says that it is one. Otherwise close(2) returns an error, and
     the file is removed.
 
-    is_whole   whether its times were set, and nothing was written after that
-    _next      the position behind what was written; None if it was not written in order
-    _is_taken  whether it was appended
+    is_whole    whether its times were set, and nothing was written after that
+    is_refused  whether its close(2) was refused, and nothing was written after that
+    _next       the position behind what was written; None if it was not written in order
+    _is_taken   whether it was appended
     """
 
     def __init__(self, entry: InboxFile, flags: int) -> None:
         super().__init__(entry, flags)
-        self.is_whole = False
+        self.is_whole = self.is_refused = False
         self._next: int | None = 0
         self._is_taken = False
         self._inbox = entry.place
@@ -216,7 +239,8 @@ class ArrivingHandle(ScratchHandle):
             raise errors.NotSupportedError(
                 f"{self._entry.path} was appended when it was closed: nothing is added"
             )
-        self.is_whole = False
+        self._check_is_there()
+        self.is_whole = self.is_refused = False
         done = super().write(data, position)
         self._next = position + done if position == self._next else None
         return done
@@ -225,6 +249,15 @@ class ArrivingHandle(ScratchHandle):
         super().flush()
         if self._is_taken:
             return
+        try:
+            self._take()
+        except BaseException:
+            self.is_refused = True
+            raise
+        self._is_taken = True
+
+    def _take(self) -> None:
+        self._check_is_there()
         if not self.is_whole and not self._has_its_end():
             raise errors.NotSupportedError(
                 f"{self._entry.path} is not appended, since whether all of it has come cannot be known; use mv, or "
@@ -232,7 +265,12 @@ class ArrivingHandle(ScratchHandle):
             )
         self._inbox.commits.opened(self)
         self._inbox.commit_file(self._entry.parts, self._entry.parts, self.writing)
-        self._is_taken = True
+
+    def _check_is_there(self) -> None:
+        if self._inbox.arriving.get(self._entry.parts[0]) is not self:
+            raise errors.NotSupportedError(
+                f"{self._entry.path} was removed or refused, and made anew, since it was opened"
+            )
 
     def _has_its_end(self) -> bool:
         """Tell whether all of it was written, up to an end that says so."""

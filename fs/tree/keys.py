@@ -73,7 +73,8 @@ class KeyFile(PartitionEntry):
     def size(self) -> int:
         if self.record is not None:
             return len(self.record.value or b"")
-        return max((writer.size() for writer in self.views.pending_keys.get(self.key, ())), default=0)
+        pending = [writer for writer, key in tuple(self.views.pending_keys.items()) if key == self.key]
+        return max((writer.size() or 0 for writer in pending), default=0)
 
     def mtime_ns(self) -> int:
         if self.record is None:
@@ -255,7 +256,7 @@ def found_file(path: str, views_of: object, every: Iterable[PartitionViews], nam
     views: PartitionViews = views_of(key)  # type: ignore[operator]
     views.writers.await_closing()
     record = views.keys.record(key, views.record)
-    if record is None and key not in views.pending_keys:
+    if record is None and key not in tuple(views.pending_keys.values()):
         raise missing
     if wanted.expected is not None and (NO_OFFSET if record is None else record.offset) != wanted.expected:
         raise missing

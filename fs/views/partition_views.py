@@ -64,7 +64,7 @@ class PartitionViews:
     ranges          resolved ranges whose names stand for other offsets at each look-up
     _incarnation    the identity of the partition's directory; None until it was asked for
     _born           by base offset: a segment, the identity of its file, and a serial
-    pending_keys    the open files that set a key, by key
+    pending_keys    the keys of open files in which something is not set yet, by file
     long_keys       keys whose names have their hashes, by name, as they were last listed: the newest of them
     _keys           the index of keys; None until it is asked for
     shared_log      the views of the whole log that some reader holds open
@@ -81,7 +81,7 @@ class PartitionViews:
         self.serial = next(SERIALS)
         self.cuts = partition.log.snapshot.cuts
         self.rewrites = 0
-        self.pending_keys: dict[bytes, set[KeyWriter]] = {}
+        self.pending_keys: dict[KeyWriter, bytes] = {}
         self.long_keys: Remembered[bytes] = Remembered(LONG_KEYS)
         self._keys: KeyIndex | None = None
         self.ranges: Remembered[Entry] = Remembered(RANGES)

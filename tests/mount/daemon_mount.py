@@ -7,6 +7,7 @@ waits is let go.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -148,6 +149,19 @@ class DaemonMount:
     def is_mounted(self) -> bool:
         """Whether the kernel has a mount there, served or dead."""
         return f" {self.path} " in Path("/proc/mounts").read_text()
+
+    def await_releases(self) -> None:
+        """Wait until the daemon knows of all files that programs have closed: no close(2) waits for that."""
+
+        def are_released() -> bool:
+            try:
+                told = (self / "metrics").read_text()
+            except OSError as error:
+                assert error.errno in (errno.ENFILE, errno.EMFILE)  # noqa: PT017
+                return False
+            return "\ntopicfs_open_files 1\n" in told or "\ntopicfs_open_files 1.0\n" in told
+
+        eventually(are_released, "what was closed is released")
 
     # -- what it says ---------------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ def test_a_file(mount: DaemonMount, tmp_path: Path) -> None:
 def test_a_plain_copy(mount: DaemonMount, tmp_path: Path) -> None:
     """I3. A plain copy to a name in `inbox` that does not begin with `.` or `_` is EPERM, at open or at
     close(2), and nothing is appended: whether all of it has come could not be known. Files of Arrow and of
-    Parquet tell that by their end: `cp` appends one, and its close(2) gives the error.
+    Parquet tell that by their end: `cp` appends one, and its close(2) gives the error. While one is copied nobody
+    else can open its name for writing, EBUSY; once its close was refused the name is free.
     """
     topic = Topic(mount)
     (tmp_path / "x.txt").write_text("a\n")
@@ -128,6 +129,16 @@ def test_a_plain_copy(mount: DaemonMount, tmp_path: Path) -> None:
             os.close(os.dup(descriptor))
         (tmp_path / name).write_bytes(data)
         assert run(f"cat {name} > {topic.inbox}/{name}", tmp_path).returncode
+        with (
+            refused(errno.EPERM),
+            opened(topic.inbox / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor,
+        ):
+            for other in (os.O_WRONLY, os.O_RDWR | os.O_TRUNC):
+                with refused(errno.EBUSY):
+                    os.open(topic.inbox / name, other)
+            with refused(errno.EBUSY):
+                os.truncate(topic.inbox / name, 0)
+            os.write(descriptor, data[:-1])
     assert topic.values() == []
     assert output(f"cp x.parquet x.arrow {topic.inbox}/", tmp_path) == b""
     assert topic.values() == ["a", "p"]

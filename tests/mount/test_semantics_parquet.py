@@ -134,6 +134,7 @@ def test_where_they_are(mount: DaemonMount) -> None:
     configure(mount, partition, "parquet.enable=false")
     assert "table" not in names(topic)
     assert "parquet" not in names(sealed)
+    mount.await_releases()
     with refused(errno.ENOENT):
         (sealed / "parquet" / file).stat()
     views = mount.backing / "views" / partition.name

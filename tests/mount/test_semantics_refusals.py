@@ -350,6 +350,8 @@ def test_damage(mount: DaemonMount) -> None:
     mount.expect("reads by time do not skip segment 15: ")
     partition = fives(mount)
     whole = read(partition)
+    # What is open keeps what was made for it.
+    mount.await_releases()
     damage(mount, partition, 15, 1, 100)
     assert (partition / "log.txt").stat().st_size == 1350
     assert readable(partition / "log.txt", 1350, 30) == [not 20 <= offset < 25 for offset in range(45)]
@@ -667,6 +669,7 @@ def test_more_partitions_than_open_files(tmp_path: Path) -> None:
             assert read(mount / "many-7") == (b"a" * 5000 + b"\n") * 2
             for descriptor in held:
                 os.close(descriptor)
+            mount.await_releases()
             os.close(os.open(inbox / ".after", os.O_WRONLY | os.O_CREAT))
         assert mount.stop() == 0
         assert (mount.backing / "logs/.kafka_cleanshutdown").exists()
@@ -783,7 +786,8 @@ def test_what_programs_hold(tmp_path: Path) -> None:
         topic = mount / "topics" / partition.name.rpartition("-")[0]
 
         def held() -> list[int]:
-            told = dict(line.rsplit(" ", 1) for line in (mount / "metrics").read_text().splitlines())
+            with open(eventually_open(mount / "metrics")) as metrics:
+                told = dict(line.rsplit(" ", 1) for line in metrics.read().splitlines())
             names = ("open_files", "followers", "unfinished_bytes")
             return [int(float(told[f"topicfs_{name}"])) for name in names]
 

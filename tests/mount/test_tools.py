@@ -349,6 +349,7 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(
         assert (
             run("cat log.txt log.txt log.txt | head -n 1", partition).stdout == TEXT[: TEXT.index(b"\n") + 1]
         )
+    mount.await_releases()
     assert json.loads((partition / "status.json").read_bytes())["open_logs"] <= 1
 
 

@@ -128,7 +128,10 @@ def test_without_cleaners_there_is_no_thread(tmp_path: Path, setting: str) -> No
 
 def test_stop_is_prompt_in_the_middle_of_a_clean_and_leaves_the_log_whole(tmp_path: Path) -> None:
     def stop() -> float:
-        with TemporaryDirectory(dir=tmp_path) as place, Store.open(Path(place), SETTINGS, create=True) as store:
+        with (
+            TemporaryDirectory(dir=tmp_path) as place,
+            Store.open(Path(place), SETTINGS, create=True) as store,
+        ):
             fill(store, "orders")
             slow = Slow()
             with at_work(store, lambda *_: slow):  # type: ignore[arg-type, return-value]
@@ -145,7 +148,10 @@ def test_stop_is_prompt_although_the_throttle_has_a_clean_sleep(tmp_path: Path) 
     settings = {**SETTINGS, "log.cleaner.io.max.bytes.per.second": "1"}
 
     def stop() -> float:
-        with TemporaryDirectory(dir=tmp_path) as place, Store.open(Path(place), settings, create=True) as store:
+        with (
+            TemporaryDirectory(dir=tmp_path) as place,
+            Store.open(Path(place), settings, create=True) as store,
+        ):
             fill(store, "orders", 400)
             with at_work(store):
                 eventually(
