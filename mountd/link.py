@@ -181,6 +181,7 @@ class Link:
             self._no_appends,
             self._has_given_up,
             self._run,
+            self._await_first_look,
         )
         self._store.inboxes.cluster = self._store.linked_transactions.cluster = transactions
         self._store.inboxes.linked_joint.transactions.cluster = transactions

@@ -70,6 +70,7 @@ class Transactions:
     _stopping  set when the link ends: then nobody waits any more
     _given_up  tells whether the caller waits no longer, as a signal has come for it
     _run       starts a thread that runs a function, under a name
+    _first_look    waits until the cluster was asked once: before that nothing is known to be mirrored
     _coordinators  the coordinators of transactions
     """
 
@@ -82,6 +83,7 @@ class Transactions:
         stopping: threading.Event,
         given_up: Callable[[], bool],
         run: Callable[[Callable[[], None], str], None],
+        first_look: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self._store_id = store_id
@@ -90,6 +92,7 @@ class Transactions:
         self._stopping = stopping
         self._given_up = given_up
         self._run = run
+        self._first_look = first_look
         self._coordinators = Coordinators(cluster, stopping, given_up)
 
     def begin(self, topic: str) -> InboxTransaction:
@@ -234,6 +237,9 @@ class Transactions:
     def producer(self, topic: str, number: int, name: str, producer: tuple[int, int]) -> Producer:
         """Return what appends to a partition in a transaction."""
         mirror = self._mirror(topic, number)
+        if mirror is None:
+            self._first_look()
+            mirror = self._mirror(topic, number)
         if mirror is None:
             raise ClusterAwayError(f"{topic}-{number}: is not mirrored now")
         return Producer(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
@@ -13,6 +18,9 @@ from topicfs.engine.partition.validate import batch_limit, first_refused, shape_
 from topicfs.engine.producer.entry import increment
 from topicfs.engine.record import NO_OFFSET, TimestampType
 from topicfs.engine.threads import run_all
+
+_SHORT_S: Final = 0.0003
+"""A flush that takes less does not wait for a disk."""
 
 
 def gather(
@@ -99,10 +107,32 @@ def append_end(partition: Partition, producer_id: int, commit: bool) -> bool:
     return True
 
 
-def flush_all(partitions: Sequence[Partition], threads: Executor) -> None:
-    """Flush partitions, several at a time: one after the other, ten of them take ten times as long on a disk. Where a
-    flush fails the others are done, and the error is raised."""
-    if len(partitions) == 1:
-        partitions[0].flush()
-    else:
-        run_all(threads, [partition.flush for partition in partitions])
+class Flushes:
+    """The flushes of partitions that are written together. Where each waits for a disk several are done at a time: ten
+    would take ten times as long. Where none waits they are done in turn: to hand one to a thread takes longer.
+
+    _threads    the threads that flush
+    _longest_s  how long the longest took when they were last flushed
+    """
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._longest_s = math.inf
+
+    def flush(self, partitions: Iterable[Partition]) -> None:
+        """Flush partitions. Where one fails the others are done, and the error is raised."""
+        taken = [0.0]
+
+        def flush(partition: Partition) -> None:
+            began = time.monotonic()
+            partition.flush()
+            taken.append(time.monotonic() - began)
+
+        tasks = [partial(flush, partition) for partition in partitions]
+        if len(tasks) <= 1 or self._longest_s < _SHORT_S:
+            with contextlib.ExitStack() as rest:
+                for task in tasks:
+                    rest.callback(task)
+        else:
+            run_all(self._threads, tasks)
+        self._longest_s = max(taken)

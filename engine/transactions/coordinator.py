@@ -34,7 +34,7 @@ from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.messages.topics import TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.transactional import TransactionalWriter, append_end, flush_all
+from topicfs.engine.partition.transactional import Flushes, TransactionalWriter, append_end
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS, NAMED_PRODUCERS
 from topicfs.engine.record import NO_PRODUCER_ID, Clock
 from topicfs.engine.staging.staging import Staging
@@ -87,6 +87,7 @@ class Coordinator:
     _unsettled  those whose transaction is decided, or to be aborted, and is not complete
     _guard      held while the two tables are changed
     _flushing   the threads that flush the partitions of a transaction, begun when they are needed
+    _flushes    how they are flushed
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Coordinator:
         )
         self._guard = threading.Lock()
         self._flushing = ThreadPoolExecutor(_FLUSHES, "flush")
+        self._flushes = Flushes(self._flushing)
 
     def close(self) -> None:
         """End the threads, as the store is closed."""
@@ -291,7 +293,7 @@ class Coordinator:
             writers[key].add(columns)
         for writer in writers.values():
             writer.send()
-        flush_all([writer.partition for writer in writers.values()], self._flushing)
+        self._flushes.flush(writer.partition for writer in writers.values())
         return writers
 
     def _put(self, held: _Held, transaction: Transaction, durable: bool = True) -> None:
@@ -358,9 +360,8 @@ class Coordinator:
         commit = transaction.is_commit
         self._log.flush(transaction.transactional_id)
         # Flushed even if the marker exists already: the last flush may have failed.
-        flush_all(
-            [found for key in transaction.partitions for found in self._ended_in(key, transaction)],
-            self._flushing,
+        self._flushes.flush(
+            [found for key in transaction.partitions for found in self._ended_in(key, transaction)]
         )
         if transaction.transactional_id.startswith(INBOXES):
             self.end_batch(transaction)

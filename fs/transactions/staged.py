@@ -48,6 +48,9 @@ MOST: Final = 1000
 _OF_RECORDS: Final = 2
 """How many names there are in the path of a file of records. One of a position lies deeper."""
 
+_FEW_BYTES: Final = 1 << 20
+"""The records of a transaction of so many bytes are read once. Larger ones are read twice, and never all in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -145,14 +148,14 @@ class StagedTransactions:
             for parts in found:
                 check_one_closed(self.staging, self.claims, parts, "/".join(parts[1:]), None)
             # Bad input is found before anything is appended, so no transaction holds up readers for it.
-            partitions = self._checked(files)
+            partitions, few = self._checked(files)
             positions = self.positions.read(self.staging, position_files)
             if self._is_linked(files, positions):
                 return self._commit_linked(holder, files, positions)
             partitions.update(key for key, _ in self.positions.check(positions))
 
             def all_chunks() -> Iterator[Chunk]:
-                yield from self._chunks(files)
+                yield from self._chunks(files) if few is None else few
                 # Last, as nobody else changes these groups from here on until the end.
                 yield from held.enter_context(Groups.of(self.store).in_transaction(positions))
 
@@ -262,17 +265,25 @@ class StagedTransactions:
     def _topic(self, topic: str) -> Topic:
         return Topic.of(self.store, topic, self._turns(topic))
 
-    def _checked(self, files: list[tuple[str, DataFile]]) -> set[tuple[str, int]]:
-        """Read all files. Return the partitions that their records may go to."""
+    def _checked(self, files: list[tuple[str, DataFile]]) -> tuple[set[tuple[str, int]], list[Chunk] | None]:
+        """Read all files. Return the partitions that their records may go to, and the records where they are few enough
+        to be kept instead of read again."""
         found: set[tuple[str, int]] = set()
+        few: list[Chunk] | None = []
+        size = 0
         for topic, file in files:
             routed = self._topic(topic)
-            for number, _ in chunks(self.staging, [file], routed):
+            for number, columns in chunks(self.staging, [file], routed):
                 found.add((topic, number))
+                size += columns.buffer.size
+                if size > _FEW_BYTES:
+                    few = None
+                if few is not None:
+                    few.append(((topic, number), columns))
             if file.partition == NO_PARTITION:
                 # Records without a key go to another partition when they are read again.
                 found.update((topic, number) for number in routed.numbers)
-        return found
+        return (found, None) if few is None else ({key for key, _ in few}, few)
 
     def _chunks(self, files: list[tuple[str, DataFile]]) -> Iterator[Chunk]:
         for topic, file in files:

@@ -264,7 +264,7 @@ def half_way(bench: StoreBench, monkeypatch: pytest.MonkeyPatch, commit: bool) -
         if commit:
             assert bench.store.transactions.run(holder, KEYS, chunks) == 3
         else:
-            broken.setattr(coordinator, "flush_all", refused)
+            broken.setattr(coordinator.Flushes, "flush", refused)
             with pytest.raises(OSError, match="as asked for"):
                 bench.store.transactions.run(holder, KEYS, chunks)
 

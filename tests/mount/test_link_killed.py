@@ -112,6 +112,28 @@ def test_a_line_behind_a_start_waits_until_the_cluster_was_asked(linked: Linked)
     assert file.read_text().split() == ["first", "second", "third", "fourth"]
 
 
+def test_a_batch_behind_a_start_waits_until_the_cluster_was_asked(linked: Linked) -> None:
+    """regression: it was EIO, as nothing was mirrored yet"""
+    log = linked.topic("prompt", b"first").logs[0]
+    linked.shows("prompt-0", b"first")
+    asked = threading.Event()
+    linked.broker.twist[MetadataRequest] = lambda *_: asked.wait(0.7)
+    assert linked.mount.stop() == 0
+    linked.start()
+    inbox = linked.mount / "topics/prompt/inbox"
+    (inbox / ".a").write_text("second\n")
+    (inbox / ".a").rename(inbox / "a.txt")
+    assert linked.mount.stop() == 0
+    linked.start()
+    transaction = linked.mount / "transactions/t"
+    transaction.mkdir()
+    (transaction / "prompt-0.txt").write_text("third\n")
+    transaction.rename(linked.mount / "transactions/t.commit")
+    assert (linked.mount / "prompt-0/log.txt").read_text().split() == ["first", "second", "third"]
+    assert log.end >= 3
+    linked.broker.twist.clear()
+
+
 def await_a_line(lines: LineWriter) -> None:
     """Wait for an acknowledgement."""
     known = len(lines.acknowledged)
