@@ -234,6 +234,12 @@ class Coordinator:
 
     # -- transactions -----------------------------------------------------------------------------------
 
+    def has_committed(self, holder: Transaction) -> bool:
+        """Tell whether a holder's last transaction is committed. What is missing of its end is done."""
+        with self._writing(holder) as held:
+            self._settle(held)
+            return held.transaction.state is TransactionState.COMPLETE_COMMIT
+
     def make_log(self) -> None:
         """Make the coordinator's log where it is missing, as after somebody has deleted it. Who calls `run` does it
         before, and without a lock that a deletion waits for: that has the store to itself meanwhile."""

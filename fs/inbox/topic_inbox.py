@@ -192,7 +192,13 @@ class TopicInbox:
             if self._topics_of(batch) != topics and not self.is_known(batch):
                 raise errors.BusyError(f"{'/'.join((*batch, TOPICS))} was changed: nothing is appended")
             self._store.inboxes.check_joint(topics)
-            joined = {box.inbox.topic: box._joined(batch) for box in boxes}
+            try:
+                joined = {box.inbox.topic: box._joined(batch) for box in boxes}
+            except FileNotFoundError:
+                # As in `_commit`.
+                if all(box.is_known(batch) for box in boxes):
+                    return
+                raise
             self._store.inboxes.commit({topic: each for topic, (each, _) in joined.items()})
             for box in boxes:
                 box._end_jobs(batch)
@@ -272,7 +278,13 @@ class TopicInbox:
     def _commit(
         self, name: str, files: list[DataFile], sources: list[Parts], own: Writing | None = None
     ) -> None:
-        batch, words = self._read(name, files, sources, own)
+        try:
+            batch, words = self._read(name, files, sources, own)
+        except FileNotFoundError:
+            # A commit of it that had stopped half way was ended meanwhile, and has removed what it has appended.
+            if self.inbox.knows(name):
+                return
+            raise
         self.inbox.commit(batch.name, batch.chunks, batch.sources, batch.content)
         self._warn(name, words)
 

@@ -142,6 +142,10 @@ class StagedTransactions:
                 # The cluster has committed it, and the answer was lost.
                 self._note_committed(name)
                 return 0
+            if self.store.transactions.has_committed(holder):
+                # It was decided before, and could not be completed then.
+                self.store.transactions.discard(name)
+                return 0
             found = [parts for parts in self.staging.files((name,)) if not self.is_scratch(parts)]
             files = [self.file_of(parts) for parts in sorted(found) if len(parts) == _OF_RECORDS]
             position_files = sorted(parts for parts in found if len(parts) != _OF_RECORDS)
