@@ -301,7 +301,10 @@ def far_write(world: World, numbers: Numbers) -> None:
     for error in filter(None, answers):
         with world.attempt((), *excused):
             raise error
-    if answers == [None] and not far.disturbed:
+        if not world.alive:
+            return
+    # What the cluster has is not shown while there is no room for it here.
+    if answers == [None] and not far.disturbed and not world.trouble:
         shown = (directory / "log.txt").read_bytes().split()
         promise(
             "M3",
