@@ -121,7 +121,7 @@ class Flushes:
 
     def flush(self, partitions: Iterable[Partition]) -> None:
         """Flush partitions. Where one fails the others are done, and the error is raised."""
-        taken = [0.0]
+        taken: list[float] = []
 
         def flush(partition: Partition) -> None:
             began = time.monotonic()
@@ -135,4 +135,4 @@ class Flushes:
                     rest.callback(task)
         else:
             run_all(self._threads, tasks)
-        self._longest_s = max(taken)
+        self._longest_s = max(taken, default=self._longest_s)
