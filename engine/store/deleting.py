@@ -119,6 +119,7 @@ class Deleting:
             self.deletions.add(deletion, self._steady() + delay)
         except OSError as error:
             # The disk may be full, and the deletion makes room.
+            self.deletions.unwritten[topic] = now
             log.warning(f"{topic}: this deletion cannot be taken back, as it cannot be written down: {error}")
             for part in parts:
                 self._directories.removals.add(
@@ -150,6 +151,11 @@ class Deleting:
             raise NothingDeletedError(
                 f"{name}: expected a deletion that can be taken back, found none: there was none, or its files "
                 f"are removed"
+            )
+        if deletion is None and found.at <= self.deletions.unwritten.get(topic, -1):
+            raise NothingDeletedError(
+                f"{topic}: its last deletion could not be written down, and cannot be taken back; the one before it is "
+                f"{found.id}, which can be, by this ID"
             )
         for part in found.partitions:
             self._directories.check_free(topic, part.number)

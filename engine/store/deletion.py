@@ -182,6 +182,7 @@ class Deletions:
     _logs      the log directory
     _known     the deletions by id, in the order in which they were asked for
     _due       by id: when the files are to be removed, by the store's steady clock
+    unwritten  by topic: when the newest of its deletions was that could not be written down, as on a full disk
     _lock      guards both tables against the thread that removes due files; held while a deletion is undone
     """
 
@@ -190,6 +191,7 @@ class Deletions:
         self._logs = logs
         self._known: dict[str, Deletion] = {}
         self._due: dict[str, int] = {}
+        self.unwritten: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def load(self, now: int, steady_now: int, read_only: bool = False) -> None:

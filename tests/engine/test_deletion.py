@@ -600,9 +600,29 @@ def test_a_deletion_on_a_full_disk_is_done_and_says_that_it_cannot_be_taken_back
         store_bench.store.delete_topic("orders")
     assert any("cannot be taken back" in record.getMessage() for record in caplog.records)
     assert topics(store_bench.store) == {}
+    with pytest.raises(NothingDeletedError):
+        store_bench.store.undelete("orders")
     store_bench.now += DELAY
     store_bench.store.upkeep.run_due()
     assert (store_bench.names(), kept(store_bench)) == ([], [])
+
+
+def test_what_was_deleted_before_comes_not_back_in_the_place_of_what_cannot(
+    store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: the deletion before it was taken back, without a word"""
+    store_bench.warnings = True
+    some(store_bench.store.create("orders"))
+    before = store_bench.store.delete_topic("orders")
+    some(store_bench.store.create("orders"))
+    with monkeypatch.context() as patch:
+        patch.setattr("topicfs.engine.store.deletion.write_atomically", full_restore)
+        store_bench.store.delete_topic("orders")
+    with pytest.raises(NothingDeletedError, match=before.id):
+        store_bench.store.undelete("orders")
+    assert topics(store_bench.store) == {}
+    store_bench.store.undelete("orders", deletion=before.id)
+    assert topics(store_bench.store) == {"orders": [0]}
 
 
 @pytest.mark.parametrize("noted", [False, True])
