@@ -25,8 +25,8 @@ settings.register_profile("ci", deadline=None, phases=FOUND_AS_IS, print_blob=Tr
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # A Java of a test lives for seconds. To compile its code to the full, and to collect garbage by many threads, takes the
-# processors from others: examples/stream.py takes 48 s of them so, and 29 s with this. To verify the bytes of classes is
-# a tenth of what the start of a Spark session takes.
+# processors from others: examples/stream.py takes 48 s of them so, and 29 s with this. A tenth of what the start of a
+# Spark session takes is to verify the bytes of classes.
 os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
