@@ -53,7 +53,7 @@ def rebuild(
 ) -> None:
     """Bring the producer state to offset `end`, without the transactions that ended below the high watermark.
 
-    Snapshots outside the log are deleted, the newest remaining one is loaded, and the batches behind it are replayed.
+    Snapshots behind `end` are deleted, the newest remaining one is loaded, and the batches behind it are replayed.
     Snapshots are taken at the base offsets of the last two segments and at `end`."""
     wanted = [*(segment.base_offset for segment in chain.segments.last_two), end]
     if after_clean_stop and producers.latest_snapshot_offset is None:
@@ -69,7 +69,7 @@ def rebuild(
         log.info(f"{chain.directory.name}: producer state is replayed from offset {reached} to {end}")
         for segment in chain.segments.range(reached, end):
             producers.on_high_watermark(high_watermark)
-            _replay_segment(chain, producers, segment, max(segment.base_offset, reached, start), end, wanted)
+            _replay_segment(chain, producers, segment, max(segment.base_offset, reached), end, wanted)
     producers.advance(end)
     take_snapshot_where_there_is_room(producers)
 

@@ -328,13 +328,17 @@ class ProducerStates:
         return len(expired)
 
     def truncate_and_reload(self, start_offset: int, end_offset: int, now: int) -> None:
-        """Load the newest snapshot within (start, end], and delete those outside.
+        """Load the newest snapshot that is not behind the end, and delete those that are.
 
         `map_end_offset` is then the offset from which the log must be replayed: the snapshot's offset, or the
         start offset if there is none. A state that ends at the end offset already is kept.
+
+        Snapshots up to the start offset stay until their segments go, other than in Kafka. They alone know producers
+        whose records were all removed: without the one at the first segment, the next recovery would forget them, and
+        append again what they repeat.
         """
         for offset in list(self._snapshots):
-            if not start_offset < offset <= end_offset:
+            if offset > end_offset:
                 self._delete_snapshot(offset)
         if end_offset == self.map_end_offset:
             self.on_start_offset(start_offset)

@@ -50,6 +50,11 @@ FOUND = {
         "append_large",
         "retain",
     ),
+    "a producer whose records retention removes, and that a second recovery forgets": (
+        "roll",
+        "append_large",
+        "retain",
+    ),
     "records that were cut off, beside a later segment that has their offsets": ("truncate", "roll"),
 }
 

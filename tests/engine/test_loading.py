@@ -733,7 +733,9 @@ def test_deleted_records_do_not_take_their_producer_along_inside_a_segment(
     partition.close()
 
 
-def test_producers_of_removed_segments_are_forgotten_on_reload(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [0, 1])
+def test_producers_of_removed_segments_are_known_after_each_recovery(tmp_path: Path, start: int) -> None:
+    """A checkpoint tells the start offset only where it is not the first segment's base."""
     directory = tmp_path / "t-0"
     partition = open_partition(directory)
     partition.append(Record(b"first"), Producer(1, 0, 0))
@@ -741,10 +743,11 @@ def test_producers_of_removed_segments_are_forgotten_on_reload(tmp_path: Path) -
     partition.append(Record(b"second"), Producer(2, 0, 0))
     partition.delete_records(1)
     retire(partition.log, (partition.log.chain.segments.first,))
+    for _ in range(3):
+        assert set(partition.log.producers.producers) == {1, 2}
+        partition.log.abandon()
+        partition = open_partition(directory, Known(recovery_point=0, start=start))
     assert set(partition.log.producers.producers) == {1, 2}
-    partition.log.abandon()
-    partition = open_partition(directory, Known(recovery_point=0, start=1))
-    assert set(partition.log.producers.producers) == {2}
     partition.close()
 
 

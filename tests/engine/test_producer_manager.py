@@ -705,15 +705,15 @@ def test_reload_keeps_the_time_of_an_empty_transaction(states: ProducerStates) -
     assert reloaded(states).producers[PRODUCER] == ProducerEntry(PRODUCER, 0, 0, NOW - 77)
 
 
-def test_truncation_deletes_snapshots_out_of_range_and_loads_the_newest_within(
+def test_truncation_deletes_snapshots_behind_the_end_and_loads_the_newest_before_it(
     states: ProducerStates, tmp_path: Path
 ) -> None:
     for offset in range(5):
         append(states, data(offset, offset))
         states.take_snapshot(fsync=False)
     states.truncate_and_reload(1, 3, NOW)
-    assert snapshot_files(tmp_path) == [2, 3]
-    assert states._snapshots == [2, 3]
+    assert snapshot_files(tmp_path) == [1, 2, 3]
+    assert states._snapshots == [1, 2, 3]
     assert states.map_end_offset == 3
     assert states.producers[PRODUCER].last_sequence == 2
     append(states, data(3, 3))
@@ -745,7 +745,7 @@ def test_reload_at_the_map_end_keeps_the_state(states: ProducerStates, tmp_path:
     before = dict(states.producers)
     states.truncate_and_reload(1, 3, NOW)
     assert states.producers == before
-    assert snapshot_files(tmp_path) == [2, 3]
+    assert snapshot_files(tmp_path) == [1, 2, 3]
 
 
 def test_full_truncation_deletes_all_snapshots(states: ProducerStates, tmp_path: Path) -> None:
