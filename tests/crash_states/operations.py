@@ -45,6 +45,8 @@ SETTINGS = {
 SECRET = bytes(range(16))
 GROUP = "g"
 HOLDER = "a"
+PREPARED = 100
+"""More records than `prepare` makes."""
 IDEMPOTENT = 77
 SETTING = "segment.ms"
 """A setting that changes nothing else here."""
@@ -124,7 +126,7 @@ def sequence_of(partition: Partition) -> int:
 class World:
     """An open store, and what was done to it.
 
-    number     grows with each record, so that none is like another
+    number     grows with each record, so that none is like another, also not like those that `prepare` has made
     sequences  by value: the sequence number of each record of the idempotent producer
     """
 
@@ -137,7 +139,8 @@ class World:
     @classmethod
     def open(cls, root: Path, create: bool = False) -> World:
         now = [START]
-        return cls(root, Store.open(root, SETTINGS, lambda: now[0], create=create), now)
+        store = Store.open(root, SETTINGS, lambda: now[0], create=create)
+        return cls(root, store, now, 0 if create else PREPARED)
 
     def partition(self, topic: str) -> Partition:
         if (topic, 0) not in self.store:

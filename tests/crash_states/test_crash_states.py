@@ -55,6 +55,11 @@ FOUND = {
         "append_large",
         "retain",
     ),
+    "records that look like others that were there before": (
+        "append_large",
+        "append_compressed",
+        "append_idempotent",
+    ),
     "records that were cut off, beside a later segment that has their offsets": ("truncate", "roll"),
 }
 
