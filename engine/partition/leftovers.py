@@ -43,11 +43,20 @@ def remove_temporary(directory: Path, names: set[str]) -> set[str]:
         if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, TEMPORARY_SUFFIX))
         or (name.endswith(SWAP_SUFFIX) and _offset(name) >= unfinished)
     }
-    # `.cleaned` files go last: a crash in between must find them, or it would complete what is left of the swap.
-    for name in sorted(gone, key=lambda name: (name.endswith(CLEANED_SUFFIX), name)):
+    # `.cleaned` files go last: a crash in between must find them, or it would complete what is left of the swap. So the
+    # `.swap` names are durably gone before: a loss of power could bring them back alone.
+    last = {name for name in gone if name.endswith(CLEANED_SUFFIX)}
+    _remove(directory, gone - last)
+    if last and any(name.endswith(SWAP_SUFFIX) for name in gone):
+        sync_directory(directory)
+    _remove(directory, last)
+    return names - gone
+
+
+def _remove(directory: Path, names: set[str]) -> None:
+    for name in sorted(names):
         log.info(f"{directory.name}/{name}: left over from an interrupted run, removed")
         (directory / name).unlink(missing_ok=True)
-    return names - gone
 
 
 def _first_unfinished(names: set[str]) -> int:

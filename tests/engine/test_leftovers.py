@@ -227,6 +227,30 @@ def test_a_crash_while_an_undecided_swap_is_dropped_does_not_decide_it(
         swap.expect(swap.before, Known())
 
 
+def test_an_undecided_swap_is_durably_gone_before_what_tells_that_it_is_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may save removals in another order: a `.swap` name that is back alone would be completed."""
+    swap = Swap(tmp_path, 2)
+    swap.rename(swap.outputs[1], ".cleaned", ".swap")
+    names = set(content(swap.directory))
+    done: list[str] = []
+    unlink = os.unlink
+
+    def noted(path: Path) -> None:
+        done.append(Path(path).suffix)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", noted)
+    monkeypatch.setattr(
+        "topicfs.engine.partition.leftovers.sync_directory", lambda _: done.append("directory")
+    )
+    remove_temporary(swap.directory, names)
+    synced = done.index("directory")
+    assert set(done[:synced]) == {".swap"}
+    assert set(done[synced + 1 :]) == {".cleaned"}
+
+
 @pytest.mark.parametrize("name", ["x.log.swap", "x.swap", "1.log.swap"])
 def test_swap_files_without_an_offset_are_left_alone(tmp_path: Path, name: str) -> None:
     swap = Swap(tmp_path, 1)
