@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.partition.chain import Chain
 from topicfs.engine.producer import snapshot
+from topicfs.engine.producer.manager import ProducerStates
 from topicfs.engine.record import MAX_INT64, NO_OFFSET
 from topicfs.engine.segment.segment import Segment
 
@@ -24,10 +24,12 @@ class Flusher:
     _log_lock      the lock of the log
     _rolled        base of the segment begun by the newest roll: what lies below it waits for a flush
     _cut           lowest end of a truncation since the last flush began
-    _snapshots     producer snapshots that wait for a flush
+    _producers     the producers, whose snapshots wait for a flush
     """
 
-    def __init__(self, chain: Chain, log_lock: AbstractContextManager[bool], point: int) -> None:
+    def __init__(
+        self, chain: Chain, producers: ProducerStates, log_lock: AbstractContextManager[bool], point: int
+    ) -> None:
         self.point = point
         self.last_ms = chain.steady()
         self.lock = threading.RLock()
@@ -35,7 +37,7 @@ class Flusher:
         self._log_lock = log_lock
         self._rolled = NO_OFFSET
         self._cut = MAX_INT64
-        self._snapshots: list[Path] = []
+        self._producers = producers
 
     @property
     def has_rolled(self) -> bool:
@@ -47,11 +49,8 @@ class Flusher:
         """Return the offset below which all records lie in sealed segments, as of the newest roll."""
         return self._rolled
 
-    def note_roll(self, base: int, taken: Path | None) -> None:
-        """Note that a segment begins at `base`, and the producer snapshot that was taken there. The caller holds the
-        log's lock."""
-        if taken is not None:
-            self._snapshots.append(taken)
+    def note_roll(self, base: int) -> None:
+        """Note that a segment begins at `base`. The caller holds the log's lock."""
         self._rolled = base
 
     def note_cut(self, end: int) -> None:
@@ -82,7 +81,8 @@ class Flusher:
                 if segment.appender is not None:
                     # Index files are created here, because only the holder of the lock may create and cut them.
                     segment.appender.trim_indexes()
-            waiting, self._snapshots = self._snapshots, []
+            # No recovery looks again at those that lie below the recovery point, so they come onto the disk before it.
+            waiting, self._producers.unsynced = self._producers.unsynced, []
         try:
             for path in waiting:
                 snapshot.flush(path)
@@ -92,7 +92,7 @@ class Flusher:
                 sync_directory(self._chain.directory)
         except OSError:
             with self._log_lock:
-                self._snapshots = waiting + self._snapshots
+                self._producers.unsynced[:0] = waiting
             raise
 
     def _between(self, start: int, end: int, with_active: bool) -> list[Segment]:

@@ -117,6 +117,7 @@ def load(
     start = max(known.start, chain.segments.first.base_offset)
     producers = ProducerStates.open(directory, producer_expiration_ms)
     producers.remove_stray_snapshots([segment.base_offset for segment in chain.segments])
+    producers.unsynced += recovery.taken()
     mark = end if lone else min(max(known.high_watermark or start, start), end)
     rebuild(chain, producers, start, end, mark, clock(), after_clean_stop=known.clean)
     log = Log(

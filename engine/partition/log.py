@@ -142,7 +142,7 @@ class Log:
         self.lines_wait = False
         self.lock = threading.RLock()
         self.is_closed = False
-        self.flusher = Flusher(chain, self.lock, recovery_point)
+        self.flusher = Flusher(chain, producers, self.lock, recovery_point)
         self.catch_up: Callable[[], None] = _stay
         self._waiters = Waiters()
         self._is_restarting = False
@@ -547,7 +547,8 @@ class Log:
         self.chain.add((self.chain.create(base),))
         self.publish()
         self.producers.advance(base)
-        self.flusher.note_roll(base, self.producers.take_snapshot(fsync=False))
+        self.producers.take_snapshot(fsync=False)
+        self.flusher.note_roll(base)
         self.renew_promises()
 
     def _recreate(self, active: Segment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -40,7 +41,8 @@ class Recovery:
     start          the partition's start offset, as far as it is known
     expiration_ms  after this time an idle producer is forgotten
     delay_ms       delay before removed files are deleted
-    producers      producer state at the end of the last segment that was recovered
+    producers      producer state at the end of the last segment that was recovered, from the recovery point on
+    _scratch       the same of segments that are recovered by themselves: it only reads snapshots
     """
 
     chain: Chain
@@ -49,29 +51,40 @@ class Recovery:
     expiration_ms: int
     delay_ms: int
     producers: ProducerStates | None = None
+    _scratch: ProducerStates | None = None
 
     def from_offset(self, recovery_point: int) -> None:
         """Recover the segments from the one that holds the recovery point on. If a segment has to be cut, all later
         segments are removed: only compaction may leave holes in a log."""
         floor = self.chain.segments.floor(recovery_point)
         waiting = list(self.chain.segments.from_base(floor.base_offset if floor else 0))
+        self.producers = producers = ProducerStates.open(self.chain.directory, self.expiration_ms)
         while waiting:
             segment = waiting.pop(0)
-            waiting[:0] = self._recover(segment, self._remove_behind)
+            waiting[:0] = self._recover(segment, producers, self._remove_behind)
             waiting = [each for each in waiting if each in self.chain.segments]
 
     def single(self, segment: Segment) -> None:
-        """Recover one segment by itself. Later segments stay."""
-        for part in self._recover(segment, lambda _: None):
+        """Recover one segment by itself. Later segments stay, and all snapshots: those below the recovery point are on
+        disk, and new ones in their place would not be."""
+        if self._scratch is None:
+            self._scratch = ProducerStates.look(self.chain.directory, self.expiration_ms)
+        for part in self._recover(segment, self._scratch, lambda _: None):
             self.single(part)
 
-    def _recover(self, segment: Segment, before_cut: Callable[[Segment], None]) -> list[Segment]:
+    def taken(self) -> list[Path]:
+        """Return the snapshots that were taken. They are not fsynced."""
+        return [] if self.producers is None else self.producers.unsynced
+
+    def _recover(
+        self, segment: Segment, producers: ProducerStates, before_cut: Callable[[Segment], None]
+    ) -> list[Segment]:
         """Recover one segment. If it has to be split, return the parts, which the caller has to recover.
 
         `before_cut` is called before bytes are cut off. In the other order, a crash in between would leave a segment
         that seems complete, and the later segments would stay."""
         try:
-            self._check(segment, before_cut)
+            self._check(segment, producers, before_cut)
         except OffsetOverflowError:
             return split(self.chain, segment, self.delay_ms, before_cut)
         except InvalidOffsetError as error:
@@ -100,12 +113,11 @@ class Recovery:
         # Names may be saved after contents, and the next flush may leave out the directory.
         sync_directory(self.chain.directory)
 
-    def _check(self, segment: Segment, before_cut: Callable[[Segment], None]) -> None:
+    def _check(
+        self, segment: Segment, producers: ProducerStates, before_cut: Callable[[Segment], None]
+    ) -> None:
         """Check every batch of a segment, rebuild its three indexes, and update epochs and producers to its end."""
         chain = self.chain
-        if self.producers is None:
-            self.producers = ProducerStates.open(chain.directory, self.expiration_ms)
-        producers = self.producers
         base = segment.base_offset
         rebuild(chain, producers, self.start, base, base, chain.clock())
         aborted = segment.transactions

@@ -93,6 +93,7 @@ def view(
     start = max(known.start, chain.segments.first.base_offset)
     if producers is None:
         producers = ProducerStates.look(directory, producer_expiration_ms)
+    producers.remove_stray_snapshots([segment.base_offset for segment in chain.segments])
     mark = end if lone else min(max(known.high_watermark or start, start), end)
     rebuild(chain, producers, start, end, mark, clock(), after_clean_stop=known.clean)
     log = Log(

@@ -189,6 +189,7 @@ class ProducerStates:
     map_end_offset        the offset up to which the log is included in this state
     first_unstable_offset first offset of the earliest transaction, open or unreplicated; None without one
     producers             a read-only view of the entries
+    unsynced              the snapshots that were written without fsync, until a flush takes them
     _producers            the entries by producer id
     _ongoing              the open transactions by rising first offset; exactly those that entries name
     _unreplicated         completed transactions whose marker is not below the high watermark, by rising first offset
@@ -209,6 +210,7 @@ class ProducerStates:
         "first_unstable_offset",
         "map_end_offset",
         "producers",
+        "unsynced",
     )
 
     def __init__(
@@ -226,6 +228,7 @@ class ProducerStates:
         self._unreplicated: list[CompletedTransaction] = []
         self._snapshots = snapshots
         self._last_snapshot_offset = 0
+        self.unsynced: list[Path] = []
 
     @classmethod
     def open(cls, directory: Path, expiration_ms: int) -> ProducerStates:
@@ -399,13 +402,15 @@ class ProducerStates:
     def take_snapshot(self, *, fsync: bool) -> Path | None:
         """Write a snapshot at the map end offset, and return its path; None where the last one is not older.
 
-        A snapshot that was written without `fsync` is made durable later, by `topicfs.engine.producer.snapshot.flush`.
+        One that was written without `fsync` is `unsynced`: `topicfs.engine.producer.snapshot.flush` makes it durable.
         """
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset or self._read_only:
             return None
         path = self._snapshot_path(offset)
         snapshot.write(path, self._producers.values(), fsync=fsync)
+        if not fsync:
+            self.unsynced.append(path)
         if offset not in self._snapshots:
             insort(self._snapshots, offset)
         self._last_snapshot_offset = offset
@@ -414,8 +419,8 @@ class ProducerStates:
     def remove_stray_snapshots(self, segment_bases: Collection[int]) -> None:
         """Delete the snapshots at whose offset no segment begins. The newest of these stays unless below the last base.
 
-        It was taken at a clean stop. The directory is listed again: the recovery of single segments,
-        which has states of its own, has written and deleted snapshots in it.
+        It was taken at a clean stop. The directory is listed again: the recovery of segments, which has states of its
+        own, has written and deleted snapshots in it.
         """
         self._snapshots = _find_snapshots(self.directory, self._read_only)
         bases = frozenset(segment_bases)

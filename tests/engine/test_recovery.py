@@ -198,6 +198,45 @@ def test_segments_behind_a_cut_are_durably_gone_before_it(
     assert ("fsync", directory) in done[renamed:cut]
 
 
+def test_snapshots_of_a_recovery_are_on_disk_before_the_recovery_point_lies_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later recovery looks at them again."""
+    directory = tmp_path / "t-0"
+    crashed(directory, 60)
+    for path in directory.glob("*.snapshot"):
+        path.unlink()
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    partition = open_partition(directory)
+    taken = set(directory.glob("*.snapshot"))
+    assert len(taken) > 2
+    assert not taken & synced
+    partition.flush()
+    assert taken <= synced
+    partition.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_segment_that_is_recovered_for_its_missing_index_leaves_later_snapshots_as_they_are(
+    tmp_path: Path, clean: bool
+) -> None:
+    """They are on disk. New ones in their place would not be, and are made of what the log still has."""
+    directory = tmp_path / "t-0"
+    crashed(directory, 60, 60)
+    path_of(directory, bases(directory)[0], ".index").unlink()
+    before = {path: path.stat().st_ino for path in directory.glob("*.snapshot")}
+    assert len(before) > 2
+    open_partition(directory, Known(clean, 60)).log.abandon()
+    assert before.items() <= {path: path.stat().st_ino for path in directory.glob("*.snapshot")}.items()
+
+
 def test_a_cut_in_a_segment_without_index_removes_what_lies_behind_it(tmp_path: Path) -> None:
     directory = tmp_path / "t-0"
     values = crashed(directory, 60)
