@@ -36,11 +36,13 @@ class DiskState:
     loss   by what it came about
     calls  so many calls were made before
     tree   what is there
+    torn   the half of a write behind these calls, where the process died in the middle of one
     """
 
     loss: Loss
     calls: int
     tree: Tree
+    torn: Data | None = None
 
 
 @dataclass
@@ -137,7 +139,8 @@ def states(recording: Recording, first: int, chance: random.Random) -> Iterator[
     for number, call in enumerate(recording.calls):
         if number >= first and isinstance(call, Data) and call.torn != call.content:
             torn = {**disk.contents, call.inode: call.torn}
-            yield DiskState(Loss.PROCESS, number, disk.tree(disk.names, torn))
+            half = Data(call.inode, call.torn, call.torn)
+            yield DiskState(Loss.PROCESS, number, disk.tree(disk.names, torn), half)
         disk.do(call)
         if number < first:
             continue

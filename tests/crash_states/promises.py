@@ -10,7 +10,7 @@ another order, and a batch, a transaction and an inbox's batch are there as a wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -133,11 +133,11 @@ class History:
         """Yield what breaks a promise where the process has died in the last operation, or when it was done."""
         before, after = self.last.before, self.last.after
         if not whole:
-            before, after = _only(before, found), _only(after, found)
+            before, after = only(before, found.records), only(after, found.records)
         if done:
-            yield from _unlike(found, after)
+            yield from unlike(found, after)
         elif OPERATIONS[self.last.name].whole:
-            if any(_unlike(found, after)) and any(_unlike(found, before)):
+            if any(unlike(found, after)) and any(unlike(found, before)):
                 yield f"neither as before nor as behind {self.last.name}: {found}"
         else:
             yield from _between(before, after, found)
@@ -194,16 +194,17 @@ class History:
                     yield f"{name} is back with {found.records[name]}"
 
 
-def _only(seen: Seen, found: Seen) -> Seen:
-    """The same of the partitions that were looked at."""
+def only(seen: Seen, partitions: Container[str]) -> Seen:
+    """The same of some partitions alone."""
     return Seen(
-        {name: each for name, each in seen.records.items() if name in found.records},
-        {name: each for name, each in seen.starts.items() if name in found.records},
-        {name: each for name, each in seen.sequences.items() if name in found.records},
+        {name: each for name, each in seen.records.items() if name in partitions},
+        {name: each for name, each in seen.starts.items() if name in partitions},
+        {name: each for name, each in seen.sequences.items() if name in partitions},
     )
 
 
-def _unlike(found: Seen, expected: Seen) -> Iterator[str]:
+def unlike(found: Seen, expected: Seen) -> Iterator[str]:
+    """Yield in what something differs from what it should show."""
     for name in ("records", "starts", "sequences", "position", "committed", "setting"):
         mine, other = getattr(found, name), getattr(expected, name)
         if mine != other:

@@ -20,11 +20,15 @@ from unittest import mock
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "engine")]
 
-from operations import SETTINGS, START, TOPICS, Seen, Shown, records_of, sequence_of
-from recording import Tree
+from operations import SETTINGS, START, TOPICS, Seen, Shown, determined, records_of, sequence_of
+from recording import Recording, Tree
+from recovering import Recovery
 from verify import checked
 
 from topicfs import Isolation, Record, Store
+from topicfs.engine.errors import EngineError
+from topicfs.engine.files.checkpoint import OffsetCheckpoint
+from topicfs.engine.files.metadata import CleanShutdown
 from topicfs.engine.partition.loading import Known, load
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.segment.descriptors import Descriptors
@@ -56,14 +60,16 @@ EXPIRATION_MS = 86_400_000
 class Outcome:
     """What became of a state.
 
-    seen   what showed; of some partitions only, where only they were opened
-    whole  whether all of the store was opened
-    wrong  what is wrong, whatever was promised
+    seen      what showed; of some partitions only, where only they were opened
+    whole     whether all of the store was opened
+    wrong     what is wrong, whatever was promised
+    unclean   hashes of what was opened behind no clean stop, by topic; of a whole store by an empty name
     """
 
     seen: Seen
     whole: bool
     wrong: tuple[str, ...]
+    unclean: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class _Found:
     start: int
     sequence: int
     wrong: tuple[str, ...]
+    key: int = 0
 
 
 class _AtOnce(Executor):
@@ -161,6 +168,11 @@ class Reopening:
         """What becomes of a state; with `alone` of the partitions t-0 and k-0 only, which takes less time."""
         return self._alone(tree.files) if alone else self._whole(tree.files)
 
+    def key(self, tree: Tree, alone: bool) -> object:
+        """What is equal for states that are opened once."""
+        files = tree.files
+        return tuple(_hash(topic, files)[0] for topic in ALONE) if alone else hash(frozenset(files.items()))
+
     # -- partitions -----------------------------------------------------------------------------------
 
     def _alone(self, files: Files) -> Outcome:
@@ -173,18 +185,13 @@ class Reopening:
             ),
             False,
             tuple(wrong for each in found.values() for wrong in each.wrong),
+            {} if _MARKER in files else {topic: each.key for topic, each in found.items()},
         )
 
     def _partition(self, topic: str, files: Files) -> _Found:
-        prefix = f"logs/{topic}-0/"
-        own = {
-            path.removeprefix(prefix): content for path, content in files.items() if path.startswith(prefix)
-        }
-        point, start, mark = (_checkpoint(files.get(f"logs/{name}"), topic) for name in _CHECKPOINTS)
-        known = Known(_MARKER in files, point or 0, start or 0, mark)
-        key = hash((topic, known, frozenset(own.items())))
+        key, own, known = _hash(topic, files)
         if key not in self._partitions:
-            self._partitions[key] = self._load(topic, own, known)
+            self._partitions[key] = replace(self._load(topic, own, known), key=key)
             self._news.add(key)
         return self._partitions[key]
 
@@ -224,7 +231,8 @@ class Reopening:
     def _whole(self, files: Files) -> Outcome:
         key = hash(frozenset(files.items()))
         if key not in self._stores:
-            self._stores[key] = self._open(files)
+            unclean = {} if _MARKER in files else {"": key}
+            self._stores[key] = replace(self._open(files), unclean=unclean)
             self._news.add(key)
         return self._stores[key]
 
@@ -234,9 +242,9 @@ class Reopening:
         try:
             found = self._opened_once()
             kept = replace(found, records={name: self._same(each) for name, each in found.records.items()})
-            return Outcome(kept, True, tuple(self._open_again(found)))
+            return Outcome(kept, True, tuple(self._open_again(found)), {})
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
-            return Outcome(found or Seen({}, {}, {}), True, (f"the store cannot be used: {error!r}",))
+            return Outcome(found or Seen({}, {}, {}), True, (f"the store cannot be used: {error!r}",), {})
 
     def _open_again(self, found: Seen) -> Iterator[str]:
         """Recover it once more, append, stop cleanly, and verify."""
@@ -265,6 +273,40 @@ class Reopening:
         finally:
             store.abandon()
 
+    # -- recoveries -----------------------------------------------------------------------------------
+
+    def recovery(self, files: Files, topic: str) -> Recovery | None:
+        """Record the recovery of a state, of one partition or of the whole store, and a flush of what was recovered.
+        None where it fails: the outcome of the state tells that."""
+        place = self.place.with_name("recovered")
+        if topic:
+            own = {"logs", *(f"logs/{name}" for name in _CHECKPOINTS), f"logs/{topic}-0"}
+            within = f"logs/{topic}-0/"
+            files = {path: each for path, each in files.items() if path in own or path.startswith(within)}
+        write(place, files)
+        recording = Recording.of(place)
+        opened: Store | Partition | None = None
+        try:
+            with recording.running(), determined():
+                if topic:
+                    opened = _recovered(place / "logs", files, topic)
+                    opened.flush()
+                    flushed = len(recording.calls)
+                    _write_checkpoints(place / "logs", opened)
+                else:
+                    opened = _store(place)
+                    for each in ALONE:
+                        opened.partition(each, 0).flush()
+                    flushed = len(recording.calls)
+                    opened.upkeep.checkpoint_recovery_points()
+            recording.check()
+        except (EngineError, OSError):
+            return None
+        finally:
+            if opened is not None:
+                (opened if isinstance(opened, Store) else opened.log).abandon()
+        return Recovery(recording, (topic,) if topic else ALONE, flushed)
+
 
 def _store(place: Path) -> Store:
     return Store.open(place, SETTINGS, lambda: START)
@@ -272,6 +314,42 @@ def _store(place: Path) -> Store:
 
 def _loaded(topic: str, place: Path, known: Known) -> Partition:
     return load(topic, 0, place, _SETTINGS[topic], EXPIRATION_MS, known, lambda: START, Descriptors(64))
+
+
+def _recovered(logs: Path, files: Files, topic: str) -> Partition:
+    """Recover a partition as a store does, which has no marker of a clean stop first, and writes checkpoints behind."""
+    CleanShutdown.of(logs).remove()
+    partition = _loaded(topic, logs / f"{topic}-0", _known(files, topic))
+    _write_checkpoints(logs, partition)
+    return partition
+
+
+def _write_checkpoints(logs: Path, partition: Partition) -> None:
+    left, key = _left_by(partition), (partition.topic, partition.number)
+    for name, offset in zip(
+        _CHECKPOINTS, (left.recovery_point, left.start or None, left.high_watermark), strict=True
+    ):
+        checkpoint = OffsetCheckpoint(logs / name)
+        before = checkpoint.read()
+        after = {of: each for of, each in before.items() if of != key}
+        if offset is not None:
+            after[key] = offset
+        if after != before:
+            checkpoint.write(after)
+
+
+def _hash(topic: str, files: Files) -> tuple[int, Files, Known]:
+    """A hash of all that is opened of a partition, its files, and what a store knows of it."""
+    prefix = f"logs/{topic}-0/"
+    own = {path.removeprefix(prefix): each for path, each in files.items() if path.startswith(prefix)}
+    known = _known(files, topic)
+    return hash((topic, known, frozenset(own.items()))), own, known
+
+
+def _known(files: Files, topic: str) -> Known:
+    """What a store knows of a partition that it finds."""
+    point, start, mark = (_checkpoint(files.get(f"logs/{name}"), topic) for name in _CHECKPOINTS)
+    return Known(_MARKER in files, point or 0, start or 0, mark)
 
 
 def _left_by(partition: Partition) -> Known:
