@@ -128,6 +128,8 @@ class Search:
 
     def look(self, names: Sequence[str]) -> None:
         """Do one sequence, and look at all states that a crash in its last operation leaves."""
+        # What is drawn goes by these names, however they were given.
+        names = tuple(names)
         try:
             recording, history = self.record(names)
         except InapplicableError:
