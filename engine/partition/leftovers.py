@@ -89,8 +89,6 @@ def finish_swaps(chain: Chain, names: set[str]) -> set[str]:
         bases = [_offset(name) for name in logs]
         # An empty segment also replaces all files of the one with its base.
         low, high = min(bases), max(max(next_offset_of_swap(chain, base), base + 1) for base in bases)
-        # The process may have ended before it had the `.swap` names on the disk. Without them what is removed is gone.
-        sync_directory(directory)
         for name in sorted(names):
             if not name.endswith(SWAP_SUFFIX) and low <= _offset(name) < high:
                 log.info(f"{directory.name}/{name}: replaced by a swap that a crash interrupted, removed")

@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError, CorruptError, OldFormatError, lacks_room
-from topicfs.engine.files.atomic import write_atomically
+from topicfs.engine.files.atomic import sync_directory, write_atomically
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.paths import (
     INDEX_SUFFIX,
@@ -97,6 +97,10 @@ def load(
 ) -> Partition:
     """Open a partition's directory. The top of this module lists what may be found there."""
     chain = Chain(directory, segment_settings(settings), clock, descriptors, steady)
+    if not known.clean:
+        # The process may have ended before its last changes of names were on the disk, and what follows builds on them:
+        # without the `.swap` names the originals that they replace must not go.
+        sync_directory(directory)
     names = finish_swaps(chain, remove_temporary(directory, set(os.listdir(directory))))
     had_segments = _open_segments(chain, names)
     if had_segments:
