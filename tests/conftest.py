@@ -49,7 +49,7 @@ def _locks_in_their_order() -> Iterator[None]:
 
 
 # The longest first, so that no worker is left alone with it at the end. The rest are done in seconds.
-LONGEST = ("spark", "soak", "crash", "interop", "property", "mountd", "mount")
+LONGEST = ("spark", "crash_states", "soak", "crash", "interop", "property", "torture", "mountd", "mount")
 LONG_FILES = {"test_damaged_views.py", "test_damaged_indexes.py", "test_kernel_cache.py", "test_layers.py"}
 OWN_SPARK = {"test_examples.py", "test_other_sessions.py", "test_source_crashes.py"}
 """Files of tests that start Spark themselves, beside the session that all others share."""
