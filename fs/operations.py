@@ -193,14 +193,22 @@ class FileSystem:
         parent, name = self._parent(path)
         parent.remove_directory(name)
 
-    def getxattr(self, path: str, name: str) -> bytes:
-        value = self._entry(path).xattr(name)
+    def getxattr(self, path: str, name: str, node: int = 0) -> bytes:
+        value = self._open_or_named(path, node).xattr(name)
         if value is None:
             raise errors.NoAttributeError(f"{path} has no attribute {name}")
         return value
 
-    def listxattr(self, path: str) -> list[str]:
-        return list(self._entry(path).xattrs())
+    def listxattr(self, path: str, node: int = 0) -> list[str]:
+        return list(self._open_or_named(path, node).xattrs())
+
+    def _open_or_named(self, path: str, node: int) -> Entry:
+        """Return what is open as this inode, else what has the name: attributes of a descriptor go with its bytes. Of
+        several that is the first, so nobody is told of a later record than the one that they have read."""
+        for held in tuple(self._held.get(node, ())) if node >> VERSION_SHIFT else ():
+            if not held.entry.is_deleted and held.entry.is_there:
+                return held.entry
+        return self._entry(path)
 
     def statfs(self, path: str) -> os.statvfs_result:
         return os.statvfs(self.context.store.backing)

@@ -191,10 +191,11 @@ class FileOperations(Protocol):
     def utimens(self, path: str, accessed_ns: int | None, modified_ns: int | None) -> None:
         """Set the times; None keeps a time as it is."""
 
-    def getxattr(self, path: str, name: str) -> bytes:
-        """Return an extended attribute. It is called only for names in `user.`."""
+    def getxattr(self, path: str, name: str, node: int = 0) -> bytes:
+        """Return an extended attribute, of the version that `node` gives where that is open. It is called only for
+        names in `user.`."""
 
-    def listxattr(self, path: str) -> list[str]: ...
+    def listxattr(self, path: str, node: int = 0) -> list[str]: ...
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None: ...
 
@@ -401,10 +402,12 @@ class Adapter:
         # for ACLs. Both are answered here, without a look at the path.
         if not name.startswith(b"user."):
             return -errno.ENOTSUP
-        return copy_out(self.operations.getxattr(path_of(path), path_of(name)), buffer, size)
+        node, _ = asked()
+        return copy_out(self.operations.getxattr(path_of(path), path_of(name), node), buffer, size)
 
     def listxattr(self, path: bytes, buffer: int, size: int) -> int:
-        names = self.operations.listxattr(path_of(path))
+        node, _ = asked()
+        names = self.operations.listxattr(path_of(path), node)
         return copy_out(b"".join(name.encode(*ENCODING) + b"\0" for name in names), buffer, size)
 
     def setxattr(self, path: bytes, name: bytes, value: int | None, size: int, flags: int) -> int:

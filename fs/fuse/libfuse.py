@@ -127,8 +127,8 @@ def bytes_at(address: int, size: int) -> Bytes:
 
 
 def asked() -> tuple[int, int]:
-    """Return what the kernel asks for in a callback of getattr or open: its number of the inode, with the version in
-    the upper half, or 0 if it asks by name; and the thread that it asks for."""
+    """Return what the kernel asks for in a callback of getattr, open, getxattr or listxattr: its number of the inode,
+    with the version in the upper half, or 0 if it asks by name; and the thread that it asks for."""
     context = _libfuse.fuse_get_context().contents
     return context.uid << 32 | context.gid, context.pid
 

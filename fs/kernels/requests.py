@@ -88,6 +88,8 @@ _RENAME: Final = 12
 _LINK: Final = 13
 _OPEN: Final = 14
 _SETXATTR: Final = 21
+_GETXATTR: Final = 22
+_LISTXATTR: Final = 23
 _INIT: Final = 26
 _CREATE: Final = 35
 _INTERRUPT: Final = 36
@@ -134,7 +136,7 @@ def _take_apart(request, length, table):
     words, longs = words_at(request), longs_at(request)
     operation, node = words[1], longs[2]
     longs[2] = node & types.uint64(_LOWER)
-    asked = operation in (_OPEN, _GETATTR)
+    asked = operation in (_OPEN, _GETATTR, _GETXATTR, _LISTXATTR)
     if operation != _SETXATTR:
         words[6] = types.uint32(node >> types.uint64(32)) if asked else types.uint32(0)
         words[7] = types.uint32(node & types.uint64(_LOWER)) if asked else types.uint32(0)

@@ -20,6 +20,7 @@ from topicfs.fs import errors
 from topicfs.fs.appending.key_writer import KeySetter, KeyWriter, columns_of
 from topicfs.fs.context import Context
 from topicfs.fs.entry import (
+    LONGEST_NAME,
     BytesHandle,
     Directory,
     DirectoryListing,
@@ -244,10 +245,13 @@ def names_of(listing: DirectoryListing) -> list[str]:
 
 def found_file(path: str, views_of: object, every: Iterable[PartitionViews], name: str) -> KeyFile:
     """Return the file of a key. NotFoundError if the key is not there, or another record is its last than expected."""
-    missing = errors.NotFoundError(f"there is no {path}")
+    # The kernel may have found it a moment ago: who makes files then makes this one.
+    missing = errors.TakenError(f"there is no {path}")
     wanted = parse_key_name(name)
     if wanted is None:
         raise missing
+    if len(os.fsencode(wanted.stem)) > LONGEST_NAME:
+        raise errors.NameTooLongError(f"{path}: a key's name has at most {LONGEST_NAME} bytes")
     key = wanted.key
     if key is None:
         key = _long_key(list(every), wanted.stem)
@@ -270,7 +274,7 @@ def made_file(path: str, views_of: object, name: str, flags: int) -> tuple[Entry
         raise errors.NotSupportedError(
             f"{path}: names that begin with . or _ are no keys; write the first byte as %{ord(name[0]):02X} for one"
         )
-    if wanted is None or wanted.key is None:
+    if wanted is None or wanted.key is None or _is_hashed(name_of(wanted.key)):
         raise errors.BadInputError(
             f"{path}: expected the name of a key, in which % is followed by two hexadecimal digits, "
             f"or @ and an offset; keys whose names are too long are set through in.jsonl and log.jsonl"

@@ -117,14 +117,14 @@ class Small:
     def statfs(self, path: str) -> os.statvfs_result:
         return os.statvfs_result((4096, 4096, 1000, 500, 400, 90, 80, 70, 0, 200))
 
-    def getxattr(self, path: str, name: str) -> bytes:
+    def getxattr(self, path: str, name: str, node: int = 0) -> bytes:
         self._note("getxattr", path, name)
         try:
             return self._find(path).xattrs[name]
         except KeyError:
             raise NoAttributeError(name) from None
 
-    def listxattr(self, path: str) -> list[str]:
+    def listxattr(self, path: str, node: int = 0) -> list[str]:
         return list(self._find(path).xattrs)
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def test_names(mount: DaemonMount) -> None:
 def test_long_names(mount: DaemonMount) -> None:
     """V6. A key whose name would have more than 255 bytes has the beginning of it, `%~` and 32 digits of its hash as
     its name; it is looked for in all keys. It can be set again and removed, and made through `in.jsonl` and `log.jsonl`
-    only: EINVAL.
+    only: EINVAL, and by N13 ENAMETOOLONG.
     """
     partition = mount.new("compacted")
     key = "é" * 200
@@ -166,6 +167,17 @@ def test_long_names(mount: DaemonMount) -> None:
     assert os.listdir(partition / "keys") == []
     with refused(errno.EINVAL):
         (partition / "keys" / name).write_text("3")
+    for name, number in (
+        (":" * 100, errno.EINVAL),
+        ("a" * 256, errno.ENAMETOOLONG),
+        ("%61" * 86, errno.ENAMETOOLONG),
+    ):
+        with refused(number):
+            (partition / "keys" / name).write_text("4")
+    assert os.listdir(partition / "keys") == []
+    (partition / "keys" / ("a" * 255)).write_text("5")
+    (partition / "keys" / f"{'a' * 255}%@{len(records(partition)) - 1}").write_text("6")
+    assert os.listdir(partition / "keys") == ["a" * 255]
 
 
 def test_refused_names(mount: DaemonMount) -> None:
@@ -197,7 +209,8 @@ def test_refused_names(mount: DaemonMount) -> None:
 
 def test_attributes(mount: DaemonMount) -> None:
     """V8. A key's file has the time of its record as mtime, and the attributes `user.topicfs.key`,
-    `user.topicfs.offset`, `user.topicfs.partition`, and those of a view. Each record of a key has another inode.
+    `user.topicfs.offset`, `user.topicfs.partition`, and those of a view. Each record of a key has another inode, and an
+    open file the attributes of the record that it was opened on.
     """
     partition = mount.new("compacted")
     append(partition / "log.jsonl", b'{"key":"a","value":"1","timestamp":1600000000123}\n')
@@ -210,12 +223,22 @@ def test_attributes(mount: DaemonMount) -> None:
     file.write_text("2")
     assert os.getxattr(file, "user.topicfs.offset") == b"1"
     assert file.stat().st_ino != first.st_ino
+    with opened(file) as before, opened(file, os.O_RDWR) as setting:
+        file.write_text("3")
+        with opened(file) as behind:
+            for each, value, offset in ((before, b"2", b"1"), (setting, b"2", b"1"), (behind, b"3", b"2")):
+                assert os.pread(each, 10, 0) == value
+                assert os.getxattr(each, "user.topicfs.offset") == offset
+                assert os.getxattr(each, "user.topicfs.next_offset") == b"%d" % (int(offset) + 1)
+                assert "user.topicfs.offset" in os.listxattr(each)
+        assert os.getxattr(file, "user.topicfs.offset") == b"2"
 
 
 def test_optimistic_updates(mount: DaemonMount) -> None:
-    """V9. `keys/<key>%@<offset>` is the key as long as its last record has that offset: reading another is ENOENT, and
-    setting or removing it is ECANCELED at open, write or close, and nothing is appended. `%@none`, and O_EXCL, set a
-    key that is not there. Of several that set it so at the same time one does well.
+    """V9. `keys/<key>%@<offset>` is the key as long as its last record has that offset: reading another is ENOENT,
+    setting it is ECANCELED at open, write or close, removing it is either, and nothing is appended. `%@none`, and
+    O_EXCL, set a key that is not there. Of several that set it so at the same time one does well; any other `>` does
+    well also while somebody else removes the key.
     """
     partition = mount.new("compacted")
     keys = partition / "keys"
@@ -247,6 +270,36 @@ def test_optimistic_updates(mount: DaemonMount) -> None:
         os.unlink(keys / "a%@0")
     os.unlink(keys / "a%@2")
     assert [each["value"] for each in records(partition)] == ["1", "2", "second", "other", None]
+    (keys / "log").write_text("")
+    with ThreadPoolExecutor(5) as pool:
+        workers = [pool.submit(add_tokens, keys, f"{number}.") for number in range(3)]
+        setting = [pool.submit((keys / "coming").write_text, str(number)) for number in range(100)]
+        removing = [pool.submit(remove, keys / "coming") for _ in range(100)]
+        tokens = [token for worker in workers for token in worker.result()]
+        for each in setting + removing:
+            each.result()
+    assert sorted((keys / "log").read_text().split()) == sorted(tokens)
+
+
+def add_tokens(keys: Path, name: str) -> list[str]:
+    """Add forty words to a value that others change too, without a lock."""
+    tokens = [f"{name}{number}" for number in range(40)]
+    for token in tokens:
+        while True:
+            with opened(keys / "log") as file:
+                value, offset = os.read(file, 10_000), os.getxattr(file, "user.topicfs.offset").decode()
+            try:
+                (keys / f"log%@{offset}").write_bytes(value + f"{token} ".encode())
+                break
+            except OSError as error:
+                if error.errno != errno.ECANCELED:
+                    raise
+    return tokens
+
+
+def remove(file: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(file)
 
 
 def test_transactions(mount: DaemonMount) -> None:
