@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _NO_HEADERS: Final = b"\0"
 
+UNDECIDED_WAIT: Final = 5.0
+"""Seconds that somebody who adds to a value waits for a transaction. One of an inbox takes as long as its fsyncs."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeySetter:
@@ -60,6 +63,24 @@ class KeySetter:
                 f"{self.path}: only a Kafka cluster knows what others append to this topic"
             )
         self.check_expected(expected)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Tell whether the key has a record that does not show yet, as it is behind an open transaction."""
+        return self.views.keys.last_undecided(self.key) is not None
+
+    def last_value(self) -> bytes | None:
+        """Return the key's value, to keep a part of it; None if it is not there. A record that does not show yet would
+        be lost, so it is waited for."""
+        keys = self.views.keys
+        undecided = keys.last_undecided(self.key)
+        if undecided is not None and not self.views.partition.log.wait_for(undecided, UNDECIDED_WAIT):
+            raise errors.BusyError(
+                f"{self.path}: what its value will be is not known, since a record of the key, at offset {undecided}, "
+                "waits for an open transaction to be decided; > sets it anyway"
+            )
+        record = keys.record(self.key, self.views.record)
+        return None if record is None else record.value or b""
 
     def target(self) -> PartitionTarget:
         """Return what appends for one writer. Whoever asks for it has to leave it."""
@@ -133,6 +154,8 @@ class KeyWriter(Handle):
     _target    appends it, and holds room for it: most programs do not look at what close(2) gives them
     _expected  what the key's last record has to be, as for `KeySetter.append`
     _content   the whole content
+    _adds      whether the content begins with a value that is not decided yet. The first call waits for it, and not
+               the open, as that of a new file holds up all who look into its directory
     _appends   whether each write goes to the end
     _changed   whether the content differs from what was set
     _emptied   whether it was opened to be emptied, or made, and nothing was written: a shell closes a descriptor before
@@ -141,11 +164,12 @@ class KeyWriter(Handle):
     """
 
     def __init__(
-        self, setter: KeySetter, content: bytes, expected: int | None, appends: bool, emptied: bool
+        self, setter: KeySetter, content: bytes | None, expected: int | None, appends: bool, emptied: bool
     ) -> None:
         self._setter = setter
         self._expected = expected
-        self._content = bytearray(content)
+        self._content = bytearray(content or b"")
+        self._adds = content is None
         self._appends = appends
         self._changed = False
         self._emptied = emptied
@@ -161,10 +185,12 @@ class KeyWriter(Handle):
         self._note_pending()
 
     def size(self) -> int | None:
-        # What has failed is not what the key has.
-        return None if self._failed is not None else len(self._content)
+        # What has failed is not what the key has, and what is not known yet begins with that.
+        return None if self._failed is not None or self._adds else len(self._content)
 
     def read(self, position: int, into: Bytes) -> int:
+        with self._lock, self._lost_on_error():
+            pass
         part = bytes(self._content[position : position + into.size])
         memoryview(into)[: len(part)] = part
         return len(part)
@@ -190,7 +216,7 @@ class KeyWriter(Handle):
         nothing is left of it."""
         with self._lock:
             if not length:
-                self._failed = None
+                self._failed, self._adds = None, False
             with self._lost_on_error():
                 self._setter.check_size(length)
                 self._note_pending()
@@ -216,6 +242,10 @@ class KeyWriter(Handle):
         if self._failed is not None:
             raise self._failed
         try:
+            if self._adds:
+                value = self._setter.last_value()
+                self._content = bytearray(value or b"")
+                self._adds, self._emptied = False, self._emptied and value is None
             yield
         except (EngineError, OSError) as error:
             self._changed = self._emptied = False
@@ -224,6 +254,8 @@ class KeyWriter(Handle):
             raise
 
     def flush(self) -> None:
+        if not (self._changed or self._emptied or self._failed):
+            return
         with self._lock, self._lost_on_error():
             if self._changed:
                 self._set()
@@ -250,6 +282,9 @@ class KeyWriter(Handle):
             writers.note_last_close(self)
         with self._lock:
             try:
+                if self._adds and self._emptied:
+                    with self._lost_on_error():
+                        pass
                 if self._changed or self._emptied:
                     self._set()
             except (EngineError, OSError) as error:

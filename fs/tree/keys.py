@@ -104,8 +104,16 @@ class KeyFile(PartitionEntry):
     def written(self, flags: int, expected: int | None) -> Handle:
         """Open it for writing."""
         self._setter.check(expected)
+        content: bytes | None = b""
+        if not flags & os.O_TRUNC:
+            # Another program may have made the key since the kernel looked it up.
+            is_undecided = self._setter.is_undecided
+            self.record = self.views.keys.record(self.key, self.views.record)
+            if is_undecided:
+                content = None
+            elif self.record is not None:
+                content = self.record.value or b""
         emptied = bool(flags & os.O_TRUNC) or self.record is None
-        content = b"" if emptied or self.record is None else self.record.value or b""
         self.writer = KeyWriter(self._setter, content, expected, bool(flags & os.O_APPEND), emptied)
         return self.writer
 
@@ -114,7 +122,7 @@ class KeyFile(PartitionEntry):
             self.writer.cut(length)
             return
         self._setter.check_size(length)
-        value = b"" if self.record is None else self.record.value or b""
+        value = self._setter.last_value() or b"" if length else b""
         self._setter.set(value[:length] + bytes(max(0, length - len(value))), self.name.expected)
 
     def remove(self) -> None:

@@ -303,8 +303,9 @@ def remove(file: Path) -> None:
 
 
 def test_transactions(mount: DaemonMount) -> None:
-    """V10. Records of open and of aborted transactions do not show in `keys`, nor does any behind an open one: C1,
-    C2.
+    """V10. Records of open and of aborted transactions do not show in `keys`, nor does any behind an open one: C1, C2.
+    Whoever opens a key with such a record to keep a part of its value, as `>>` does, waits until that is decided, and
+    gets EBUSY after five seconds.
     """
     partition = mount.new("compacted")
     (partition / "keys/a").write_text("1")
@@ -313,6 +314,21 @@ def test_transactions(mount: DaemonMount) -> None:
     assert (partition / "keys/a").read_text() == "1"
     mount.steer("end", partition, 7, False)
     assert (partition / "keys/a").read_text() == "2"
+    mount.steer("begin_keyed", partition, 8, "b", "of a transaction")
+    for name in "ac":
+        (partition / "keys" / name).write_text("3")
+    with refused(errno.EBUSY):
+        os.truncate(partition / "keys/a", 1)
+    script = (
+        "; ".join(f"(printf 4 >> {name} || echo {name}) &" for name in "abcd") + " touch c || echo c; wait"
+    )
+    adding = subprocess.Popen(
+        ["bash", "-c", script.replace("&;", "&")], cwd=partition / "keys", stdout=subprocess.PIPE
+    )
+    mount.steer("end", partition, 8, True)
+    assert adding.communicate(timeout=60)[0] == b""
+    values = [(partition / "keys" / name).read_text() for name in "abcd"]
+    assert values == ["34", "of a transaction4", "34", "4"]
 
 
 def test_listing(mount: DaemonMount) -> None:
