@@ -132,20 +132,16 @@ def _agreed(question: str) -> bool:
 
 
 def _show_way_back(where: Path, target: Target, deletions: list[dict[str, Any]]) -> None:
-    newest = next(
-        (
-            each
-            for each in deletions
-            if each["topic"] == target.topic and target.number in (None, *each["partitions"])
-        ),
-        None,
-    )
-    if newest is None:
+    of_target = _deletions_of(target, deletions)
+    if not of_target:
         show_line(_OUT, f"{target.name} is deleted, and cannot be taken back")
         return
+    newest = of_target[0]
     until = time_text(newest["removed_at"])
     show_line(_OUT, f"{target.name} is deleted; until {until} this takes it back:")
     name = f"{TOPICS}/{target.name}" if target.number is None else target.name
+    if newest != _with_records(of_target):
+        name = newest["id"]
     show_line(_OUT, f"    topicfs undelete {shown_path(where)} {name}")
 
 
@@ -156,8 +152,8 @@ def _show_way_back(where: Path, target: Target, deletions: list[dict[str, Any]])
 @_WHERE
 @click.argument("name", metavar="[TOPIC[-PARTITION]|ID]", required=False)
 def undelete_command(where: Path, name: str | None) -> None:
-    """Take back the newest deletion of a topic, or of one partition; or a certain one, by its ID. Without a name, list
-    what can be taken back.
+    """Take back the newest deletion of a topic, or of one partition, that had records; or a certain one, by its ID.
+    Without a name, list what can be taken back.
 
     Records, offsets, settings and the inbox are then what they were. A topic of that name that was made since has to go
     first."""
@@ -191,7 +187,7 @@ def _list(deletions: list[dict[str, Any]]) -> None:
 
 
 def _found_deleted(name: str, deletions: list[dict[str, Any]]) -> tuple[Target, dict[str, Any]]:
-    """Return the newest deletion of what has this name, and what of it comes back."""
+    """Return the deletion of what has this name that is taken back, and what of it comes back."""
     by_id = next((each for each in deletions if each["id"] == name), None)
     if by_id is not None:
         return Target(by_id["topic"], None), by_id
@@ -202,7 +198,18 @@ def _found_deleted(name: str, deletions: list[dict[str, Any]]) -> tuple[Target, 
         target = found(name, topics)
     except UnknownNameError as error:
         raise RefusedError(f"{error}, of which a deletion can be taken back") from None
-    for each in deletions:
-        if each["topic"] == target.topic and target.number in (None, *each["partitions"]):
-            return target, each
-    raise AssertionError(f"{name} is of one of the deletions")
+    return target, _with_records(_deletions_of(target, deletions))
+
+
+def _deletions_of(target: Target, deletions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the deletions of a topic or a partition, the newest first."""
+    return [
+        each
+        for each in deletions
+        if each["topic"] == target.topic and target.number in (None, *each["partitions"])
+    ]
+
+
+def _with_records(deletions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the newest deletion that had records, or else the newest: it is taken back where only a name is given."""
+    return next((each for each in deletions if each["records"]), deletions[0])

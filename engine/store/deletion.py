@@ -234,17 +234,20 @@ class Deletions:
 
     def newest(self, topic: str, number: int | None = None, deletion: str | None = None) -> Deletion | None:
         """Return the newest deletion of a topic, or of one partition and then with that one alone. None without one.
+        One that had records comes before those that had none: a topic that was made again and removed empty is not
+        what anybody wants back.
 
         deletion  the id that it must have; None for any"""
+        newest = None
         for found in self.all():
             if found.topic != topic or deletion not in (None, found.id):
                 continue
-            if number is None:
-                return found
-            parts = tuple(each for each in found.partitions if each.number == number)
-            if parts:
+            parts = tuple(each for each in found.partitions if number in (None, each.number))
+            if any(each.records for each in parts):
                 return replace(found, partitions=parts)
-        return None
+            if parts and newest is None:
+                newest = replace(found, partitions=parts)
+        return newest
 
     def _present(self, deletion: Deletion) -> Deletion:
         parts = tuple(each for each in deletion.partitions if (self._logs / each.directory).is_dir())

@@ -141,9 +141,10 @@ def test_deleting_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("between", ["nothing", "stop", "kill"])
 def test_taking_a_deletion_back(tmp_path: Path, between: str) -> None:
-    """G4. `topicfs undelete` takes the newest deletion back until `file.delete.delay.ms` after it, in the same ways
-    and by `user.topicfs.undelete`: records, offsets and settings are there again, and the inbox with the names of
-    what was committed; a restart or `kill -9` of the daemon changes nothing of that.
+    """G4. `topicfs undelete` takes the newest deletion that had records back, or else the newest, until
+    `file.delete.delay.ms` after it, in the same ways and by `user.topicfs.undelete`: records, offsets and settings are
+    there again, and the inbox with the names of what was committed; a restart or `kill -9` of the daemon changes
+    nothing of that.
     """
     with own_mount(tmp_path) as mount:
         partition = letters(mount, "orders")
@@ -193,6 +194,18 @@ def test_taking_a_deletion_back(tmp_path: Path, between: str) -> None:
         late = topicfs("undelete", mount.path, "orders-0")
         assert late.returncode == 1
         assert "of which a deletion can be taken back" in late.stderr
+        # What is made again, and removed without a record, is in nobody's way.
+        kept = letters(mount, "kept")
+        topicfs("delete", mount.path, "kept", "--yes")
+        (mount / "topics/kept").mkdir()
+        told = topicfs("delete", mount.path, "kept", "--yes").stdout.splitlines()
+        again = json.loads(os.getxattr(mount / "topics", "user.topicfs.deleted"))[0]
+        assert again["records"] == 0
+        assert told[-1].endswith(f"undelete {mount.path} {again['id']}")
+        (mount / "topics/kept").mkdir()
+        (mount / "topics/kept").rmdir()
+        assert "kept is back" in topicfs("undelete", mount.path, "kept").stdout
+        assert read(kept) == b"a\nb\nc\n"
 
 
 def test_names_that_are_used_again(mount: DaemonMount) -> None:
