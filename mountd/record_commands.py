@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -88,13 +90,24 @@ def _follow(tree: Tree, paths: Sequence[str]) -> None:
         while True:
             is_quiet = True
             for at, file in enumerate(files):
-                while piece := file.read(_PIECE):
+                while piece := _read(tree, paths[at], file):
                     is_quiet = False
                     whole, newline, unfinished[at] = (unfinished[at] + piece).rpartition(b"\n")
                     sys.stdout.buffer.write(whole + newline)
             sys.stdout.buffer.flush()
             if is_quiet:
                 time.sleep(_POLL_S)
+
+
+def _read(tree: MountedTree, path: str, file: FileIO) -> bytes:
+    try:
+        return file.read(_PIECE)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            partition = path.partition("/")[0]
+            reason = "it was deleted meanwhile, or its bytes are damaged: `topicfs status` and `topicfs verify` tell"
+            raise RefusedError(f"{partition}: {reason}", error.errno) from None
+        raise RefusedError(f"{tree.point / path}: {error.strerror}", error.errno) from None
 
 
 @click.command("append")

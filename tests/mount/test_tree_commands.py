@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from daemon_mount import DaemonMount, own_mount
+from patience import PATIENCE_S
 
 from topicfs.engine.record import Record
 from topicfs.engine.store.store import Store
@@ -582,6 +583,20 @@ def test_only_what_is_served_is_followed(tmp_path: Path) -> None:
     for words in (("cat", tmp_path, "orders", "--follow"), ("top", tmp_path)):
         done = topicfs(*words)
         assert (done.exit_code, "not mounted" in done.stderr) == (1, True)
+
+
+def test_who_follows_what_is_deleted_is_told_so(mounted: DaemonMount) -> None:
+    mounted.expect("was deleted while it was open")
+    assert topicfs("create", mounted.path, "going").exit_code == 0
+    assert topicfs("append", mounted.path, "going", given=b"a\n").exit_code == 0
+    command = [sys.executable, "-m", "topicfs.mountd.cli", "cat", str(mounted.path), "going", "--follow"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"a\n"
+    cleared(mounted)
+    _, told = following.communicate(timeout=PATIENCE_S)
+    assert following.returncode == 1
+    assert told.startswith(b"topicfs: going-0: it was deleted meanwhile"), told
 
 
 def test_a_read_only_mount_says_why_nothing_is_changed(tmp_path: Path) -> None:
