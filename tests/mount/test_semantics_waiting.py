@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import mmap
 import os
 import select
@@ -734,3 +735,30 @@ def test_what_a_listing_does_not_tell(mount: DaemonMount) -> None:
         assert set(directories.splitlines()) == {
             n for n, found in told.items() if stat.S_ISDIR(found.st_mode)
         }
+
+
+def test_what_mv_says_of_what_is_malformed(mount: DaemonMount) -> None:
+    """X12. mv says "to a subdirectory of itself" of every rename that is EINVAL, also for a malformed line, a name or
+    a sequence. What it was is under `last_refusal` in the `status.json` of the partitions concerned, or in
+    `transactions/t1.json`.
+    """
+    partition = mount.new("renamed")
+    inbox = mount / "topics" / partition.name.rpartition("-")[0] / "inbox"
+    place = mount / "producers/mover" / partition.name
+    begun = mount / "transactions/moved"
+    (mount / "producers/mover").mkdir()
+    begun.mkdir()
+    (begun / f"{partition.name}.jsonl").write_text("bad\n")
+    for old, new, reason in (
+        (inbox / ".x", inbox / "x.jsonl", "expected an object, found 'bad'"),
+        (inbox / ".x", inbox / "x.csv", "x.csv"),
+        (place / ".x", place / "5.txt", "sequence"),
+    ):
+        old.write_text("bad\n")
+        moved = subprocess.run(["mv", old, new], capture_output=True, check=False)
+        assert (moved.returncode, b"subdirectory" in moved.stderr) == (1, True)
+        assert reason in mount.status(partition)["last_refusal"]["reason"]
+    moved = subprocess.run(["mv", begun, f"{begun}.commit"], capture_output=True, check=False)
+    assert (moved.returncode, b"subdirectory" in moved.stderr) == (1, True)
+    refusal = json.loads((mount / "transactions/moved.json").read_text())["last_refusal"]
+    assert "expected an object, found 'bad'" in refusal["reason"]
