@@ -23,6 +23,9 @@ order in `load`. These are the states that a crash leaves, and how each is handl
                                          finds a file that ends within an entry
     damaged .txnindex                    rebuilt with its segment
     damaged .snapshot                    the one before it is used, and batches are replayed
+    damage in batches that are replayed  passed over: what of producers and leader epochs lies there is not known
+    a marker that was cut off, or lost   the coordinator ends the transaction again as its log says: see
+                                         `Coordinator.end_left_open`
     damaged leader-epoch-checkpoint      rebuilt from the batches
     *.tmp                                removed: the file that it should replace is complete
 

@@ -160,7 +160,7 @@ def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
     """Read the leader epochs from the headers of all batches, because the checkpoint is damaged."""
     log.warning(f"{epochs.path}: rebuilt from the batches of {len(chain.segments)} segments")
     for segment in chain.segments:
-        for _, table in segment.log.batches(check=False):
+        for _, table in segment.finder.sound_batches(segment.base_offset):
             epochs.assign_all(epoch_changes(table))
 
 

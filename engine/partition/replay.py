@@ -91,10 +91,7 @@ def _replay_segment(
     producers.advance(start)
     if segment.base_offset in wanted:
         take_snapshot_where_there_is_room(producers)
-    found = segment.position_of(start)
-    if found is None:
-        return
-    for buffer, table in segment.log.batches(found[0]):
+    for buffer, table in segment.finder.sound_batches(start):
         below = table[table[:, LAST_OFFSET] < end]
         if len(below):
             replay(producers, buffer, below, int(table[0, POSITION]))

@@ -132,10 +132,31 @@ class BatchFile:
         return clipped
 
     def fill(self, position: int, into: memoryview) -> None:
-        """Fill the buffer from `position` on. OffsetOutOfRangeError if the segment ends before."""
-        filled = self.read_into(position, into)
+        """Fill the buffer from `position` on, for who looks for batches. OffsetOutOfRangeError if the segment ends
+        before. If somebody else has cut the file short, zeros stand for what is missing: they are no batch, so the
+        batches before them are found, and the first one that is not whole is damaged."""
+        try:
+            filled = self.read_into(position, into)
+        except CorruptSegmentError:
+            filled = self._fill_with_rest(position, into)
         if filled < len(into):
             raise OffsetOutOfRangeError(f"{self.path}: truncated to {self.size} bytes while it was read")
+
+    def _fill_with_rest(self, position: int, into: memoryview) -> int:
+        clipped = self._clip(position, len(into))
+        into[:clipped] = bytes(clipped)
+        descriptor, done = self.file.descriptor(), 0
+        while done < clipped and (count := os.preadv(descriptor.fd, [into[done:clipped]], position + done)):
+            done += count
+        return clipped
+
+    def _look(self, position: int, length: int) -> bytes:
+        """Return the same as `read`, for who looks for batches: see `fill`."""
+        try:
+            return self.read(position, length)
+        except CorruptSegmentError:
+            data = bytearray(length)
+            return bytes(data[: self._fill_with_rest(position, memoryview(data))])
 
     # -- batches --------------------------------------------------------------------------------------
 
@@ -187,7 +208,7 @@ class BatchFile:
         checksum is compared. With `growing` it ends before what is no whole batch: an append may be under way."""
         position, before = start, NO_OFFSET
         while position < end:
-            data = self.read(position, min(_HEADERS_CHUNK, end - position))
+            data = self._look(position, min(_HEADERS_CHUNK, end - position))
             table = np.empty((len(data) // HEADER_SIZE + 1, COLUMNS), np.int64)
             rows, used, status = scan(np.frombuffer(data, np.uint8), 0, len(data), position, 0, table)
             if status == PARTIAL and used + HEADER_SIZE <= len(data):
@@ -247,7 +268,7 @@ class BatchFile:
     def header_at(self, position: int) -> list[int]:
         """Return the batch table row of the batch at a position. Only its header is read. CorruptBatchError if there
         is none."""
-        header = self.read(position, HEADER_SIZE)
+        header = self._look(position, HEADER_SIZE)
         status, at, size, base_offset, last_offset = find_batch(
             np.frombuffer(header, np.uint8), BY_OFFSET, NO_OFFSET, NO_OFFSET
         )
@@ -268,7 +289,7 @@ class BatchFile:
         size = self.size
         if not 0 <= position <= size - HEADER_SIZE:
             return False
-        header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
+        header = np.frombuffer(self._look(position, HEADER_SIZE), np.uint8)
         status, *_, found = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
         return bool(status == FOUND and found == last_offset)
 
@@ -280,7 +301,7 @@ class BatchFile:
         seen = self.base_offset - 1 if position == 0 else NO_OFFSET
         while position < end:
             # Not beyond `end`: later appends are not searched, and may lie where a gap was.
-            data = np.frombuffer(self.read(position, min(step, end - position)), np.uint8)
+            data = np.frombuffer(self._look(position, min(step, end - position)), np.uint8)
             status, at, size, base_offset, last_offset = find_batch(data, BY_OFFSET, offset, seen)
             if status == FOUND and position + at + size <= end:
                 following = self._base_at(position + at + size, data[at + size :], end)
@@ -302,14 +323,14 @@ class BatchFile:
         if header.size < HEADER_SIZE:
             if position + HEADER_SIZE > end:
                 return None
-            header = np.frombuffer(self.read(position, HEADER_SIZE), np.uint8)
+            header = np.frombuffer(self._look(position, HEADER_SIZE), np.uint8)
         status, _, _, base_offset, _ = find_batch(header, BY_OFFSET, NO_OFFSET, NO_OFFSET)
         return int(base_offset) if status == FOUND else None
 
     def first_batch_timestamp(self) -> int | None:
         """Return the max timestamp of the first batch, or None if there is no batch."""
         if self.first is None and self.size > 0:
-            header = self.read(0, HEADER_SIZE)
+            header = self._look(0, HEADER_SIZE)
             status, *_ = find_batch(np.frombuffer(header, np.uint8), BY_OFFSET, 0, NO_OFFSET)
             if status != FOUND:
                 raise self._bad_batch(0, status)

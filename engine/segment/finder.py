@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from topicfs.engine.batch import first_record_at_or_after
-from topicfs.engine.errors import CorruptError, CorruptSegmentError
+from topicfs.engine.batch.table import Bytes, Longs
+from topicfs.engine.errors import CorruptError, CorruptSegmentError, OldFormatError
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, MAX_TIMESTAMP, POSITION, SIZE
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
@@ -180,6 +182,26 @@ class Finder:
                 position = resumed
             else:
                 return position, None
+
+    def sound_batches(self, offset: int) -> Iterator[tuple[Bytes, Longs]]:
+        """Yield the batches from the one that holds an offset on, with their tables. What is damaged is passed over,
+        and the log says so: who builds a state of what there is would have none at all without that."""
+        behind: int | None = offset
+        while behind is not None:
+            offset, behind = behind, None
+            try:
+                found = self.position_of(offset)
+                for buffer, table in () if found is None else self.log.batches(found[0]):
+                    yield buffer, table
+                    offset = int(table[-1, LAST_OFFSET]) + 1
+            except OldFormatError:
+                raise
+            except CorruptError as error:
+                _, behind = self.damage_at(offset)
+                log.error(
+                    f"{self.log.path}: offsets {offset} to {'its end' if behind is None else behind - 1} are passed "
+                    f"over: {error}"
+                )
 
     def next_offset(self) -> int:
         """Return the offset behind the last batch, or the base offset without a batch."""

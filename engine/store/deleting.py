@@ -232,6 +232,8 @@ class Deleting:
             # One that is offline gives its error to whoever uses it.
             if slot.partition is not None:
                 end_open(slot.partition, producer_id, commit)
+        if slot.partition is not None:
+            self._partitions.came(slot.partition)
 
     def _adopt(self, slot: Slot, part: DeletedPartition) -> None:
         self._partitions.checkpoints.adopt(slot.key, part.known)

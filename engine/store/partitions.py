@@ -66,6 +66,7 @@ class Partitions:
     read_only      whether no file may be changed
     before_look    called with the topic of a partition that is about to be loaded read-only, without any lock
     looked_at      called with each partition that was loaded read-only, before others can use it
+    came           called with each partition that was loaded to be written to, without any lock
     changed        called with the directories of all partitions, where some have come or gone that others made
     _grouped       the partitions of each topic, with the slots that they were made of
     _places        the log directories by their paths, where they are opened read-only
@@ -90,6 +91,7 @@ class Partitions:
         self.read_only = read_only
         self.before_look: Callable[[str], None] = lambda _: None
         self.looked_at: Callable[[Partition], None] = lambda _: None
+        self.came: Callable[[Partition], None] = lambda _: None
         self.changed: Callable[[Mapping[PartitionKey, Path]], None] = lambda _: None
         self._failed: dict[Path, Look] = {}
         self._twice: set[PartitionKey] = set()
@@ -191,7 +193,7 @@ class Partitions:
     def use(self, slot: Slot) -> Partition:
         """Return the slot's partition, and load it if it is not loaded; ClosedError where it cannot be loaded."""
         if not self.read_only:
-            return slot.use(self._load)
+            return slot.partition or self._loaded_now(slot)
         if slot.error is not None:
             slot = self._present(slot)
         if slot.partition is None:
@@ -225,6 +227,18 @@ class Partitions:
                 slot.gone = True
             if slot.partition is not None:
                 slot.partition.catch_up()
+
+    def _loaded_now(self, slot: Slot) -> Partition:
+        came: list[Partition] = []
+
+        def load(found: Slot) -> Partition:
+            came.append(self._load(found))
+            return came[0]
+
+        partition = slot.use(load)
+        for each in came:
+            self.came(each)
+        return partition
 
     def _merge(self) -> list[Slot]:
         """Have the slots be those of the partitions in all log directories. Return the slots that are no more."""

@@ -329,6 +329,9 @@ class Store:
             store.cleaning.follow_recovery()
         # An inbox that a deletion gives back asks how its transaction has ended.
         store.transactions.recover()
+        partitions.came = store.transactions.end_left_open
+        for partition in partitions.loaded():
+            partitions.came(partition)
         store._deleting.finish_deletions()
         store.inboxes.recover()
         for left in (backing / STAGING).glob(f"*/{COMPACTING}"):

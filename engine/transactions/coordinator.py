@@ -36,7 +36,7 @@ from topicfs.engine.messages.topics import TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.partition.transactional import Flushes, TransactionalWriter, append_end
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS, NAMED_PRODUCERS
-from topicfs.engine.record import NO_PRODUCER_ID, Clock
+from topicfs.engine.record import NO_OFFSET, NO_PRODUCER_ID, Clock
 from topicfs.engine.staging.staging import Staging
 from topicfs.engine.transactions.log import TransactionLog
 from topicfs.engine.transactions.states import PREPARED, UNDECIDED, Transaction, TransactionState
@@ -421,6 +421,40 @@ class Coordinator:
                 with held.lock:
                     self._complete_or_keep(held)
 
+    def end_left_open(self, partition: Partition) -> None:
+        """End the transactions in a partition whose markers were lost, as by a recovery that has cut them off, in the
+        way in which the log says that they have ended: nothing behind their first record would show any more. They are
+        complete, so nobody else ends them. If the log does not say it any more, or says it in two ways, they are
+        aborted: no record of an aborted transaction may show."""
+        key = partition.topic, partition.number
+        for producer_id, entry in list(partition.log.producers.producers.items()):
+            first = entry.current_transaction_first_offset
+            if first != NO_OFFSET and _is_local(producer_id) and not self._is_under_way(producer_id, key):
+                self._end_again(partition, producer_id, entry.epoch, first)
+
+    def _is_under_way(self, producer_id: int, key: PartitionKey) -> bool:
+        return any(
+            each.producer_id == producer_id and each.state in PREPARED | UNDECIDED and key in each.partitions
+            for each in self.transactions()
+        )
+
+    def _end_again(self, partition: Partition, producer_id: int, epoch: int, first: int) -> None:
+        name = f"{partition.topic}-{partition.number}"
+        try:
+            outcomes = self._log.outcomes(producer_id, epoch, (partition.topic, partition.number))
+            commit = outcomes == {True}
+            append_end(partition, producer_id, commit)
+        except (EngineError, OSError) as error:
+            log.error(
+                f"{name}: the transaction from offset {first} on stays open, its end was lost: {error!r}"
+            )
+            return
+        log.warning(
+            f"{name}: the end of the transaction from offset {first} on was lost: "
+            f"it is {'committed' if commit else 'aborted'} again"
+            + ("" if len(outcomes) == 1 else f", as {TRANSACTIONS} does not say which of both it was")
+        )
+
     def settle(self) -> None:
         """Try again to complete what could not be completed before."""
         with self._guard:
@@ -444,4 +478,8 @@ class Coordinator:
 
 
 def _is_ours(transaction: Transaction) -> bool:
-    return transaction.producer_id in LOCAL_PRODUCERS or transaction.producer_id in NAMED_PRODUCERS
+    return _is_local(transaction.producer_id)
+
+
+def _is_local(producer_id: int) -> bool:
+    return producer_id in LOCAL_PRODUCERS or producer_id in NAMED_PRODUCERS

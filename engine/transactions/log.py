@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from topicfs.engine.errors import CorruptError, UnknownPartitionError, shown
+from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.messages import reading, writing
 from topicfs.engine.messages.topics import TRANSACTIONS, partition_of
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import NO_PRODUCER_ID, Record
-from topicfs.engine.transactions.states import Transaction, TransactionState
+from topicfs.engine.transactions.states import PREPARED, Transaction, TransactionState
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,27 @@ class TransactionLog:
     def load(self) -> dict[str, Transaction]:
         """Return what the log says of each transactional id."""
         found: dict[str, Transaction] = {}
+        for transactional_id, transaction in self._states():
+            if transaction is None:
+                found.pop(transactional_id, None)
+            else:
+                found[transactional_id] = transaction
+        return found
+
+    def outcomes(self, producer_id: int, epoch: int, key: PartitionKey) -> set[bool]:
+        """Return how the transactions of a producer's epoch have ended in a partition, as far as the log has it: True
+        for a commit."""
+        return {
+            each.is_commit
+            for _, each in self._states()
+            if each is not None
+            and (each.producer_id, each.epoch) == (producer_id, epoch)
+            and each.state in PREPARED
+            and key in each.partitions
+        }
+
+    def _states(self) -> Iterator[tuple[str, Transaction | None]]:
+        """Yield all that was written down, in its order; None for an id that is forgotten."""
         for number in self._numbers(False):
             for record in self._partition(TRANSACTIONS, number).records():
                 key, value = reading.message(TRANSACTIONS, record.key, record.value)
@@ -50,15 +72,11 @@ class TransactionLog:
                     if key is None or (value is None and record.value is not None):
                         raise CorruptError("expected a key and a value of a transactional id, found none")
                     transactional_id = key["data"]["transactionalId"]
-                    if value is None:
-                        found.pop(transactional_id, None)
-                    else:
-                        found[transactional_id] = read(transactional_id, value["data"])
+                    yield transactional_id, None if value is None else read(transactional_id, value["data"])
                 except CorruptError as error:
                     log.warning(
                         f"{TRANSACTIONS}-{number}: the record at offset {record.offset} is passed over: {error}"
                     )
-        return found
 
     def append(self, transaction: Transaction) -> None:
         """Append the state of a transactional id. It is durable after `flush`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from directory_check import parse
 from store_bench import StoreBench, checked_store_bench
 
 from topicfs import Record, Store
@@ -23,6 +25,7 @@ from topicfs.engine.errors import (
 from topicfs.engine.messages import reading, writing
 from topicfs.engine.messages.topics import TRANSACTIONS
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.transactional import Flushes
 from topicfs.engine.producer.entry import LOCAL_PRODUCERS
 from topicfs.engine.store.deleting import Deleting
 from topicfs.engine.store.deletion import Deletions
@@ -330,3 +333,48 @@ def test_a_transaction_that_ends_while_its_partition_is_taken_back_ends_there(
     bench.store.transactions.note_deleted = late
     bench.store.transactions.settle()
     assert values(bench.store) == [[b"1"]] * 3
+
+
+def without_last_batch(log: Path) -> None:
+    """Damage the last batch of a log."""
+    data = log.read_bytes()
+    last = parse(data)[0][-1]
+    log.write_bytes(data[: last.position + 20] + bytes(len(data) - last.position - 20))
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_whose_marker_a_recovery_has_cut_off_ends_again_as_it_had(
+    bench: StoreBench, commit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: it stayed open for ever, and nothing behind its first record showed any more"""
+    bench.warnings = True
+    holder = bench.store.transactions.init_producer("a", TIMEOUT_MS)
+    flush = Flushes.flush
+
+    def fails_once(flushes: Flushes, partitions: Iterable[Partition]) -> None:
+        monkeypatch.setattr(Flushes, "flush", flush)
+        raise OSError(5, "Input/output error")
+
+    if not commit:
+        monkeypatch.setattr(Flushes, "flush", fails_once)
+    with contextlib.nullcontext() if commit else pytest.raises(OSError, match="Input/output"):
+        bench.store.transactions.run(holder, KEYS, [(KEYS[0], some(b"1")), (KEYS[2], some(b"2"))])
+    assert states(bench.store)[-1] == ("CompleteCommit" if commit else "CompleteAbort")
+    bench.store.abandon()
+    without_last_batch(bench.logs / f"t-0/{0:020}.log")
+    store = bench.open()
+    store.partition("t", 0).append(Record(b"behind"))
+    assert values(store) == ([[b"1", b"behind"], [], [b"2"]] if commit else [[b"behind"], [], []])
+
+
+def test_a_transaction_of_which_nobody_knows_how_it_ended_is_aborted(bench: StoreBench) -> None:
+    bench.warnings = True
+    store = bench.store
+    holder = store.transactions.init_producer("a", TIMEOUT_MS)
+    store.transactions.run(holder, KEYS, [(KEYS[0], some(b"1"))])
+    store.partition(TRANSACTIONS, 0).truncate_to(0)
+    store.abandon()
+    without_last_batch(bench.logs / f"t-0/{0:020}.log")
+    store = bench.open()
+    store.partition("t", 0).append(Record(b"behind"))
+    assert values(store) == [[b"behind"], [], []]

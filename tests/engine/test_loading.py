@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from directory_check import bases, check_directory, check_rebuilt, content
+from directory_check import bases, check_directory, check_rebuilt, content, parse
 from partition_opening import CLEAN, NOW, Clock, open_partition
 
 from topicfs.engine.errors import (
@@ -879,3 +879,28 @@ def test_a_log_that_lost_its_end_after_a_clean_stop_says_so(
     with open_partition(tmp_path / "t-0", Known(clean=True, recovery_point=end)) as partition:
         assert partition.end_offset == 5
     assert "was stopped cleanly at offset 20 and ends at 5: records are missing" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["snapshot", "leader-epoch-checkpoint"])
+def test_a_state_is_made_anew_beside_damaged_batches(
+    tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """regression: of a damaged batch and a lost snapshot, or damaged leader epochs, the partition went offline"""
+    directory = tmp_path / "t-0"
+    with open_partition(directory) as partition:
+        for number in range(30):
+            partition.append([Record(b"%d" % number)], Producer(number % 2, 0, number // 2))
+        end = partition.end_offset
+    for path in directory.glob("*.snapshot") if lost == "snapshot" else [directory / lost]:
+        path.write_bytes(b"of nobody")
+    first = directory / f"{bases(directory)[0]:020d}.log"
+    batch = parse(first.read_bytes())[0][1]
+    with first.open("r+b") as file:
+        file.seek(batch.position + 8)
+        file.write(b"\x7f")
+    known = Known(clean=True, recovery_point=end)
+    with open_partition(directory, known) as partition:
+        assert partition.end_offset == end
+        assert partition.record(end - 1) is not None
+        partition.append([Record(b"after")], Producer(0, 0, 15))
+    assert "are passed over" in caplog.text

@@ -259,6 +259,26 @@ def test_a_file_cut_short_behind_our_back_is_an_error(bench: SegmentBench) -> No
         segment.log.read(0, segment.size)
 
 
+def test_the_batches_before_a_cut_that_somebody_else_made_can_be_read(bench: SegmentBench) -> None:
+    """regression: whatever was read together with what is missing was missing too, up to a MiB"""
+    segment = bench.create(index_interval_bytes=10**6)
+    add(segment, *(batch(number) for number in range(10)))
+    one = segment.size // 10
+    os.truncate(segment.path, 6 * one + 20)
+    read: list[int] = []
+
+    def walk() -> None:
+        for _, table in segment.log.batches():
+            read.extend(table[:, BASE_OFFSET].tolist())
+
+    with pytest.raises(CorruptBatchError, match=f"position {6 * one} "):
+        walk()
+    assert read == list(range(6))
+    assert segment.position_of(5) == (5 * one, one, 5, 5)
+    with pytest.raises(CorruptBatchError, match="position"):
+        segment.position_of(8)
+
+
 def test_a_file_above_31_bits_cannot_be_opened(bench: SegmentBench) -> None:
     segment = bench.create()
     segment.close()

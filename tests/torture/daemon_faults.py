@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import damaged_logs
 from oracle import promise
 from rows import Numbers, Table
 from world import World
@@ -171,6 +172,8 @@ def damage_file(world: World, file: Path, numbers: Numbers) -> None:
     elif how == "longer":
         # They are left out by whoever reads the index.
         world.unnoticed.add(f"{file}: expected an index of a sealed segment without zeros at its end")
+    if file.suffix in (".index", ".timeindex"):
+        world.damage.vague.add(file.with_suffix(".index"))
     size = file.stat().st_size
     if how == "flipped":
         data = bytearray(file.read_bytes())
@@ -207,6 +210,24 @@ def damage_mounted(world: World, numbers: Numbers) -> None:
     # It may be compacted or removed in this moment.
     with suppress(OSError):
         damage_file(world, file, numbers)
+
+
+@STEPS.row(1.5)
+def damage_log(world: World, numbers: Numbers) -> None:
+    """Records are damaged between two mounts, behind an end in order or behind `kill -9`. Without a recovery they are
+    EIO, and all beside them is there; a recovery may cut the log there, and says so."""
+    if numbers.below(2):
+        kill(world, numbers)
+    else:
+        lines_kept(world)
+        world.stop()
+    damaged_logs.hurt(world, numbers)
+
+
+@STEPS.row(1.5)
+def damage_log_mounted(world: World, numbers: Numbers) -> None:
+    """So while it is mounted, in segments that are sealed or grow."""
+    damaged_logs.hurt(world, numbers)
 
 
 @STEPS.row(1)

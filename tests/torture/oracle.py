@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any, Final
 
 LETTERS: Final = bytes(range(97, 123))
+MAX: Final = 1 << 62
 ODD: Final = b"\xff\t\\\x00\xc3\xa9"
 """In one value of seven: no UTF-8, and what tsv and jsonl escape."""
 
@@ -60,6 +61,7 @@ class Line:
     writer     who wrote it: one open file, or one commit
     whole      whether all lines of the writer show together or not at all
     tombstone  whether the value is null
+    hurt       whether damage may have taken it: nobody misses it any more
     """
 
     number: int
@@ -72,6 +74,7 @@ class Line:
     whole: bool = False
     tombstone: bool = False
     state: State = State.PENDING
+    hurt: bool = False
 
     @property
     def value(self) -> bytes:
@@ -132,20 +135,59 @@ class Shown:
         return int(self.value.partition(b":")[0]) if self.value else 0
 
 
+@dataclass(frozen=True, order=True)
+class Range:
+    """Offsets from the first one on, up to but without the end."""
+
+    first: int
+    end: int
+
+    def __contains__(self, offset: int) -> bool:
+        return self.first <= offset < self.end
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a look met of damage to the log.
+
+    hidden  the offsets that are EIO
+    cut     the offsets that a recovery may have cut off since the last look
+    end     the end of the log
+    """
+
+    hidden: Sequence[Range]
+    cut: Sequence[Range]
+    end: int
+
+    def hides(self, offset: int) -> bool:
+        """Whether an offset is EIO."""
+        return any(offset in each for each in self.hidden)
+
+
+WHOLE: Final = Hit((), (), 0)
+"""No damage."""
+
+
 @dataclass
 class Known:
     """What was shown of a partition.
 
-    shown    all records ever shown, by their offsets, but for those that a power cut took
+    shown    all records ever shown, by their offsets, but for those that a power cut or damage took
     start    the highest start offset that is known
     end      the highest offset ever shown, and one more
     cut      whether there was a power cut since the last look
+    hidden   offsets that nobody has seen yet, as they are in what is damaged
+    missed   how many of these are not explained by lines yet
+    cut_off  whether a recovery has cut the log at damage, of which nobody was told yet
     """
 
     shown: dict[int, Shown] = field(default_factory=dict)
     start: int = 0
     end: int = 0
     cut: bool = False
+    hidden: set[int] = field(default_factory=set)
+    missed: int = 0
+    cut_off: bool = False
 
 
 class Oracle:
@@ -222,7 +264,9 @@ class Oracle:
         """What was shown of a partition so far."""
         return self.partitions.setdefault((topic, partition), Known())
 
-    def look(self, topic: str, partition: int, start: int, texts: Sequence[bytes]) -> list[Shown]:
+    def look(
+        self, topic: str, partition: int, start: int, texts: Sequence[bytes], hit: Hit = WHOLE
+    ) -> list[Shown]:
         """Compare what a partition shows with what is known, and remember it."""
         known, name = self.known(topic, partition), f"{topic}-{partition}"
         now = [Shown.parsed(text) for text in texts]
@@ -230,29 +274,39 @@ class Oracle:
         offsets = [shown.offset for shown in now]
         promise("R2", offsets == sorted(set(offsets)), f"{name}: offsets do not rise: {offsets}")
         there = {shown.offset: shown for shown in now}
+        if hit.cut:
+            self._after_recovery(topic, partition, known, there, hit)
         if known.cut:
-            self._after_cut(name, topic, known, there)
+            self._after_cut(name, topic, known, there, hit)
         for offset, before in known.shown.items():
             after = there.get(offset)
             if after is not None:
                 same = after.text == before.text
                 promise("S1", same, f"{name}: offset {offset} was {before.text!r}, is {after.text!r}")
-            elif offset >= known.start and topic not in self.compacted:
+            elif offset >= known.start and topic not in self.compacted and not hit.hides(offset):
                 raise BrokenPromiseError(
                     "D1", f"{name}: offset {offset} was shown, and is gone: {before.text!r}"
                 )
         for shown in now:
             if shown.offset not in known.shown:
-                later = shown.offset >= known.end
+                later = shown.offset >= known.end or shown.offset in known.hidden
                 promise("C1", later, f"{name}: {shown.text!r} shows below {known.end}, which was shown")
                 self._take(name, topic, partition, shown)
         ranks = [self.lines[shown.number].rank for shown in now if shown.number]
         ranks = [rank for rank in ranks if rank]
         promise("A3", ranks == sorted(ranks), f"{name}: not in the order of their writes: {ranks}")
         known.shown.update(there)
+        unseen = {
+            offset
+            for each in hit.hidden
+            for offset in range(max(each.first, known.end), min(each.end, hit.end))
+            if offset not in known.hidden
+        }
+        known.hidden |= unseen
+        known.missed += len(unseen)
         known.end = max([known.end, *(offset + 1 for offset in there)])
         if topic in self.compacted:
-            self._newest_of_keys(name, known, there)
+            self._newest_of_keys(name, known, there, hit)
         return now
 
     def settle(self, topic: str, partitions: Iterable[int]) -> None:
@@ -263,28 +317,84 @@ class Oracle:
         lines_here = [line for line in self.of(topic) if line.partition is None or line.partition in numbers]
         for line in lines_here:
             if line.state is State.UNKNOWN:
-                line.state = State.KEPT if line.number in self._places else State.REFUSED
+                if line.number in self._places:
+                    line.state = State.KEPT
+                elif any(known.hidden for known in self._where(line)):
+                    line.hurt = True
+                else:
+                    line.state = State.REFUSED
         for line in lines_here:
             seen = line.number in self._places
             if line.whole:
                 whole.setdefault(line.writer, []).append(line)
             if line.state in (State.KEPT, State.SAFE):
                 label = "D1" if line.state is State.KEPT else "D2"
-                held = seen or line.tombstone or self._excused(line)
+                held = seen or line.tombstone or line.hurt or self._excused(line) or self._hidden(line)
                 promise(label, held, f"{topic}: an acknowledged line is not there: {line}")
         for lines in whole.values():
             count = sum(line.number in self._places for line in lines)
-            if topic not in self.compacted and not any(self._excused(line) for line in lines):
+            if topic not in self.compacted and not any(line.hurt or self._excused(line) for line in lines):
                 words = f"{topic}: {count} of {len(lines)} lines that belong together: {lines[0]}"
                 promise("I6", count in (0, len(lines)), words)
 
-    def _after_cut(self, name: str, topic: str, known: Known, there: dict[int, Shown]) -> None:
+    def _where(self, line: Line) -> list[Known]:
+        """The partitions that a line may be in."""
+        return [
+            known
+            for (topic, number), known in self.partitions.items()
+            if topic == line.topic and line.partition in (None, number)
+        ]
+
+    def _hidden(self, line: Line) -> bool:
+        """Whether an acknowledged line that nobody has seen may be in what is damaged, where each offset is one."""
+        known = next((known for known in self._where(line) if known.missed), None)
+        if known is not None:
+            known.missed -= 1
+            line.hurt = True
+        return line.hurt
+
+    def _after_recovery(
+        self, topic: str, partition: int, known: Known, there: dict[int, Shown], hit: Hit
+    ) -> None:
+        """A recovery may have cut the log at what is damaged. What is gone then never comes back."""
+        gone = [
+            offset
+            for offset in known.shown
+            if offset >= known.start
+            and offset not in there
+            and any(offset in each for each in hit.cut)
+            and not hit.hides(offset)
+        ]
+        shortened = any(each.end == MAX and each.first >= hit.end for each in hit.cut)
+        if not gone and not shortened:
+            return
+        known.cut_off = not known.cut
+        keys = {known.shown[offset].key for offset in gone}
+        for offset in gone:
+            line = self.lines.get(known.shown.pop(offset).number)
+            if line is not None:
+                line.state, line.hurt = State.REFUSED, True
+                self._places.pop(line.number, None)
+        if topic in self.compacted:
+            # Values that these had replaced may have been compacted away before.
+            for offset in [offset for offset, each in known.shown.items() if each.key in keys]:
+                if offset not in there and not hit.hides(offset):
+                    del known.shown[offset]
+        if shortened:
+            known.end = min(known.end, hit.end)
+            known.hidden = {offset for offset in known.hidden if offset < hit.end}
+            for line in self.of(topic):
+                if line.partition in (None, partition) and line.number not in self._places:
+                    line.hurt = True
+
+    def _after_cut(self, name: str, topic: str, known: Known, there: dict[int, Shown], hit: Hit) -> None:
         """A power cut may have taken what was not safe, also from the middle: of two files that nobody has synced the
         later one may be on the disk alone. On xfs that was seen, before the daemon was started again: the first segment
         and the last one had no bytes, and all between them were whole."""
         known.cut = False
-        end = max([known.start, *(offset + 1 for offset in there)])
-        for offset in [offset for offset in known.shown if offset >= known.start and offset not in there]:
+        end = max([known.start, hit.end, *(offset + 1 for offset in there)])
+        missing = [offset for offset in known.shown if offset >= known.start and offset not in there]
+        for offset in [offset for offset in missing if not hit.hides(offset)]:
             shown = known.shown.pop(offset)
             line = self.lines.get(shown.number)
             if line is not None:
@@ -332,15 +442,16 @@ class Oracle:
             if topic == line.topic and line.partition in (None, number)
         )
 
-    def _newest_of_keys(self, name: str, known: Known, there: dict[int, Shown]) -> None:
+    def _newest_of_keys(self, name: str, known: Known, there: dict[int, Shown], hit: Hit) -> None:
         """Compaction keeps the last record of each key."""
         newest: dict[str | None, int] = {}
         for offset, shown in sorted(known.shown.items()):
             newest[shown.key] = offset
         for key, offset in newest.items():
             gone = offset not in there and known.shown[offset].value is not None and offset >= known.start
+            gone &= not hit.hides(offset)
             promise("U2", not gone, f"{name}: the last record of {key!r}, at {offset}, is gone")
-        for offset in [offset for offset in known.shown if offset not in there]:
+        for offset in [offset for offset in known.shown if offset not in there and not hit.hides(offset)]:
             # Gone for good: if it comes back, that is a fault.
             if offset < known.end and newest[known.shown[offset].key] != offset:
                 del known.shown[offset]

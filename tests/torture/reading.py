@@ -24,8 +24,8 @@ WAIT_S: Final = 30.0
 
 
 def chosen(world: World, numbers: Numbers) -> tuple[str, int]:
-    """Choose a partition."""
-    return numbers.pick(list(world.partitions()))
+    """Choose a partition of which no record was damaged: of one with damage `records` sees all there is to see."""
+    return numbers.pick([place for place in world.partitions() if world.is_sound(*place)])
 
 
 def plain(shown: list[Shown], kind: str) -> bytes:
@@ -170,7 +170,10 @@ def range_of_time(world: World, numbers: Numbers) -> None:
 @STEPS.row(2)
 def merged(world: World, numbers: Numbers) -> None:
     """All partitions of a topic, by time."""
-    topic = numbers.pick([topic for topic, count in world.counts.items() if count])
+    topics = [topic for topic, _ in world.partitions() if world.are_sound(topic)]
+    topic = numbers.pick(topics or [""])
+    if not topic:
+        return
     world.say(f"read log.jsonl of {topic}")
 
     def check(shown: list[Shown], at: Path) -> str | None:
@@ -403,6 +406,8 @@ def list_like_spark(world: World, numbers: Numbers) -> None:
 def tables(world: World, numbers: Numbers) -> None:
     """A topic's Parquet files have records that it has, and each once."""
     topic = "rows"
+    if not world.are_sound(topic):
+        return
     world.say("read the table")
     with world.attempt((), errno.ENOENT):
         from pyarrow import parquet  # noqa: PLC0415
@@ -435,7 +440,7 @@ def positions(world: World, numbers: Numbers) -> None:
 def keys(world: World, numbers: Numbers) -> None:
     """The keys of a compacted partition are those of its records."""
     number = numbers.below(world.counts["table"])
-    if not compacts(world):
+    if not compacts(world) or not world.are_sound("table"):
         return
     world.say(f"list keys of table-{number}")
 
@@ -467,8 +472,9 @@ def tree_walk(world: World, numbers: Numbers) -> None:
                 try:
                     path.read_bytes()
                 except OSError as error:
+                    hurt = [errno.EIO] if world.damage.wounds else []
                     promise(
                         "L8",
-                        error.errno in (errno.ENOENT, *world.trouble, errno.ENOTCONN),
+                        error.errno in (errno.ENOENT, *world.trouble, errno.ENOTCONN, *hurt),
                         f"{path}: {error}",
                     )

@@ -163,14 +163,16 @@ def key(world: World, numbers: Numbers) -> None:
     file = world.served / f"table-{partition}" / "keys" / name
     world.say(f"{'remove' if removed else 'set'} {name} in table-{partition}, line {line.number}")
     world.accepted([line])
-    with world.attempt([line], *([errno.ENOENT] if removed else [])) as failed:
+    # Nobody knows which keys are in records that are damaged.
+    hurt = [] if world.is_sound("table", partition) else [errno.EIO]
+    with world.attempt([line], *hurt, *([errno.ENOENT] if removed else [])) as failed:
         if removed:
             file.unlink()
         else:
             file.write_bytes(line.value)
     if not failed:
         world.oracle.acknowledge([line])
-        with world.attempt(()):
+        with world.attempt((), *hurt):
             if removed:
                 promise("V4", not file.exists(), f"{file} is there, though it was removed")
             else:
@@ -266,6 +268,7 @@ def make_again(world: World, numbers: Numbers) -> None:
         delete(directory)
         if back:
             undelete(directory)
+            world.damage.taken_back(world.incarnation(topic))
     if failed and not world.alive and not world.trouble:
         world.deleting.add(topic)
     if failed or back:

@@ -18,6 +18,7 @@ sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "mo
 
 from click.testing import CliRunner
 from daemon_mount import DaemonMount, delete, fill, undelete
+from damaged_logs import Damage, read_around
 from oracle import Line, Oracle, Shown, State, promise
 from rows import Numbers
 
@@ -103,6 +104,7 @@ class World:
     held         how many readers keep a log open
     load         other programs, which want the processors
     far          the cluster that a topic is mirrored of; None for none
+    damage       what was done to `.log` files
     unnoticed    files with a wrong entry, and snapshots, which count when somebody needs them: beginnings of findings
     """
 
@@ -127,6 +129,7 @@ class World:
     held: int = 0
     load: list[subprocess.Popen[bytes]] = field(default_factory=list)
     far: Any = None
+    damage: Damage = field(default_factory=Damage)
     unnoticed: set[str] = field(default_factory=set)
     serial: int = 0
 
@@ -157,6 +160,7 @@ class World:
     def start(self) -> None:
         """Mount it, and see that all is there."""
         link = () if self.far is None else self.far.options
+        self.damage.before_start(self.served.backing, len(self.served.said()))
         self.served.start(*link, *(word for option in OPTIONS for word in ("-o", option)))
         self.trouble.clear()
         for topic, count in self.counts.items():
@@ -164,6 +168,7 @@ class World:
             if topic in self.deleting:
                 with suppress(OSError):
                     undelete(self.served / "topics" / topic)
+                self.damage.taken_back(self.incarnation(topic))
             there = sum((self.served / f"{topic}-{number}").exists() for number in range(TOPICS[topic][0]))
             whole = there >= count or topic not in self.deleting
             promise(
@@ -203,6 +208,7 @@ class World:
             if not all(each.exists() for each in partitions) and self.trouble:
                 with suppress(OSError):
                     undelete(self.served / "topics" / topic)
+                self.damage.taken_back(self.incarnation(topic))
             if all(each.exists() for each in partitions):
                 return
             promise("G4", self.trouble, f"{topic} is not there, though its deletion was taken back")
@@ -387,6 +393,14 @@ class World:
         """All that there are."""
         return ((topic, number) for topic, count in self.counts.items() for number in range(count))
 
+    def is_sound(self, topic: str, number: int) -> bool:
+        """Whether no record of a partition was damaged."""
+        return not self.damage.of(self.incarnation(topic), number)
+
+    def are_sound(self, topic: str) -> bool:
+        """Whether no record of a topic was."""
+        return all(self.is_sound(topic, number) for number in range(self.counts[topic]))
+
     def read(self, path: Path) -> bytes:
         """All bytes of a file, which are as many as its size says."""
         descriptor = os.open(path, os.O_RDONLY)
@@ -404,6 +418,8 @@ class World:
 
     def records(self, topic: str, number: int) -> list[Shown]:
         """What a partition shows, compared with what is known."""
+        if self.damage.of(self.incarnation(topic), number):
+            return read_around(self, topic, number)
         directory = self.served / f"{topic}-{number}"
         data = self.read(directory / "log.jsonl")
         start = int((directory / "start").read_text())
@@ -426,12 +442,17 @@ class World:
                     promise(
                         "E11",
                         known,
-                        f"{topic}-{number} cannot be read: {told}, {self.offline(topic, number)}",
+                        f"{topic}-{number} cannot be read: {told}, {self.offline(topic, number)}, "
+                        f"{self.refusals(told)[-1:]}",
                     )
                     broken = True
             if not broken and not self.late:
                 self.oracle.settle(self.incarnation(topic), range(count))
         self.check_log()
+
+    def refusals(self, name: str | None) -> list[str]:
+        """The lines of the daemon's log that tell of errors with this name."""
+        return [line for line in self.served.said().splitlines() if f" {name}: " in line]
 
     def offline(self, topic: str, number: int) -> Any:
         """Why a partition is offline, as `status.json` tells it."""
@@ -454,6 +475,9 @@ class World:
         # A note is no finding, and what a power cut leaves of indexes, snapshots and caches is repairable.
         harmless = ("note: ", "repairable: ") if self.cut else ("note: ",)
         harmless = (*harmless, *(f"repairable: {words}" for words in self.unnoticed))
+        told = self.damage.told(done.output)
+        promise("verify", not told, f"`topicfs verify` does not tell of the damage of {told}: {done.output}")
+        harmless = (*harmless, *self.damage.excused())
         found = [line for line in done.output.splitlines()[:-1] if not line.startswith(harmless)]
         promise("verify", done.exit_code == 0 or not found, f"`topicfs verify` says: {found}")
 
