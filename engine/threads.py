@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, wait
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. OSError with ENOMEM where none can be had, as where there is no memory for its stack."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{thread.name}: {error}") from error
 
 
 def run_all(threads: Executor, tasks: Iterable[Callable[[], object]]) -> None:

@@ -32,6 +32,7 @@ from topicfs.engine.link.positions import Positions
 from topicfs.engine.link.produce import Producer
 from topicfs.engine.link.transactions import Transactions
 from topicfs.engine.store.store import Store
+from topicfs.engine.threads import start
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class Fetcher:
         self._thread = threading.Thread(target=self._work, name=f"link-{node}")
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. OSError where none can be had."""
+        start(self._thread)
 
     def give(self, mirrors: Sequence[Mirror]) -> None:
         """Have these mirrors fetched, and no others."""
@@ -232,8 +233,8 @@ class Link:
         self._no_appends.set()
 
     def _run(self, work: Callable[[], None], name: str) -> None:
-        """Start a thread that appends. It ends by itself."""
-        threading.Thread(target=work, name=name).start()
+        """Start a thread that appends. It ends by itself. OSError where none can be had."""
+        start(threading.Thread(target=work, name=name))
 
     def _numbers(self, topic: str) -> int:
         """Return how many partitions the cluster has of a mirrored topic, as it was last seen."""
@@ -361,6 +362,7 @@ class Link:
     def _fetcher(self, node: int) -> Fetcher:
         found = self._fetchers.get(node)
         if found is None:
-            found = self._fetchers[node] = Fetcher(node, self.cluster, self.moved)
+            found = Fetcher(node, self.cluster, self.moved)
             found.start()
+            self._fetchers[node] = found
         return found

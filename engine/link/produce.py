@@ -216,14 +216,24 @@ class Producer:
         """Take a batch, which goes behind all that were taken before. If it is lost, its writers are told in `lost`."""
         sent = Sent(self, batch, writers, self._deadline())
         with self._changed:
-            self._window.append(sent)
             if self._is_working:
                 os.eventfd_write(self._wake, 1)
             else:
-                self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                self._is_working = True
-                self._run(self._work, f"append-{self.mirror.name}")
+                self._begin()
+            self._window.append(sent)
         return sent
+
+    def _begin(self) -> None:
+        """Have a thread work. Where none can be had, nothing is taken, and the next batch tries again. The caller holds
+        the lock, which the thread takes first."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._run(self._work, f"append-{self.mirror.name}")
+        except BaseException:
+            os.close(self._wake)
+            self._wake = -1
+            raise
+        self._is_working = True
 
     def end(self) -> None:
         """Send nothing any more: what is under way is lost."""

@@ -318,19 +318,28 @@ class Adapter:
         return getattr(self.operations, needed.get(name, name), None) is not None
 
     def _guarded(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
-        """Make a callback that keeps its thread's state, and turns every error into an errno."""
+        """Make a callback that keeps its thread's state, and turns every error into an errno. Behind it is C, where an
+        error would be lost, and the answer would be whatever lies in its place."""
         keep = self._states.keep
 
         def callback(*arguments: Any) -> int:
-            keep()
             try:
+                keep()
                 return function(*arguments)
-            except BaseException as error:  # noqa: BLE001 - behind this line is C, where an error would be lost
-                number = errno_of(error, name, _place(name, arguments))
-                self._tell(error, name, arguments)
-                return -number
+            except BaseException as error:  # noqa: BLE001
+                return -self._number_of(error, name, arguments)
 
         return callback
+
+    def _number_of(self, error: BaseException, name: str, arguments: tuple[Any, ...]) -> int:
+        """Tell of an error, and return its errno. Without memory nothing can be told, and there is an answer still."""
+        number = errno.ENOMEM if isinstance(error, MemoryError) else errno.EIO
+        try:
+            number = errno_of(error, name, _place(name, arguments))
+            self._tell(error, name, arguments)
+        except BaseException:  # noqa: BLE001
+            return number
+        return number
 
     def _tell(self, error: BaseException, name: str, arguments: tuple[Any, ...]) -> None:
         """Tell the operations about an error, if they have `refused`."""

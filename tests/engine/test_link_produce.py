@@ -302,6 +302,26 @@ def test_nobody_waits_for_a_cluster_when_the_mount_ends(bench: Bench) -> None:
     assert time.monotonic() - began < CLIENT.delivery_timeout_ms / 2000
 
 
+def test_where_no_thread_can_be_had_an_append_fails_and_the_next_one_does_well(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: the first was refused, and each later one waited for ever"""
+    start = threading.Thread.start
+
+    def none(thread: threading.Thread) -> None:
+        if thread.name.startswith("append-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        with pytest.raises(OSError, match="can't start") as caught:
+            bench.append(b"one")
+    assert caught.value.errno == errno.ENOMEM
+    bench.append(b"two")
+    assert bench.values == [b"two"]
+
+
 def test_only_lines_are_appended_in_the_cluster(bench: Bench) -> None:
     with pytest.raises(LinkedTopicError):
         bench.partition.append(Record(b"value"))

@@ -1,7 +1,7 @@
 """`make torture`: random runs until the time is over, or a promise is broken.
 
 python tests/torture [--minutes M] [--seed S] [--rows N] [--environment NAME]
-python tests/torture --replay FILE
+python tests/torture --replay FILE [--outcome FILE]
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 import rows as scripts
+from other_user import Outcome
 from rows import Row
-from run import ENVIRONMENTS, Outcome, draw, run, told
+from run import ENVIRONMENTS, draw, run, told
 from shrinking import shrink
 
 HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--environment", choices=list(ENVIRONMENTS))
     parser.add_argument("--replay", type=Path)
+    parser.add_argument("--outcome", type=Path, help="where that of a replay is written down")
     parser.add_argument("--found", type=Path, default=HERE / "found")
     parser.add_argument("--no-shrinking", action="store_true")
     parser.add_argument("--keep-going", action="store_true", help="until the time is over, whatever fails")
@@ -41,6 +43,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if given.replay:
         outcome = run(scripts.read(given.replay))
+        if given.outcome:
+            outcome.write(given.outcome)
         print(told(outcome))
         return 1 if outcome.label else 0
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)

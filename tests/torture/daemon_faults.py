@@ -42,7 +42,7 @@ def umount(world: World, numbers: Numbers) -> None:
         done = world.served.umount()
         promise("B7", done.returncode != 0, f"umount of a mount in use did well: {done.stdout}")
     lines_kept(world)
-    if world.armed or world.trouble:
+    if world.may_die or world.trouble:
         # It may die on the way, or end in disorder, and then the exit code tells so.
         world.stop()
         return
@@ -53,7 +53,7 @@ def umount(world: World, numbers: Numbers) -> None:
 
 def lines_kept(world: World) -> None:
     """D4: an end in order appends all that write(2) has accepted, also a line without its newline."""
-    if world.armed or world.trouble:
+    if world.may_die or world.trouble:
         return
     rank = world.oracle.rank()
     for writer in world.writers:
@@ -124,6 +124,8 @@ def clock(world: World, numbers: Numbers) -> None:
 def call_fails(world: World, numbers: Numbers) -> None:
     """The n-th system call from now on that changes the backing directory ends the daemon, before it or in its middle,
     or fails once, or for good."""
+    if world.is_limited:
+        return
     kind = numbers.pick(("die", "torn", "die", "EIO", "ENOSPC", "short"))
     number = numbers.below(25)
     world.say(f"call {number} from now on: {kind}")
@@ -235,6 +237,16 @@ def load(world: World, numbers: Numbers) -> None:
     """Other programs want the processors, from now on or no more."""
     world.say("no load" if world.load else "load")
     world.load_or_not()
+
+
+@STEPS.row(1)
+def memory(world: World, numbers: Numbers) -> None:
+    """The daemon may have little more memory than it has, or as much as it wants again. Meanwhile calls may fail, or it
+    dies; nothing that was acknowledged is lost, and when there is memory it goes on."""
+    if world.is_limited:
+        world.much_memory()
+    elif not world.trouble:
+        world.little_memory()
 
 
 @STEPS.row(1)

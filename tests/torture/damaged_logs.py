@@ -103,12 +103,14 @@ class Damage:
     """All wounds of a run.
 
     wounds   by topic with incarnation, and partition
+    views    where views are kept of partitions with damage
     vague    index files that were damaged too: what they named is not found any more
     begun    how much of the daemon's log was there at its last start
     pending  offsets that a recovery may have cut off, for the next look at a partition
     """
 
     wounds: dict[tuple[str, int], list[Wound]] = field(default_factory=dict)
+    views: set[Path] = field(default_factory=set)
     vague: set[Path] = field(default_factory=set)
     begun: int = 0
     pending: dict[tuple[str, int], list[Range]] = field(default_factory=dict)
@@ -140,7 +142,15 @@ class Damage:
     def excused(self) -> list[str]:
         """How the lines begin that it may tell of partitions with damage."""
         directories = {wound.file.parent for wounds in self.wounds.values() for wound in wounds}
-        return [f"{kind}: {each}" for kind in ("damage", "repairable") for each in directories]
+        # Maps of a damaged segment were made before, or are not made anew.
+        places = [f"{each}/" for each in self.views]
+        places += [f"{each}" for each in directories]
+        places += [
+            f"{each.parent}/{kind}-offset-checkpoint, {each.name}: "
+            for each in directories
+            for kind in ("recovery-point", "replication", "cleaner")
+        ]
+        return [f"{kind}: {place}" for kind in ("damage", "repairable") for place in places]
 
     # -- recovery -------------------------------------------------------------------------------------
 
@@ -201,10 +211,7 @@ def hurt(world: World, numbers: Numbers) -> None:
     if found is None:
         return
     topic, number, file = found
-    for look in world.readers:
-        with world.attempt((), *({errno.EIO} & world.trouble)):
-            look()
-    world.readers.clear()
+    world.let_go()
     # It may be compacted or removed in this moment, and a full disk has no room for damage.
     with suppress(OSError), file.open("r+b") as log:
         data = log.read()
@@ -235,6 +242,7 @@ def hurt(world: World, numbers: Numbers) -> None:
         place = batches.index(batch)
         before = batches[place - 1].last_offset + 1 if place else base
         measured = how == "flipped" and at >= batch.position + CHECKED
+        world.damage.views.add(world.served.backing / "views" / file.parent.name)
         key = world.incarnation(topic), number
         world.damage.wounds.setdefault(key, []).append(
             Wound(
@@ -272,8 +280,10 @@ def candidates(world: World) -> Iterator[tuple[str, int, Path]]:
         if (topic, number) in sick or len(places) - len(sick) > SOUND:
             done = {wound.file for wound in damage.of(world.incarnation(topic), number)}
             for file in sorted((world.served.backing / f"logs/{topic}-{number}").glob("*.log")):
-                if file not in done:
-                    yield topic, number, file
+                # It may be removed in this moment.
+                with suppress(FileNotFoundError):
+                    if file not in done and file.stat().st_size:
+                        yield topic, number, file
 
 
 # -- reading around it --------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def details(world: World, numbers: Numbers) -> None:
     # What is refused of a partition without records would be done.
     for _ in range(3):
         label = numbers.pick(list(DETAILS))
-        if not world.alive or (label == "W8" and world.trouble):
+        if not world.alive or world.is_limited or (label == "W8" and world.trouble):
             return
         world.say(f"{DETAILS[label].__name__} of {topic}-{number}")
         unmoved(world, topic, number, label, DETAILS[label])

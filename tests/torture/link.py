@@ -103,7 +103,7 @@ def caught_up(world: World) -> None:
     """Where the cluster can be asked, and there is room, the mirror becomes the leader's log, byte for byte; nothing
     that was acknowledged is missing there, and nothing is doubled."""
     far = world.far
-    if far is None or not world.alive or world.trouble or world.armed or far.broker._server is None:
+    if far is None or not world.alive or world.trouble or world.may_die or far.broker._server is None:
         return
     quiet(far)
     if not let_go(world):

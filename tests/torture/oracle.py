@@ -20,6 +20,9 @@ from typing import Any, Final
 
 LETTERS: Final = bytes(range(97, 123))
 MAX: Final = 1 << 62
+MARKERS: Final = 8
+"""Of transactions, at most, that a partition gets anew when a recovery has cut them off."""
+
 ODD: Final = b"\xff\t\\\x00\xc3\xa9"
 """In one value of seven: no UTF-8, and what tsv and jsonl escape."""
 
@@ -365,7 +368,8 @@ class Oracle:
             and any(offset in each for each in hit.cut)
             and not hit.hides(offset)
         ]
-        shortened = any(each.end == MAX and each.first >= hit.end for each in hit.cut)
+        ends = [each.first for each in hit.cut if each.end == MAX]
+        shortened = bool(ends) and (hit.end < known.end or min(ends) + MARKERS >= hit.end)
         if not gone and not shortened:
             return
         known.cut_off = not known.cut
@@ -425,9 +429,10 @@ class Oracle:
     def _excused(self, line: Line) -> bool:
         """Whether a line that never showed may have gone before anybody looked."""
         if line.topic in self.compacted and line.key is not None:
-            # Of lines without a rank nobody knows which came first.
+            # Of lines of one rank, or without any, nobody knows which came first.
             return any(
-                other.key == line.key and (other.number > line.number or not (other.rank or line.rank))
+                other.key == line.key
+                and (other.number > line.number or (other is not line and other.rank == line.rank))
                 for other in self.lines.values()
                 if other.topic == line.topic and other.state is not State.REFUSED
             )

@@ -229,7 +229,7 @@ def hold_sealed(world: World, numbers: Numbers) -> None:
     if len(world.readers) >= 4:
         return
     topic, number = chosen(world, numbers)
-    mapped = numbers.below(2)
+    mapped = numbers.below(2) and not world.is_limited
     incarnation = world.incarnation(topic)
     with world.attempt((), errno.ENOENT):
         directory = world.served / f"{topic}-{number}/sealed/txt"
@@ -280,7 +280,7 @@ def look_at_held(world: World, numbers: Numbers) -> None:
 def copies(world: World, numbers: Numbers) -> None:
     """sendfile and a private mapping of a log."""
     topic, number = chosen(world, numbers)
-    if world.held:
+    if world.held or world.is_limited:
         return
     world.say(f"sendfile and mmap of {topic}-{number}")
 

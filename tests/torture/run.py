@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import daemon_faults
 import details
 import link
+import other_user
 import reading
 import rows as scripts
 import together
 import writing
 from daemon_mount import DaemonMount
 from oracle import BrokenPromiseError
+from other_user import Outcome
 from rows import HIGHEST, Numbers, Row, Step
 from world import World
 
@@ -33,29 +34,12 @@ WEIGHTS: Final = {name: weight for table in TABLES for name, weight in table.wei
 LINKED: Final = {**WEIGHTS, **{name: 3 * weight for name, weight in link.STEPS.weights.items()}}
 """With a link half of the steps are about it."""
 
-ENVIRONMENTS: Final = {"directory": 0, "tmpfs": 24, "ext4": 24, "xfs": 320}
-"""Where BACKING is, and its size in MiB. A file system of xfs has 300 at least."""
+ENVIRONMENTS: Final = {"directory": 0, "tmpfs": 24, "ext4": 24, "xfs": 320, "user": 0, "memory": 0}
+"""Where BACKING is, and its size in MiB: a file system of xfs has 300 at least. In `user` all is done by an ordinary
+user, and in `memory` each daemon may have little of it."""
 
 LIMIT_S: Final = 120.0
 """For a step. Only what hangs takes that long."""
-
-
-@dataclass
-class Outcome:
-    """What became of a run.
-
-    label   of the promise that was broken; None for none
-    words   how it was broken
-    said    what the steps did
-    done    how often each step was done
-    lines   how many were written
-    """
-
-    label: str | None = None
-    words: str = ""
-    said: list[str] = field(default_factory=list)
-    done: Counter[str] = field(default_factory=Counter)
-    lines: int = 0
 
 
 def draw(chance: random.Random, environment: str, count: int) -> list[Row]:
@@ -69,6 +53,8 @@ def draw(chance: random.Random, environment: str, count: int) -> list[Row]:
 def run(rows: Sequence[Row], place: Path | None = None) -> Outcome:
     """Do the rows. The name of the first is the environment; its numbers say how locks pause, 0 for not, and whether
     there is a link."""
+    if rows[0].name == "user" and not os.geteuid():
+        return other_user.run(rows)
     outcome = Outcome()
     with tempfile.TemporaryDirectory(
         prefix="topicfs-torture-", dir=place, ignore_cleanup_errors=True
@@ -116,6 +102,9 @@ def _begin(world: World, environment: str, pauses: int, linked: int) -> None:
     if ENVIRONMENTS[environment]:
         world.make_disk(environment, ENVIRONMENTS[environment])
     world.begin()
+    if environment == "memory":
+        world.is_little = True
+        world.little_memory()
 
 
 def step(world: World, row: Row) -> None:
@@ -125,7 +114,8 @@ def step(world: World, row: Row) -> None:
         world.start()
         world.look()
     if row.name not in link.STEPS.steps or world.far is not None:
-        STEPS[row.name](world, Numbers(row.numbers))
+        with world.short_of_memory():
+            STEPS[row.name](world, Numbers(row.numbers))
     world.died()
     if not world.alive:
         world.room()

@@ -8,10 +8,11 @@ import random
 import re
 from pathlib import Path
 
+import other_user
 import pytest
 import rows as scripts
 from harness import missing
-from oracle import BrokenPromiseError, Oracle, State
+from oracle import MAX, BrokenPromiseError, Hit, Oracle, Range, State
 from rows import Row
 from run import WEIGHTS, run, told
 from sampling import sample
@@ -78,6 +79,36 @@ def test_a_short_run_keeps_every_promise() -> None:
 
 
 @pytest.mark.skipif(missing() is not None, reason="nothing can be mounted here")
+def test_a_run_with_damaged_logs_and_little_memory_keeps_every_promise() -> None:
+    rows = [
+        Row("memory"),
+        Row("append_much"),
+        Row("damage_log_mounted", (0, 3, 0, 40)),
+        Row("append"),
+        Row("memory"),
+        Row("damage_log", (0, 9, 5, 3, 50)),
+        Row("append_much"),
+        Row("damage_log", (1, 7, 8, 1, 2)),
+    ]
+    outcome = run(rows)
+    assert outcome.label is None, told(outcome)
+    assert sum(" is damaged: " in words for words in outcome.said) >= 2
+    assert any("no more memory than" in words for words in outcome.said)
+
+
+@pytest.mark.skipif(missing() is not None, reason="nothing can be mounted here")
+def test_a_run_of_an_ordinary_user_keeps_every_promise() -> None:
+    lack = other_user.lacks()
+    if lack is not None:
+        pytest.skip(lack)
+    outcome = run([Row("user"), Row("append"), Row("kill"), Row("transaction", (0, 1)), Row("umount")])
+    if outcome.label == "namespace":
+        pytest.skip(outcome.words)
+    assert outcome.label is None, told(outcome)
+    assert outcome.lines > 0
+
+
+@pytest.mark.skipif(missing() is not None, reason="nothing can be mounted here")
 def test_what_was_found_before_is_mended() -> None:
     for file in sample(FOUND) if FOUND else ():
         rows = scripts.read(file)
@@ -136,6 +167,44 @@ def test_a_line_that_is_lost_doubled_or_changed_is_told() -> None:
     oracle.settle("t#0", [0])
     with pytest.raises(BrokenPromiseError, match="D6"):
         oracle.look("t#0", 0, 0, shown)
+
+
+def test_what_damage_does_not_explain_is_told() -> None:
+    def written() -> tuple[Oracle, list[bytes]]:
+        oracle = Oracle()
+        lines = [oracle.line("t#0", 0, None, 5, 1) for _ in range(4)]
+        oracle.acknowledge(lines)
+        return oracle, [
+            b'{"offset":%d,"timestamp":1,"key":null,"value":"%s"}' % (at, line.value)
+            for at, line in enumerate(lines)
+        ]
+
+    hidden = Hit([Range(1, 2)], [], 4)
+    oracle, shown = written()
+    looked(oracle, shown)
+    oracle.look("t#0", 0, 0, [shown[0], *shown[2:]], hidden)
+    with pytest.raises(BrokenPromiseError, match="D1"):
+        oracle.look("t#0", 0, 0, [shown[0], shown[3]], hidden)
+    # One offset is hidden: of two lines that nobody has seen one is lost.
+    oracle, shown = written()
+    oracle.look("t#0", 0, 0, [shown[0], shown[3]], hidden)
+    with pytest.raises(BrokenPromiseError, match="D1"):
+        oracle.settle("t#0", [0])
+    oracle, shown = written()
+    oracle.look("t#0", 0, 0, [shown[0], *shown[2:]], hidden)
+    oracle.settle("t#0", [0])
+    # What a recovery has cut off never comes back, and what is below the cut may not go.
+    cut = Hit([], [Range(2, MAX)], 2)
+    oracle, shown = written()
+    looked(oracle, shown)
+    oracle.look("t#0", 0, 0, shown[:2], cut)
+    oracle.settle("t#0", [0])
+    with pytest.raises(BrokenPromiseError, match="D6"):
+        oracle.look("t#0", 0, 0, shown[:3])
+    oracle, shown = written()
+    looked(oracle, shown)
+    with pytest.raises(BrokenPromiseError, match="D1"):
+        oracle.look("t#0", 0, 0, shown[1:2], cut)
 
 
 def test_a_failing_list_is_made_as_short_as_it_can_be() -> None:

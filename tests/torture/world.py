@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import resource
 import subprocess
 import sys
 import time
@@ -47,6 +49,15 @@ DEAD: Final = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV}
 
 LIMIT_S: Final = 60.0
 PIECE: Final = 100_000
+
+SPARE: Final = (4 << 20, 16 << 20, 64 << 20)
+"""Memory that a daemon may have beside what it has at its start, in bytes."""
+
+TRACEBACK: Final = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*(.*)", re.MULTILINE)
+NO_MEMORY: Final = re.compile(
+    r"MemoryError|Errno 12\]|can't start new thread|failed to map segment|[Cc]annot allocate memory"
+)
+"""How a traceback ends that a lack of memory explains."""
 
 
 def put(file: Path, text: str) -> None:
@@ -102,6 +113,9 @@ class World:
     positions    of groups, by group and partition
     listed       what was read of a name under `sealed`
     held         how many readers keep a log open
+    is_little    whether each daemon may have little memory
+    is_limited   whether the present one may
+    was_limited  whether any of them might
     load         other programs, which want the processors
     far          the cluster that a topic is mirrored of; None for none
     damage       what was done to `.log` files
@@ -131,6 +145,9 @@ class World:
     far: Any = None
     damage: Damage = field(default_factory=Damage)
     unnoticed: set[str] = field(default_factory=set)
+    is_little: bool = False
+    is_limited: bool = False
+    was_limited: bool = False
     serial: int = 0
 
     def say(self, words: str) -> None:
@@ -181,6 +198,8 @@ class World:
             self.counts[topic] = there
         self.deleting.clear()
         self.armed = self.late = False
+        if self.is_little:
+            self.little_memory()
 
     def make(self, topic: str, partitions: int) -> None:
         """Make the partitions of a topic."""
@@ -222,9 +241,15 @@ class World:
         """Whether there is a daemon."""
         return self.served.process is not None
 
+    @property
+    def may_die(self) -> bool:
+        """Whether the daemon may die in any moment."""
+        return self.armed or self.is_limited
+
     def bury(self) -> None:
         """The daemon is dead: what is open comes to nothing, and nobody has heard what became of it."""
         self.served.process = None
+        self.is_limited = False
         for writer in self.writers:
             with suppress(OSError):
                 os.close(writer.descriptor)
@@ -243,14 +268,14 @@ class World:
         process = self.served.process
         if process is None or process.poll() is None:
             return False
-        promise("B3", self.armed, f"the daemon died by itself, with {process.poll()}")
+        promise("B3", self.may_die, f"the daemon died by itself, with {process.poll()}")
         self.bury()
         return True
 
     def dying(self, error: OSError) -> bool:
         """Whether this is what a program hears of a daemon that dies."""
         process = self.served.process
-        if error.errno in (*DEAD, errno.EIO) and process is not None and self.armed:
+        if error.errno in (*DEAD, errno.EIO) and process is not None and self.may_die:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1 if error.errno == errno.EIO else LIMIT_S)
         return self.died()
@@ -291,6 +316,51 @@ class World:
         """Take up all room."""
         fill(self.served.backing / "filler")
         self.trouble.add(errno.ENOSPC)
+
+    def little_memory(self) -> None:
+        """Let the daemon have little more memory than it has. It may die of that, as of `kill -9`."""
+        process = self.served.process
+        assert process is not None
+        # A mapping of what cannot be read is SIGBUS.
+        self.let_go()
+        told = Path(f"/proc/{process.pid}/status").read_text()
+        has = next(int(line.split()[1]) << 10 for line in told.splitlines() if line.startswith("VmSize:"))
+        self.serial += 1
+        spare = SPARE[self.serial % len(SPARE)]
+        self.say(f"no more memory than {has >> 20} MiB and {spare >> 10} KiB")
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (has + spare, resource.RLIM_INFINITY))
+        self.is_limited = self.was_limited = self.faulty = True
+        self.trouble |= {errno.ENOMEM, errno.EIO}
+
+    def much_memory(self) -> None:
+        """Let it have as much as it wants: it goes on, and nothing is wrong any more."""
+        process = self.served.process
+        assert process is not None
+        self.say("as much memory as it wants")
+        with suppress(ProcessLookupError):
+            resource.prlimit(
+                process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
+        if not self.died():
+            self.is_limited = False
+            self.trouble -= {errno.ENOMEM, errno.EIO}
+
+    @contextmanager
+    def short_of_memory(self) -> Iterator[None]:
+        """With little memory each call may fail, also those of which a step expects it at no other time."""
+        try:
+            yield
+        except OSError as error:
+            if not self.is_limited or not (error.errno in self.trouble or self.dying(error)):
+                raise
+            self.oracle.refuse(self.oracle.lines.values(), State.UNKNOWN)
+
+    def let_go(self) -> None:
+        """Look at what programs hold, and let them end."""
+        for look in self.readers:
+            with self.attempt((), *({errno.EIO} & self.trouble)):
+                look()
+        self.readers.clear()
 
     def load_or_not(self) -> None:
         """Begin programs that want the processors, or end them."""
@@ -383,7 +453,7 @@ class World:
     def closed(self, lines: Sequence[Line], without_newline: bool, dying: bool = False) -> None:
         """Close has done well, which acknowledges lines. One without its newline comes with the last close, of which
         the kernel tells afterwards: a daemon that dies in that moment, or a disk that fails, takes it along."""
-        unsure = lines[-1:] if without_newline and (dying or self.armed or self.trouble) else []
+        unsure = lines[-1:] if without_newline and (dying or self.may_die or self.trouble) else []
         self.oracle.acknowledge(line for line in lines if line not in unsure)
         self.oracle.refuse(unsure, State.UNKNOWN)
 
@@ -438,7 +508,7 @@ class World:
                     if self.dying(error):
                         return
                     told = errno.errorcode.get(error.errno or 0)
-                    known = error.errno == errno.EIO and errno.EIO in self.trouble
+                    known = error.errno in {errno.EIO, errno.ENOMEM} & self.trouble
                     promise(
                         "E11",
                         known,
@@ -463,8 +533,10 @@ class World:
     def check_log(self) -> None:
         """The daemon may tell of faults, in words."""
         said = self.served.said()
-        at = said.find("Traceback")
-        promise("log", at < 0, f"the daemon's log has a traceback: {said[max(0, at - 500) : at + 3000]}")
+        for found in TRACEBACK.finditer(said):
+            at = found.start()
+            known = self.was_limited and NO_MEMORY.search(found[1])
+            promise("log", known, f"the daemon's log has a traceback: {said[max(0, at - 500) : at + 3000]}")
         if not self.faulty:
             alarms = self.served.alarms()
             promise("log", not alarms, f"the daemon's log warns of what nobody did: {alarms[:5]}")
@@ -487,8 +559,9 @@ class World:
             if writer in self.writers:
                 self.close(writer)
         self.room()
+        self.is_little = False
         # What was armed may strike until the daemon is a new one.
-        while self.armed or self.trouble or not self.alive:
+        while self.may_die or self.trouble or not self.alive:
             if self.alive:
                 self.stop()
             self.start()
@@ -502,7 +575,7 @@ class World:
     def stop(self) -> None:
         """As SIGTERM ends it."""
         assert self.served.process is not None
-        struck = self.armed or self.trouble
+        struck = self.may_die or self.trouble
         code = self.served.stop()
         self.bury()
         promise("B8", code == 0 or struck, f"the daemon ended with {code}")
