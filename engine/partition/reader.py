@@ -141,12 +141,13 @@ def read_batches(
             last, problem = None, None
             try:
                 last = segment.position_of(end - 1, found[0])
+                if last is not None:
+                    check_end(snapshot, segment, last[2], last[3])
+                    # Nothing behind the last batch is read: many views are only a few records long.
+                    stop = min(stop, last[0] + last[1])
             except CorruptError as error:
                 problem = error  # the batches before the damage are yielded first
-            if last is not None:
-                check_end(snapshot, segment, last[2], last[3])
-                # Nothing behind the last batch is read: many views are only a few records long.
-                stop = min(stop, last[0] + last[1])
+                stop = stop if last is None else min(stop, last[0])
             for buffer, table in segment.log.batches(found[0], stop):
                 origin = int(table[0, POSITION])
                 kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]

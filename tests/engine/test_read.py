@@ -15,7 +15,7 @@ import pytest
 from partition_bench import NOW, Bench, bases_of, batch, values
 from plain_batches import HEADER
 
-from topicfs.engine.errors import OffsetOutOfRangeError
+from topicfs.engine.errors import CorruptBatchError, OffsetOutOfRangeError
 from topicfs.engine.partition.offsets import Isolation
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Record
@@ -320,6 +320,27 @@ def test_a_range_of_records_is_cut_at_both_ends(bench: Bench, start: int | None,
         partition.append(values(3))
     read = [record.offset for record in partition.records(start, end)]
     assert read == list(range(start or 0, min(9, 9 if end is None else end)))
+
+
+def test_what_lies_before_a_batch_that_reaches_over_the_end_is_read_first(bench: Bench) -> None:
+    """regression: a last offset that damage had raised hid the batches before it too"""
+    partition = bench.open()
+    for _ in range(3):
+        partition.append(values(2))
+    partition.roll()
+    log = bench.directory / f"{0:020}.log"
+    sound = log.read_bytes()
+    at = 2 * len(sound) // 3 + 23
+    read: list[int | None] = []
+
+    def walk() -> None:
+        read.extend(record.offset for record in partition.records(0, 6))
+
+    log.write_bytes(sound[:at] + b"\x00\x00\xff\xff" + sound[at + 4 :])
+    with pytest.raises(CorruptBatchError, match="expected offsets below 6"):
+        walk()
+    assert read == [0, 1, 2, 3]
+    log.write_bytes(sound)
 
 
 def test_columns_come_in_chunks_that_make_up_the_range(bench: Bench) -> None:
