@@ -304,7 +304,7 @@ def read_around(world: World, topic: str, number: int) -> list[Shown]:
         try:
             lines = world.read(directory / name).splitlines()
         except OSError as error:
-            if error.errno != errno.EIO or world.trouble or world.died():
+            if error.errno != errno.EIO or errno.EIO in world.trouble or world.died():
                 raise
             told = world.refusals("EIO")
             words = f"{directory.name}: {name} is beside the damage, and is EIO: {told[-1:]}"

@@ -372,7 +372,9 @@ class Oracle:
         shortened = bool(ends) and (hit.end < known.end or min(ends) + MARKERS >= hit.end)
         if not gone and not shortened:
             return
-        known.cut_off = not known.cut
+        # Of a compacted topic records go without a cut too.
+        lost = gone and topic not in self.compacted
+        known.cut_off = not known.cut and bool(lost or hit.end < known.end)
         keys = {known.shown[offset].key for offset in gone}
         for offset in gone:
             line = self.lines.get(known.shown.pop(offset).number)
