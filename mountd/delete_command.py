@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,8 +93,9 @@ def delete_command(where: Path, name: str, yes: bool) -> None:
         _show(parts)
         if not yes and not _agreed(f"Delete {target.title} with {_sum(parts)}?"):
             raise RefusedError("nothing is deleted")
+        before = {each["id"] for each in _deletions(tree)}
         _set(tree, "delete", target, target.name)
-        _show_way_back(where, target, _deletions(tree))
+        _show_way_back(where, target, _deletions(tree), before)
 
 
 def _show(parts: list[_PartitionPart]) -> None:
@@ -131,9 +133,12 @@ def _agreed(question: str) -> bool:
         raise RefusedError("nobody has answered: nothing is deleted; --yes does not ask") from None
 
 
-def _show_way_back(where: Path, target: Target, deletions: list[dict[str, Any]]) -> None:
+def _show_way_back(
+    where: Path, target: Target, deletions: list[dict[str, Any]], before: Container[str]
+) -> None:
     of_target = _deletions_of(target, deletions)
-    if not of_target:
+    if not of_target or of_target[0]["id"] in before:
+        # As on a full disk, where it could not be written down.
         show_line(_OUT, f"{target.name} is deleted, and cannot be taken back")
         return
     newest = of_target[0]
@@ -163,7 +168,8 @@ def undelete_command(where: Path, name: str | None) -> None:
             _list(deletions)
             return
         target, deletion = _found_deleted(name, deletions)
-        _set(tree, "undelete", target, deletion["id"] if target.number is None else target.name)
+        # By name, the store knows whether there was a newer one that cannot be taken back.
+        _set(tree, "undelete", target, deletion["id"] if name == deletion["id"] else target.name)
         show_line(_OUT, f"{target.name} is back")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,24 @@ def test_a_topic_and_one_partition_are_deleted_and_taken_back(backing: Path) -> 
     assert topicfs("undelete", backing, listed[2].split()[0]).exit_code == 0
     assert topics(backing) == {"clicks": [0], "orders": [0, 1]}
     assert "no deletions" in topicfs("undelete", backing).stdout
+
+
+def test_a_deletion_that_could_not_be_written_down_has_no_way_back(
+    backing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """regression: it named the deletion before it"""
+    assert topicfs("delete", backing, "orders", "--yes").exit_code == 0
+    with Store.open(backing) as store:
+        store.create("orders").append(Record(b"newer"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("topicfs.engine.store.deletion.write_atomically", full)
+        done = topicfs("delete", backing, "orders", "--yes")
+    assert done.exit_code == 0
+    assert done.stdout.endswith("orders is deleted, and cannot be taken back\n")
 
 
 def test_an_empty_partition_is_deleted_as_well(backing: Path) -> None:
