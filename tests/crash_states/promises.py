@@ -173,8 +173,13 @@ class History:
     def _sequences(self, found: Seen) -> Iterator[str]:
         shown = [self.sequences.get(value or b"", -1) for _, _, value in found.records.get("t-0", ())]
         gone = {self.sequences.get(record[2] or b"", -1) for _, record in self._removed}
+        # A transaction whose marker was cut off hides what is behind it, also where nothing has crashed.
+        there = {
+            self.sequences.get(value or b"", -1) for _, _, value in self.last.after.records.get("t-0", ())
+        }
+        hidden = {*self.sequences.values()} - there
         last, known = max(shown, default=-1), found.sequences.get("t-0", -1)
-        if known != last and known not in gone:
+        if known != last and known not in gone | hidden:
             yield f"the idempotent producer is known up to {known}, and its records show up to {last}"
 
     def _others(self, found: Seen, disk: _Disk, done: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ IN_RECOVERY_OF_STORES = 10
 def search() -> Iterator[Search]:
     with TemporaryDirectory(prefix="crash-states-", dir=MEMORY if MEMORY.is_dir() else None) as place:
         yield Search(Path(place), random.randrange(1_000_000))
+    # Other tests look at what is logged.
+    logging.disable(logging.NOTSET)
 
 
 def test_no_state_that_a_crash_leaves_breaks_a_promise(
