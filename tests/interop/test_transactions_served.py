@@ -12,6 +12,7 @@ import pytest
 from kafka_broker import Broker, dump, run_tool
 from kafka_clients import consume, transact
 from kafka_topics import topics_of
+from patience import eventually
 
 from topicfs import Record, Store
 from topicfs.engine import batch as batches
@@ -76,6 +77,9 @@ def test_kafkas_dump_tool_reads_the_states(stopped: Path) -> None:
     ]  # fmt: skip
 
 
+EXPECTED = [[b"1", b"3", b"4", b"5", b"7"], [b"2", b"6"]]
+
+
 def test_a_broker_completes_our_transaction_and_goes_on_with_our_id(stopped: Path, tmp_path: Path) -> None:
     # The states are another test's too.
     stopped = shutil.copytree(stopped, tmp_path / "copy")
@@ -85,16 +89,20 @@ def test_a_broker_completes_our_transaction_and_goes_on_with_our_id(stopped: Pat
     (stopped / "metadata").mkdir()
     with Broker.start(logs, stopped / "home", metadata_dir=stopped / "metadata", topics=topics) as broker:
         transact(broker.bootstrap, "t", "ours", [("commit", [Record(b"7")]), ("abort", [Record(b"8")])])
-        found = [[record.value for record in consume(broker.bootstrap, topic)] for topic, _ in KEYS]
+
+        def shown() -> list[list[bytes | None]]:
+            return [[record.value for record in consume(broker.bootstrap, topic)] for topic, _ in KEYS]
+
+        # The broker writes the markers of what it completes in each partition when it comes to it.
+        eventually(lambda: shown() == EXPECTED, f"{EXPECTED} shows")
         listed = run_tool(
             "org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", broker.bootstrap, "list"
         )
-    assert found == [[b"1", b"3", b"4", b"5", b"7"], [b"2", b"6"]]
     rows = {line.split()[0]: line.split()[-1] for line in listed.stdout.splitlines()[1:] if line.strip()}
     assert rows["ours"] == "CompleteAbort"
     with Store.open(stopped / "backing") as store:
         values = [[record.value for record in store.partition(*key).records()] for key in KEYS]
-        assert values == found
+        assert values == EXPECTED
         before = store.transactions.transaction("ours")
         assert before is not None
         assert store.transactions.init_producer("ours", TIMEOUT_MS).epoch > before.epoch
