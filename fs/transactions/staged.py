@@ -143,9 +143,10 @@ class StagedTransactions:
                 self._note_committed(name)
                 return 0
             if self.store.transactions.has_committed(holder):
-                # It was decided before, and could not be completed then.
+                # It was decided before, and could not be completed then: nobody is told that what came into its
+                # directory since is committed.
                 self.store.transactions.discard(name)
-                return 0
+                raise errors.NotFoundError(f"transaction {name} was committed before, and its files are gone")
             found = [parts for parts in self.staging.files((name,)) if not self.is_scratch(parts)]
             files = [self.file_of(parts) for parts in sorted(found) if len(parts) == _OF_RECORDS]
             position_files = sorted(parts for parts in found if len(parts) != _OF_RECORDS)

@@ -11,6 +11,7 @@ import pytest
 from tree_bench import TreeBench, array, lines, tree_bench
 
 from topicfs.engine.transactions import coordinator
+from topicfs.fs import errors
 from topicfs.fs.inbox import topic_inbox
 
 
@@ -22,15 +23,12 @@ def bench(tmp_path: Path) -> Iterator[TreeBench]:
         yield made
 
 
-def lay(bench: TreeBench, directory: str) -> None:
-    """A file for each partition."""
-    bench.files.mkdir(directory, 0o777)
-    for number in range(2):
-        content = b'{"value":"%d","partition":%d}\n' % (number, number)
-        handle = bench.files.create(f"{directory}/t.{number}.jsonl", 0o666, os.O_WRONLY | os.O_CREAT).handle
-        bench.files.write(handle, array(content))
-        bench.files.flush(handle)
-        bench.files.release(handle)
+def put(bench: TreeBench, path: str, content: bytes = b"") -> None:
+    """A new file."""
+    handle = bench.files.create(path, 0o666, os.O_WRONLY | os.O_CREAT).handle
+    bench.files.write(handle, array(content))
+    bench.files.flush(handle)
+    bench.files.release(handle)
 
 
 def refused(*_: object) -> None:
@@ -46,18 +44,16 @@ def test_a_transaction_that_is_committed_again_before_its_markers_are_written_is
 ) -> None:
     bench.files.mkdir("/transactions/a", 0o777)
     for number in range(2):
-        path = f"/transactions/a/t-{number}.txt"
-        handle = bench.files.create(path, 0o666, os.O_WRONLY | os.O_CREAT).handle
-        bench.files.write(handle, array(b"%d\n" % number))
-        bench.files.flush(handle)
-        bench.files.release(handle)
+        put(bench, f"/transactions/a/t-{number}.txt", b"%d\n" % number)
     with monkeypatch.context() as broken:
         broken.setattr(coordinator, "append_end", refused)
         bench.files.rename("/transactions/a", "/transactions/a.commit")
         assert values(bench) == [b"", b""]
         with pytest.raises(OSError, match="as asked for"):
             bench.files.rename("/transactions/a", "/transactions/a.commit")
-    bench.files.rename("/transactions/a", "/transactions/a.commit")
+    put(bench, "/transactions/a/t-0.jsonl", b'{"value":"late"}\n')
+    with pytest.raises(errors.NotFoundError, match="committed before"):
+        bench.files.rename("/transactions/a", "/transactions/a.commit")
     assert values(bench) == [b"0\n", b"1\n"]
     assert "a" not in bench.files.readdir("/transactions")
     lines(bench.views("t", 0).partition, b"behind")
@@ -67,7 +63,9 @@ def test_a_transaction_that_is_committed_again_before_its_markers_are_written_is
 def test_a_batch_whose_files_go_as_another_thread_completes_it_is_there_once(
     bench: TreeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lay(bench, "/topics/t/inbox/b")
+    bench.files.mkdir("/topics/t/inbox/b", 0o777)
+    for number in range(2):
+        put(bench, f"/topics/t/inbox/b/{number}.jsonl", b'{"value":"%d","partition":%d}\n' % (number, number))
     with monkeypatch.context() as broken:
         broken.setattr(coordinator, "append_end", refused)
         success = bench.files.create("/topics/t/inbox/b/_SUCCESS", 0o666, os.O_WRONLY | os.O_CREAT).handle
