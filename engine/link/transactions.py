@@ -70,7 +70,7 @@ class Transactions:
     _stopping  set when the link ends: then nobody waits any more
     _given_up  tells whether the caller waits no longer, as a signal has come for it
     _run       starts a thread that runs a function, under a name
-    _first_look    waits until the cluster was asked once: before that nothing is known to be mirrored
+    _first_look  waits until the cluster was asked once: before that nothing is known to be mirrored
     _coordinators  the coordinators of transactions
     """
 

@@ -66,7 +66,7 @@ class Partitions:
     read_only      whether no file may be changed
     before_look    called with the topic of a partition that is about to be loaded read-only, without any lock
     looked_at      called with each partition that was loaded read-only, before others can use it
-    came           called with each partition that was loaded to be written to, without any lock
+    came           called with each partition that was loaded to be written to, without its slot's lock
     changed        called with the directories of all partitions, where some have come or gone that others made
     _grouped       the partitions of each topic, with the slots that they were made of
     _places        the log directories by their paths, where they are opened read-only

@@ -189,8 +189,8 @@ class KeyWriter(Handle):
         return None if self._failed is not None or self._adds else len(self._content)
 
     def read(self, position: int, into: Bytes) -> int:
-        with self._lock, self._lost_on_error():
-            pass
+        with self._lock:
+            self._await_value()
         part = bytes(self._content[position : position + into.size])
         memoryview(into)[: len(part)] = part
         return len(part)
@@ -242,16 +242,24 @@ class KeyWriter(Handle):
         if self._failed is not None:
             raise self._failed
         try:
-            if self._adds:
-                value = self._setter.last_value()
-                self._content = bytearray(value or b"")
-                self._adds, self._emptied = False, self._emptied and value is None
+            self._take_value()
             yield
         except (EngineError, OSError) as error:
             self._changed = self._emptied = False
             self._failed = error
             self._end_pending()
             raise
+
+    def _await_value(self) -> None:
+        """Have the content begin with the key's value, where it is to be kept. The caller holds the lock."""
+        with self._lost_on_error():
+            self._take_value()
+
+    def _take_value(self) -> None:
+        if self._adds:
+            value = self._setter.last_value()
+            self._content = bytearray(value or b"")
+            self._adds, self._emptied = False, self._emptied and value is None
 
     def flush(self) -> None:
         if not (self._changed or self._emptied or self._failed):
@@ -282,9 +290,8 @@ class KeyWriter(Handle):
             writers.note_last_close(self)
         with self._lock:
             try:
-                if self._adds and self._emptied:
-                    with self._lost_on_error():
-                        pass
+                if self._emptied:
+                    self._await_value()
                 if self._changed or self._emptied:
                     self._set()
             except (EngineError, OSError) as error:
