@@ -49,26 +49,36 @@ def main() -> int:
         return 1 if outcome.label else 0
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"torture with SEED={seed}", flush=True)
-    until = time.monotonic() + given.minutes * 60
+    return torture(seed, given)
+
+
+def torture(seed: int, given: argparse.Namespace) -> int:
+    """Run one after the other, and tell the totals at the end, also where somebody ends it."""
+    begin = time.monotonic()
     done: Counter[str] = Counter()
     runs = lines = failed = 0
-    while time.monotonic() < until:
-        chance = random.Random(f"{seed}/{runs}")
-        environment = given.environment or chance.choice(list(ENVIRONMENTS))
-        drawn = draw(chance, environment, given.rows)
-        outcome = run(drawn)
-        runs += 1
-        done += outcome.done
-        lines += outcome.lines
-        if outcome.label is not None:
-            print(f"run {runs - 1} of seed {seed}, on {drawn[0]}: {told(outcome)}", flush=True)
-            found(given.found, f"{seed}-{runs - 1}", drawn, outcome, 0 if given.no_shrinking else SHRINKING_S)
-            failed += 1
-            if not given.keep_going:
-                break
-    print(f"{runs} runs, {done.total()} steps, {lines} lines, {failed} failed")
-    for name, count in sorted(done.items()):
-        print(f"  {count:7} {name}")
+    try:
+        while time.monotonic() < begin + given.minutes * 60:
+            chance = random.Random(f"{seed}/{runs}")
+            environment = given.environment or chance.choice(list(ENVIRONMENTS))
+            drawn = draw(chance, environment, given.rows)
+            outcome = run(drawn)
+            runs += 1
+            done += outcome.done
+            lines += outcome.lines
+            if outcome.label is not None:
+                print(f"run {runs - 1} of seed {seed}, on {drawn[0]}: {told(outcome)}", flush=True)
+                limit_s = 0 if given.no_shrinking else SHRINKING_S
+                found(given.found, f"{seed}-{runs - 1}", drawn, outcome, limit_s)
+                failed += 1
+                if not given.keep_going:
+                    break
+    finally:
+        minutes = (time.monotonic() - begin) / 60
+        print(f"{runs} runs, {done.total()} steps, {lines} lines in {minutes:.0f} minutes, {failed} failed")
+        for name, count in sorted(done.items()):
+            print(f"  {count:7} {name}")
+        sys.stdout.flush()
     return 1 if failed else 0
 
 
