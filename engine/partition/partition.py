@@ -206,6 +206,10 @@ class Partition:
             lambda snapshot: timestamps.find(snapshot, self.log.epochs, timestamp, isolation)
         )
 
+    def first_shown_at(self, timestamp: int) -> timestamps.Found | None:
+        """Return the first record that readers see and that is not earlier."""
+        return self.log.with_snapshot(lambda snapshot: timestamps.first_shown(snapshot, timestamp))
+
     def first_offset_at(self, timestamp: int) -> int:
         """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
         record."""

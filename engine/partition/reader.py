@@ -150,9 +150,7 @@ def read_batches(
                 stop = stop if last is None else min(stop, last[0])
             for buffer, table in segment.log.batches(found[0], stop):
                 origin = int(table[0, POSITION])
-                kept = table[(table[:, BASE_OFFSET] < end) & (table[:, ATTRIBUTES] & CONTROL == 0)]
-                if isolation == Isolation.COMMITTED and len(kept):
-                    kept = _without_aborted(segments, segment, kept)
+                kept = shown(segments, segment, table[table[:, BASE_OFFSET] < end], isolation)
                 if len(kept):
                     yield buffer, kept, origin
                 if table[-1, LAST_OFFSET] >= end:
@@ -184,15 +182,17 @@ def read_record(snapshot: Snapshot, offset: int, isolation: Isolation) -> Record
     if segment is None or found is None or found[2] > offset or offset >= snapshot.limit(isolation):
         return None
     buffer, row = segment.log.batch_at(found[0], found[1])
-    if row[ATTRIBUTES] & CONTROL:
-        return None
-    if isolation == Isolation.COMMITTED and not len(_without_aborted(segments, segment, row.reshape(1, -1))):
+    if not len(shown(segments, segment, row.reshape(1, -1), isolation)):
         return None
     return batches.record_at(buffer, row, offset)
 
 
-def _without_aborted(segments: Segments, segment: Segment, table: Longs) -> Longs:
-    return without_aborted(table, lambda start, end: aborted_between(segments, segment, start, end))
+def shown(segments: Segments, segment: Segment, table: Longs, isolation: Isolation) -> Longs:
+    """Return the batches of a segment that are no markers and, with Isolation.COMMITTED, of no aborted transaction."""
+    kept: Longs = table[table[:, ATTRIBUTES] & CONTROL == 0]
+    if isolation != Isolation.COMMITTED or not len(kept):
+        return kept
+    return without_aborted(kept, lambda start, end: aborted_between(segments, segment, start, end))
 
 
 def read_columns(snapshot: Snapshot, start: int, end: int, isolation: Isolation) -> Iterator[Columns]:

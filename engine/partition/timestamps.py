@@ -6,6 +6,9 @@
 -4  earliest on this machine: the start offset, as nothing is stored elsewhere
 -5  latest that is stored elsewhere: none, as nothing is stored elsewhere
 ≥0  the first record that is not earlier
+
+A broker's look-up, which `find` is, may lead to a marker or to an aborted record. What views and Spark read begins and
+ends at records that are shown: `first_shown`.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from topicfs.engine import batch as batches
+from topicfs.engine.batch.table import Longs
 from topicfs.engine.kernels.scan import LEADER_EPOCH, MAX_TIMESTAMP
 from topicfs.engine.partition.epochs import LeaderEpochs
 from topicfs.engine.partition.offsets import Isolation
-from topicfs.engine.partition.reader import check_end
+from topicfs.engine.partition.reader import check_end, shown
 from topicfs.engine.partition.snapshot import Snapshot
 from topicfs.engine.record import MAX_INT64, NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.segment import Segment
@@ -62,9 +66,12 @@ def find(snapshot: Snapshot, epochs: LeaderEpochs, timestamp: int, isolation: Is
     return found if found is not None and found.offset < limit else None
 
 
-def first_in(snapshot: Snapshot, segment: Segment, timestamp: int) -> Found | None:
-    """Return the first record of a segment, from the start offset on, that is not earlier than `timestamp`."""
-    record = segment.finder.offset_by_timestamp(timestamp, snapshot.start)
+def first_in(
+    snapshot: Snapshot, segment: Segment, timestamp: int, among: Callable[[Longs], Longs] = lambda rows: rows
+) -> Found | None:
+    """Return the first record of a segment, from the start offset on, that is not earlier than `timestamp`. `among`
+    leaves out batches that do not count."""
+    record = segment.finder.offset_by_timestamp(timestamp, snapshot.start, among)
     batch = None if record is None else segment.position_of(record[1])
     if record is None or batch is None:
         return None
@@ -72,19 +79,30 @@ def first_in(snapshot: Snapshot, segment: Segment, timestamp: int) -> Found | No
     return Found(*record)
 
 
-def first_offset(snapshot: Snapshot, timestamp: int) -> int:
-    """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
-    record."""
+def first_shown(snapshot: Snapshot, timestamp: int) -> Found | None:
+    """Return the first record that readers see and that is not earlier."""
     if timestamp > MAX_INT64:
-        return snapshot.stable
+        return None
     segments = snapshot.segments
     first = segments.first_not_before(timestamp)
     found = first_of(
         () if first is None else segments.from_base(first.base_offset),
         lambda segment: segment.largest_timestamp >= timestamp,
-        lambda segment: first_in(snapshot, segment, timestamp),
+        lambda segment: first_in(
+            snapshot,
+            segment,
+            timestamp,
+            lambda rows: shown(segments, segment, rows, Isolation.COMMITTED),
+        ),
     )
-    return snapshot.stable if found is None else min(found.offset, snapshot.stable)
+    return found if found is not None and found.offset < snapshot.stable else None
+
+
+def first_offset(snapshot: Snapshot, timestamp: int) -> int:
+    """Return the offset of the first record that is not earlier. It is the stable offset if readers see no such
+    record."""
+    found = first_shown(snapshot, timestamp)
+    return snapshot.stable if found is None else found.offset
 
 
 def first_of(
@@ -93,7 +111,8 @@ def first_of(
     """Return what is found in the first segment that has a record not earlier than some time.
 
     A segment may seem to reach that time and have no such record: the record lies below the start offset, or
-    compaction has removed every record of the batch. A broker's look-up ends there, and so does `find`."""
+    compaction has removed every record of the batch, or the batch is a marker. A broker's look-up ends there, and so
+    does `find`."""
     found = (look(segment) for segment in segments if may_reach(segment))
     return next((each for each in found if each is not None), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -210,19 +210,21 @@ class Finder:
 
     # -- times, by the time index ----------------------------------------------------------------------
 
-    def offset_by_timestamp(self, timestamp: int, start_offset: int) -> tuple[int, int, int] | None:
+    def offset_by_timestamp(
+        self, timestamp: int, start_offset: int, among: Callable[[Longs], Longs] = lambda rows: rows
+    ) -> tuple[int, int, int] | None:
         """Return the first record that is neither earlier than `timestamp` nor below `start_offset`: its timestamp,
-        its offset, and its batch's leader epoch."""
+        its offset, and its batch's leader epoch. `among` leaves out batches that do not count."""
         found = self.position_of(max(self._timed(timestamp), start_offset))
         if found is None:
             return None
         for buffer, table in self.log.batches(found[0], chunk=_CHECKED_CHUNK):
-            for row in np.flatnonzero(table[:, MAX_TIMESTAMP] >= timestamp).tolist():
-                self.log.check_fitting(table[row : row + 1])
-                origin = int(table[0, POSITION])
-                record = first_record_at_or_after(buffer, table[row], timestamp, start_offset, origin)
+            origin = int(table[0, POSITION])
+            for row in among(table[table[:, MAX_TIMESTAMP] >= timestamp]):
+                self.log.check_fitting(row.reshape(1, -1))
+                record = first_record_at_or_after(buffer, row, timestamp, start_offset, origin)
                 if record is not None:
-                    return *record, int(table[row, LEADER_EPOCH])
+                    return *record, int(row[LEADER_EPOCH])
         self._check_not_cut()
         return None
 

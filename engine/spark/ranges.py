@@ -13,7 +13,7 @@ from topicfs.engine.unlocked.files import Files, offset_index, time_index
 from topicfs.engine.unlocked.offset_range import OffsetRange
 from topicfs.engine.unlocked.partitions import TopicPartition, while_files_change
 from topicfs.engine.unlocked.place import Place
-from topicfs.engine.unlocked.planning import with_aborted
+from topicfs.engine.unlocked.planning import range_of, with_aborted
 
 TASK_BYTES: Final = 128 * 1024 * 1024
 """Bytes of a log that one task reads, unless `minPartitions` asks for more tasks. Spark reads as much of a file."""
@@ -86,12 +86,14 @@ def _offset(partition: TopicPartition, key: Key, limit: Limit, name: str, late_i
 
 
 def first_at(partition: TopicPartition, timestamp: int) -> int | None:
-    """Return the first offset with a record that is not earlier, or None. The result is exact: see `Segment`."""
+    """Return the first offset with a record that readers see and that is not earlier, or None. The result is exact: see
+    `Segment`."""
     # These imports load the kernels.
     from topicfs.engine.partition.timestamps import first_of  # noqa: PLC0415
     from topicfs.engine.unlocked.scan import offset_by_timestamp  # noqa: PLC0415
 
     files, bounds = partition.files, partition.bounds
+    whole = range_of(partition, bounds.start, bounds.end)
     reached = first_of(
         [
             place
@@ -99,7 +101,7 @@ def first_at(partition: TopicPartition, timestamp: int) -> int | None:
             if base < bounds.end and files.end_of(place, bounds.end) > bounds.start
         ],
         lambda place: may_reach(files, place, timestamp),
-        lambda place: offset_by_timestamp(files.directory, files.bases[place], timestamp, bounds.start),
+        lambda place: offset_by_timestamp(files.directory, files.bases[place], timestamp, whole),
     )
     return reached if reached is not None and reached < bounds.end else None
 

@@ -185,9 +185,16 @@ def _looked_at(directory: Path, base: int, look: Callable[[Segment], T]) -> tupl
     raise CorruptSegmentError(f"{directory}: segment {base} was replaced {_TRIES} times while it was opened")
 
 
-def offset_by_timestamp(directory: Path, base: int, timestamp: int, start: int) -> int | None:
-    """Return the first offset of a segment, from `start` on, with a record that is not earlier, or None."""
-    looked = _looked_at(directory, base, lambda segment: segment.finder.offset_by_timestamp(timestamp, start))
+def offset_by_timestamp(directory: Path, base: int, timestamp: int, part: OffsetRange) -> int | None:
+    """Return the first offset of a range, in a segment, with a record that readers see and that is not earlier, or
+    None."""
+    looked = _looked_at(
+        directory,
+        base,
+        lambda segment: segment.finder.offset_by_timestamp(
+            timestamp, part.start, lambda rows: visible(rows, part, part.end)
+        ),
+    )
     if looked is None:
         return None
     segment, found = looked

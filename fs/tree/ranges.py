@@ -274,7 +274,7 @@ def periods(views: PartitionViews, start: int, end: int | None, length: int) -> 
     if latest is None:
         return
     while start <= MAX_INT64 and (end is None or start < end):
-        found = views.partition.offset_for_timestamp(start)
+        found = views.partition.first_shown_at(start)
         if (
             found is None
             or (end is not None and found.timestamp >= end)

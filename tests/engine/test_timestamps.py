@@ -93,6 +93,23 @@ def test_records_behind_what_a_reader_sees_are_not_found(bench: Bench) -> None:
     assert [offset_at(partition, NOW + 4, isolation) for isolation in Isolation] == [4, 4, None]
 
 
+def test_what_readers_see_at_a_time_is_no_marker_and_no_aborted_record(bench: Bench) -> None:
+    """regression: of records of years ago, in transactions, a range of time ended at the first marker"""
+    partition = bench.open()
+    for producer, time, commit in ((1, NOW - 900, True), (2, NOW - 100, False), (3, NOW - 800, True)):
+        partition.append_batch(batch(2, producer=producer, transactional=True, timestamp=time))
+        partition.end_transaction(producer, 0, commit)
+        partition.roll()
+    at_times(partition, NOW - 700, NOW + 5)
+    assert [offset_at(partition, NOW - at) for at in (900, 850, 800)] == [0, 2, 2]
+    expected = {900: 0, 850: 6, 750: 9, 650: 10}
+    assert {at: partition.first_offset_at(NOW - at) for at in expected} == expected
+    shown = partition.first_shown_at(NOW - 850)
+    assert shown == Found(NOW - 800, 6, 0)
+    assert partition.first_shown_at(NOW + 6) is None
+    assert partition.first_offset_at(NOW + 6) == partition.stable_offset == 11
+
+
 def test_without_timestamps_the_time_of_the_file_decides_and_no_record_matches(bench: Bench) -> None:
     partition = bench.open()
     at_times(partition, -1, -1)

@@ -195,7 +195,6 @@ class Agreement:
         self.systems = _SYSTEMS
         self.with_files = [system for system in _SYSTEMS if system.files is not None]
         self.models = [Model() for _ in range(PARTITIONS)]
-        self.markers: list[dict[int, int]] = [{} for _ in range(PARTITIONS)]
         self.writers: list[Writer] = []
         # Of each partition: whose record waits, and whether it is a plain line, which has the time of its batch.
         self.queues: list[list[tuple[Writer, bool, Record]]] = [[] for _ in range(PARTITIONS)]
@@ -481,7 +480,6 @@ class Agreement:
             assert self._all("end", self._name(partition), producer, commit) == [model.end] * len(
                 self.systems
             )
-            self.markers[partition][model.end] = self.now
             model.append(Batch(model.end, model.end, (), producer, 0, kind=COMMIT if commit else ABORT))
 
     # -- other changes --------------------------------------------------------------------------------
@@ -542,14 +540,11 @@ class Agreement:
         return rendered(fmt, found, self.topic, partition)
 
     def _first_at(self, partition: int, timestamp: int) -> int:
-        """The first offset that is not earlier, also that of a marker or of an aborted record."""
+        """The first offset of a record that shows and is not earlier."""
         model = self.models[partition]
-        dated = [(offset, at) for offset, at in self.markers[partition].items()]
-        dated += [
-            (record.offset, record.timestamp or 0) for batch in model.batches for record in batch.records
-        ]
+        shown = model.records(model.start, model.stable(), committed=True)
         return min(
-            (o for o, at in dated if model.start <= o < model.stable() and at >= timestamp),
+            (record.offset for record in shown if (record.timestamp or 0) >= timestamp),
             default=model.stable(),
         )
 
