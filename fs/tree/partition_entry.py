@@ -61,7 +61,7 @@ def partition_mtime(views: PartitionViews) -> int:
     known = views.written
     if known is None or known[0] is not active or known[1] != size:
         try:
-            known = views.written = active, size, status_of(active).st_mtime_ns
+            known = views.written = active, size, written_ns(views, active)
         except errors.NotFoundError:
             if log.is_closed:
                 raise
@@ -76,12 +76,24 @@ def offset_xattrs(views: PartitionViews) -> dict[str, bytes]:
     return range_xattrs(now.start, now.stable)
 
 
-def status_of(segment: Segment) -> os.stat_result:
-    """Return what stat reports of a segment's `.log`. NotFoundError if it was removed."""
+def written_ns(views: PartitionViews, segment: Segment) -> int:
+    """Return when a segment's `.log` was written, in nanoseconds. NotFoundError if it was removed.
+
+    A segment that is sealed within a millisecond is dated behind the one before it, perhaps a moment ahead of the
+    kernel's clock. The active one, which is written next, is no earlier than that."""
+    written = _written_ns(segment)
+    if written is None:
+        raise errors.NotFoundError(f"segment {segment.base_offset} was removed")
+    segments = views.partition.log.snapshot.segments
+    before = segments.lower(segment.base_offset) if segments.last is segment else None
+    return max(written, 0 if before is None else _written_ns(before) or 0)
+
+
+def _written_ns(segment: Segment) -> int | None:
     try:
-        return os.stat(segment.log.path)
+        return os.stat(segment.log.path).st_mtime_ns
     except FileNotFoundError:
-        raise errors.NotFoundError(f"segment {segment.base_offset} was removed") from None
+        return None
 
 
 def range_xattrs(first: int, end: int, max_timestamp: int | None = None) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from topicfs.fs.entry import Directory, Entry, Handle, refuse_writing, version_o
 from topicfs.fs.formats import Format
 from topicfs.fs.selections import base_name, parse_sealed, sealed_name
 from topicfs.fs.tree.parquet import PARQUET, ParquetDirectory
-from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs, status_of
+from topicfs.fs.tree.partition_entry import PartitionEntry, range_xattrs, written_ns
 from topicfs.fs.views.handle import ViewHandle
 from topicfs.fs.views.partition_views import PartitionViews
 from topicfs.fs.views.view import View
@@ -67,7 +67,7 @@ class OfSegment(PartitionEntry):
             raise errors.NotFoundError(f"segment {self.segment.base_offset} was removed") from None
 
     def mtime_ns(self) -> int:
-        return status_of(self.segment).st_mtime_ns
+        return written_ns(self.views, self.segment)
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ import logging
 import re
 import subprocess
 import sys
+import time
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,9 @@ SECONDS_MOST: Final = 10
 """So long one input may take, and so much memory the process, in MiB."""
 
 MEMORY_MOST: Final = 2048
+BOUT_S: Final = 90
+"""So long one process searches: watching the code takes some kilobytes for each input, and never gives them back."""
+
 _MARKS: Final = 4096
 _VARYING: Final = re.compile(r"'.*'|\".*\"|[0-9]|/tmp/[^:]*")
 """What in a refusal is of the bytes, and not of their kind."""
@@ -95,14 +99,24 @@ def _nothing() -> None:
 
 
 def run(name: str, seconds: int, room: Path) -> tuple[int, str]:
-    """Search for so long, in a process of its own, and keep the best of what it has found. Return the number of inputs,
-    and the end of what it said where it has found a fault, else nothing."""
+    """Search for so long, and keep the best of what it has found. Return the number of inputs, and the end of what it
+    said where it has found a fault, else nothing."""
     from fuzz_targets import TARGETS  # noqa: PLC0415 - it loads the engine
 
     corpus = room / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate((*TARGETS[name][1], *kept(name))):
         (corpus / f"kept-{number}").write_bytes(data)
+    end, inputs, words = time.monotonic() + seconds, 0, ""
+    while not words and (left_s := round(end - time.monotonic())) > 0:
+        count, words = _search_for(name, min(left_s, BOUT_S), room)
+        inputs += count
+    return inputs, words
+
+
+def _search_for(name: str, seconds: int, room: Path) -> tuple[int, str]:
+    """Search in a process of its own, which goes on with what the one before has kept."""
+    corpus = room / name
     command = [
         sys.executable, str(HERE), "--search", name, str(corpus), f"-max_len={LONGEST}", f"-timeout={SECONDS_MOST}",
         f"-rss_limit_mb={MEMORY_MOST}", f"-max_total_time={seconds}", f"-artifact_prefix={room}/{name}-",

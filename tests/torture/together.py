@@ -255,7 +255,7 @@ def make_again(world: World, numbers: Numbers) -> None:
     back in between."""
     topic = "again"
     directory = world.served / "topics" / topic
-    back = numbers.below(3) == 2
+    back = numbers.below(3) == 2 and world.has_records(topic)
     if not world.counts[topic]:
         with world.attempt(()):
             world.make(topic, TOPICS[topic][0])

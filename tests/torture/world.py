@@ -53,7 +53,9 @@ PIECE: Final = 100_000
 SPARE: Final = (4 << 20, 16 << 20, 64 << 20)
 """Memory that a daemon may have beside what it has at its start, in bytes."""
 
-TRACEBACK: Final = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*(.*)", re.MULTILINE)
+TRACEBACK: Final = re.compile(r"^Traceback .*\n(?:[ \t].*\n)*(\S.*)\n", re.MULTILINE)
+"""A traceback in a log, and its last line. One that is being written has none yet."""
+
 NO_MEMORY: Final = re.compile(
     r"MemoryError|Errno 12\]|can't start new thread|failed to map segment|[Cc]annot allocate memory"
 )
@@ -179,20 +181,22 @@ class World:
         link = () if self.far is None else self.far.options
         self.damage.before_start(self.served.backing, len(self.served.said()))
         self.served.start(*link, *(word for option in OPTIONS for word in ("-o", option)))
-        self.trouble.clear()
+        self.trouble = {errno.ENOSPC} if self.filler.exists() else set()
         for topic, count in self.counts.items():
             # Whether a topic is there whose making or deletion was cut short nobody has said.
             if topic in self.deleting:
-                with suppress(OSError):
-                    undelete(self.served / "topics" / topic)
-                self.damage.taken_back(self.incarnation(topic))
+                self.take_back(topic)
             there = sum((self.served / f"{topic}-{number}").exists() for number in range(TOPICS[topic][0]))
-            whole = there >= count or topic not in self.deleting
+            whole = there >= count or topic not in self.deleting or not self.has_records(topic)
             promise(
                 "G4",
                 whole,
                 f"{topic} has {there} partitions when its deletion, that was cut short, is taken back",
             )
+            if topic in self.deleting and there < count:
+                with self.attempt((), errno.ENOENT):
+                    delete(self.served / "topics" / topic)
+                there = 0
             if count and not there:
                 self.renew(topic)
             self.counts[topic] = there
@@ -217,6 +221,19 @@ class World:
         self.incarnations[topic] = self.incarnations.get(topic, 0) + 1
         self.counts[topic] = 0
 
+    def has_records(self, topic: str) -> bool:
+        """Whether a topic has had records. The deletion of one without any is not what is taken back by its name."""
+        return any(
+            self.oracle.known(self.incarnation(topic), number).end for number in range(TOPICS[topic][0])
+        )
+
+    def take_back(self, topic: str) -> None:
+        """Take the deletion of a topic back, if it can be."""
+        if self.has_records(topic):
+            with suppress(OSError):
+                undelete(self.served / "topics" / topic)
+            self.damage.taken_back(self.incarnation(topic))
+
     def gone_if_missing(self, topic: str) -> None:
         """After a deletion that was taken back the topic is there. One that has failed may have taken part of it,
         which can be taken back; what a full or broken disk does not give back is made again."""
@@ -225,9 +242,7 @@ class World:
         partitions = [self.served / f"{topic}-{number}" for number in range(TOPICS[topic][0])]
         with self.attempt(()):
             if not all(each.exists() for each in partitions) and self.trouble:
-                with suppress(OSError):
-                    undelete(self.served / "topics" / topic)
-                self.damage.taken_back(self.incarnation(topic))
+                self.take_back(topic)
             if all(each.exists() for each in partitions):
                 return
             promise("G4", self.trouble, f"{topic} is not there, though its deletion was taken back")
@@ -307,14 +322,19 @@ class World:
             assert time.monotonic() < end, "the file system under BACKING stays in use"
             time.sleep(0.02)
 
+    @property
+    def filler(self) -> Path:
+        """The file that takes up all room."""
+        return self.served.backing / "filler"
+
     def room(self) -> None:
         """Give back the room that a step has taken."""
-        (self.served.backing / "filler").unlink(missing_ok=True)
+        self.filler.unlink(missing_ok=True)
         self.trouble.discard(errno.ENOSPC)
 
     def no_room(self) -> None:
         """Take up all room."""
-        fill(self.served.backing / "filler")
+        fill(self.filler)
         self.trouble.add(errno.ENOSPC)
 
     def little_memory(self) -> None:
@@ -508,7 +528,8 @@ class World:
                     if self.dying(error):
                         return
                     told = errno.errorcode.get(error.errno or 0)
-                    known = error.errno in {errno.EIO, errno.ENOMEM} & self.trouble
+                    # Where not even a callback can begin, libfuse answers with what lies in its place.
+                    known = self.is_limited or error.errno in {errno.EIO, errno.ENOMEM} & self.trouble
                     promise(
                         "E11",
                         known,
