@@ -191,7 +191,11 @@ class Damage:
         said = world.served.said()[self.begun :]
         name = wounds[0].name if wounds else topic
         told = re.search(rf" (WARNING|ERROR) .*{re.escape(name)}", said)
-        promise("log", told, f"records of {name} were cut off, and the log says nothing: {said[-2000:]}")
+        promise(
+            "log",
+            told or not world.can_tell,
+            f"records of {name} were cut off, and the log says nothing: {said[-2000:]}",
+        )
 
 
 def checkpoint(file: Path) -> dict[str, int]:
@@ -310,7 +314,7 @@ def read_around(world: World, topic: str, number: int) -> list[Shown]:
             words = f"{directory.name}: {name} is beside the damage, and is EIO: {told[-1:]}"
             # E12 and E16 say where the damage ends.
             promise("E11", is_hit, words)
-            promise("E11", told, f"{name} is EIO, and the log says nothing")
+            promise("E11", told or not world.can_tell, f"{name} is EIO, and the log says nothing")
             hidden.append(part)
             continue
         texts += lines

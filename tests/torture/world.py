@@ -541,6 +541,11 @@ class World:
                 self.oracle.settle(self.incarnation(topic), range(count))
         self.check_log()
 
+    @property
+    def can_tell(self) -> bool:
+        """Whether there is room for a line in the daemon's log."""
+        return errno.ENOSPC not in self.trouble
+
     def refusals(self, name: str | None) -> list[str]:
         """The lines of the daemon's log that tell of errors with this name."""
         return [line for line in self.served.said().splitlines() if f" {name}: " in line]
