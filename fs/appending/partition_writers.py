@@ -18,7 +18,7 @@ from topicfs.fs.appending.write_behind import WriteBehind
 if TYPE_CHECKING:
     from topicfs.fs.appending.handle import AppendHandle
 
-CLOSE_GRACE: Final = 0.1
+CLOSE_GRACE: Final = 0.5
 """Seconds that a reader waits for a close to finish: the kernel reports the last close after close(2) has returned."""
 
 
