@@ -216,6 +216,19 @@ def test_a_query_begins_and_ends_where_it_says(two: Logs) -> None:
     assert offsets(two, **late) == [[25, 40], []]
 
 
+def test_a_time_leads_to_no_marker_and_to_no_aborted_record(log: Logs) -> None:
+    """regression: of records of years ago, in transactions, a query ended at the first marker"""
+    partition = log.create("t")
+    for turn, commit in enumerate((True, False, True)):
+        records = [Record(b"v", timestamp=NOW - 900 + 100 * turn)] * 2
+        partition.append(records, Producer(turn + 1, 0, 0, True))
+        partition.end_transaction(turn + 1, 0, commit)
+    assert offsets(log, endingTimestamp=NOW - 850) == [[0, 2], []]
+    assert offsets(log, startingTimestamp=NOW - 850) == [[6, 8], []]
+    found = [row[4] for row in log.found(endingTimestamp=NOW - 650)]
+    assert found == [0, 1, 6, 7]
+
+
 def test_start_offsets_are_followed(two: Logs) -> None:
     two.store.partition("t", 0).delete_records(17)
     two.reopen()
