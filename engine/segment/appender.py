@@ -13,6 +13,7 @@ from topicfs.engine.errors import CorruptSegmentError, RecordBatchTooLargeError,
 from topicfs.engine.kernels.scan import MAX_TIMESTAMP
 from topicfs.engine.record import MAX_INT32, MAX_INT64
 from topicfs.engine.segment.allocation import allocate, release_behind
+from topicfs.engine.segment.dates import NO_DATES
 from topicfs.engine.segment.descriptors import Buffer, cut_file, write_exactly
 from topicfs.engine.segment.finder import Finder, mending
 from topicfs.engine.segment.indexer import Entries, Indexer
@@ -178,6 +179,7 @@ class Appender:
             os.ftruncate(opened.fd, position)
             opened.is_dirty = True
         self._indexer.since = 0
+        self.finder.dates = NO_DATES
         if position == 0:
             self.log.first = None
         known = self.finder.time_index.last_entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.scan import BASE_OFFSET, LAST_OFFSET, LEADER_EPOCH, MAX_TIMESTAMP, POSITION, SIZE
 from topicfs.engine.record import MAX_INT64, NO_OFFSET, NO_TIMESTAMP
 from topicfs.engine.segment.batch_file import CHUNK, BatchFile, Found, Latest
+from topicfs.engine.segment.dates import NO_DATES
 from topicfs.engine.segment.index_repair import latest_behind, remade, resume
 from topicfs.engine.segment.offset_index import OffsetIndex
 from topicfs.engine.segment.time_index import TimeIndex
@@ -45,6 +47,7 @@ class Finder:
     time_index    leads from a time to an offset
     interval      bytes between index entries
     largest       (largest timestamp, last offset of the batch that holds it), None until needed
+    dates         what is known of the times of records alone
     is_growing    whether an appender uses the indexes
     mended        whether the indexes were rebuilt from the log, because they did not fit it
     doubted       whether they must be rebuilt when the segment is sealed: until then an appender uses them
@@ -57,6 +60,7 @@ class Finder:
         "_dated",
         "_lost",
         "_step",
+        "dates",
         "doubted",
         "interval",
         "is_growing",
@@ -75,6 +79,7 @@ class Finder:
         self.time_index = time_index
         self.interval = interval
         self.largest: Latest | None = None
+        self.dates = NO_DATES
         self.is_growing = self.mended = self.doubted = False
         self._dated: frozenset[int] = frozenset()
         self._lost = NO_OFFSET
@@ -211,22 +216,38 @@ class Finder:
     # -- times, by the time index ----------------------------------------------------------------------
 
     def offset_by_timestamp(
-        self, timestamp: int, start_offset: int, among: Callable[[Longs], Longs] = lambda rows: rows
+        self, timestamp: int, start_offset: int, among: Callable[[Longs], Longs] | None = None
     ) -> tuple[int, int, int] | None:
         """Return the first record that is neither earlier than `timestamp` nor below `start_offset`: its timestamp,
-        its offset, and its batch's leader epoch. `among` leaves out batches that do not count."""
+        its offset, and its batch's leader epoch. `among` leaves out markers, and other batches that do not count."""
         found = self.position_of(max(self._timed(timestamp), start_offset))
         if found is None:
             return None
-        for buffer, table in self.log.batches(found[0], chunk=_CHECKED_CHUNK):
+        for buffer, table in self._reaching(timestamp, found[0], among is not None):
             origin = int(table[0, POSITION])
-            for row in among(table[table[:, MAX_TIMESTAMP] >= timestamp]):
+            rows = table[table[:, MAX_TIMESTAMP] >= timestamp]
+            for row in rows if among is None else among(rows):
                 self.log.check_fitting(row.reshape(1, -1))
                 record = first_record_at_or_after(buffer, row, timestamp, start_offset, origin)
                 if record is not None:
                     return *record, int(row[LEADER_EPOCH])
         self._check_not_cut()
         return None
+
+    def _reaching(
+        self, timestamp: int, position: int, without_markers: bool
+    ) -> Iterator[tuple[Bytes, Longs]]:
+        """Yield batches from a position on. `without_markers` only the first chunk of those in which all records are
+        earlier is among them: it holds the record, unless a marker has led there."""
+        if without_markers:
+            for buffer, table in self.log.batches(position, chunk=_CHECKED_CHUNK):
+                yield buffer, table
+                position = int(table[-1, POSITION] + table[-1, SIZE])
+                break
+            with suppress(CorruptError):
+                self.dates = dates = self.dates.extended(self.log)
+                position = max(position, dates.position_at(timestamp))
+        yield from self.log.batches(position, chunk=_CHECKED_CHUNK)
 
     def _timed(self, timestamp: int) -> int:
         """Return an offset up to which every record is earlier, by entries of the time index that fit the log."""

@@ -13,6 +13,7 @@ from topicfs.engine.kernels.search import rising_rows
 from topicfs.engine.record import MAX_INT32, NO_TIMESTAMP
 from topicfs.engine.segment.allocation import is_allocated_behind, release_behind
 from topicfs.engine.segment.appender import Appender
+from topicfs.engine.segment.dates import NO_DATES
 from topicfs.engine.segment.descriptors import cut_file
 from topicfs.engine.segment.finder import Finder
 from topicfs.engine.segment.indexer import Indexer
@@ -86,6 +87,7 @@ def hide(finder: Finder) -> None:
 
 def _forget_times(finder: Finder) -> None:
     finder.largest = (NO_TIMESTAMP, finder.log.base_offset)
+    finder.dates = NO_DATES
     finder.log.first = None
 
 

@@ -6,6 +6,7 @@ Not here: -6, which is about tiered storage; an unknown negative number is an er
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import pytest
 from partition_bench import NOW, Bench, batch
@@ -108,6 +109,42 @@ def test_what_readers_see_at_a_time_is_no_marker_and_no_aborted_record(bench: Be
     assert shown == Found(NOW - 800, 6, 0)
     assert partition.first_shown_at(NOW + 6) is None
     assert partition.first_offset_at(NOW + 6) == partition.stable_offset == 11
+
+
+def test_records_that_are_older_than_markers_are_found_without_a_scan(bench: Bench) -> None:
+    """regression: a marker's time is later than that of each record, so the index told nothing of them"""
+    partition = bench.open()
+
+    def import_old(first: int, count: int) -> None:
+        for at in range(first, first + count):
+            records = [Record(bytes(90_000), timestamp=NOW - 10_000 + at)] * 2
+            partition.append(records, Producer(1, 0, 2 * at, True))
+            partition.end_transaction(1, 0, True)
+
+    def first_at(at: int) -> int:
+        return partition.first_offset_at(NOW - 10_000 + at)
+
+    import_old(0, 30)
+    assert [first_at(at) for at in (0, 3, 15, 29)] == [0, 9, 45, 87]
+    assert first_at(30) == partition.stable_offset == 90
+    import_old(30, 5)
+    assert [first_at(at) for at in (3, 29, 30, 34)] == [9, 87, 90, 102]
+    read: list[int] = []
+    log = partition.log.chain.active.log
+    fill = log.fill
+
+    def counted(position: int, into: memoryview) -> None:
+        read.append(len(into))
+        fill(position, into)
+
+    with mock.patch.object(type(log), "fill", lambda _, *rest: counted(*rest)):
+        assert first_at(33) == 99
+    assert sum(read) < 2_500_000 < log.size
+    # Of other records behind a cut nothing is remembered.
+    partition.truncate_to(60)
+    assert first_at(21) == partition.stable_offset == 60
+    at_times(partition, *[NOW - 10_000 + at for at in (15, 40, 16)])
+    assert [first_at(at) for at in (15, 20, 21, 41)] == [45, 61, 61, 63]
 
 
 def test_without_timestamps_the_time_of_the_file_decides_and_no_record_matches(bench: Bench) -> None:
