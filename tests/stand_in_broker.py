@@ -601,7 +601,8 @@ class StandInBroker:
 
     def _sync(self, request: Any) -> Any:
         given = {each.member_id: bytes(each.assignment) for each in request.assignments}
-        if "other" in given:
+        # It may be gone since they were asked to join: then they are asked again.
+        if "other" in given and self.other is not None:
             told = ConsumerProtocolAssignment.decode(given["other"]).assigned_partitions
             self.other = frozenset((each.topic, number) for each in told for number in each.partitions)
             self._joined_with = self.other
