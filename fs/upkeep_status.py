@@ -101,7 +101,8 @@ def link(store: Store, topic: str, number: int) -> dict[str, Any] | None:
     state = store.links.mirrors.get((topic, number))
     if state is None:
         links = store.links
-        why = linked.ended or links.error or links.problems.get(topic) or links.group or _NOT_FOLLOWED
+        problem = links.problems.get(topic)
+        why = linked.ended or links.error or (problem and str(problem)) or links.group or _NOT_FOLLOWED
         state = MirrorState(error=why)
     return {
         "cluster": linked.cluster,

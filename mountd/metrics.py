@@ -416,7 +416,7 @@ class _Link(Collector):
         if link.error is not None:
             problem.add_metric(("", link.error), 1)
         for topic, why in sorted(dict(self._store.links.problems).items()):
-            problem.add_metric((topic, why), 1)
+            problem.add_metric((topic, str(why)), 1)
         yield problem
 
         def of_each(family: Metric, value: Callable[[MirrorState], float | None]) -> Metric:

@@ -110,8 +110,10 @@ class Administration:
         while not self._is_here(deadline, topic):
             self._moved()
             problem = self._store.links.problems.get(topic)
-            if problem is not None:
-                raise LinkError(f"topic {topic} was made in the cluster, and is not mirrored: {problem}")
+            # A broker that has not heard of the topic yet says that there is none, or that it has no leader.
+            if problem is not None and not isinstance(problem, ClusterAwayError):
+                kind = LinkRefusedError if isinstance(problem, LinkRefusedError) else LinkError
+                raise kind(f"topic {topic} was made in the cluster, and is not mirrored: {problem}")
             self._wait(_LOOK_S, deadline, words)
         return True
 

@@ -67,14 +67,15 @@ class Description:
     cluster   the id of the cluster
     brokers   the addresses of its brokers, by their ids
     topics    the topics that we may see, by name
-    problems  by topic: why it is not among them, where it was asked for by its name
+    problems  by topic: why it is not among them, where it was asked for by its name: LinkRefusedError where this user
+              may not use it, ClusterAwayError where that may pass
     unknown   those of them that the cluster does not have
     """
 
     cluster: str
     brokers: Mapping[int, Address]
     topics: Mapping[str, DescribedTopic]
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, LinkError] = field(default_factory=dict)
     unknown: frozenset[str] = frozenset()
 
 
@@ -210,13 +211,17 @@ class Cluster:
             raise LinkError("the cluster names none of its brokers yet, or not itself")
         topics = _topics(answer.topics)
         missing = [name for name in by_name if name not in topics]
-        problems: dict[str, str] = {}
+        problems: dict[str, LinkError] = {}
         unknown: frozenset[str] = frozenset()
         if missing:
             wanted = [MetadataRequest.MetadataRequestTopic(version=12, name=name) for name in missing]
             asked = self.ask_any(MetadataRequest[12](topics=wanted, allow_auto_topic_creation=False))
             topics |= _topics(asked.topics)
-            problems = {each.name: _why(each.error_code) for each in asked.topics if each.error_code}
+            problems = {
+                each.name: _error(each.error_code, "", ClusterAwayError)
+                for each in asked.topics
+                if each.error_code
+            }
             unknown = frozenset(each.name for each in asked.topics if each.error_code == _UNKNOWN)
         return Description(answer.cluster_id, brokers, topics, problems, unknown)
 
@@ -269,7 +274,7 @@ class Cluster:
         if len(found) != 1 or found[0].partition_index != number:
             raise LinkError(f"{topic}-{number}: the leader's answer about offsets is about others")
         if found[0].error_code:
-            raise LinkError(f"{topic}-{number}: {_why(found[0].error_code)}")
+            raise _error(found[0].error_code, f"{topic}-{number}: ", LinkError)
         return None if found[0].offset < 0 else int(found[0].offset)
 
 
@@ -300,6 +305,11 @@ def _why(code: int) -> str:
     if code == _UNKNOWN:
         return f"{words_of(code)}: the cluster has no topic of this name, or shows it to other users only"
     return words_of(code)
+
+
+def _error(code: int, place: str, kind: type[LinkError]) -> LinkError:
+    """Return the error that a code stands for: one of its own where this user may not use the topic."""
+    return (LinkRefusedError if code == _NOT_AUTHORIZED else kind)(f"{place}{_why(code)}")
 
 
 def _config(entries: Iterable[Any]) -> TopicConfig:

@@ -4,6 +4,7 @@ a topic matches and is not here         its partitions are made here, under its 
 … has the name of a local one           the local one stays, and nothing is mirrored
 … has more partitions than here         they are made here
 … is gone from the cluster              what was mirrored stays, and says so
+… is missing from one answer only       it goes on as before: a broker may not have heard of it yet, or be too busy
 … was made anew there, with another id  the same: two topics never mix. Deleted here, the new one is mirrored
 """
 
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.errors import ClosedError, EngineError, LinkError
+from topicfs.engine.errors import ClosedError, EngineError, LinkError, LinkRefusedError
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.files.place import stores_in
 from topicfs.engine.format.paths import LOG_SUFFIX, partition_directory
@@ -45,6 +46,9 @@ _NEW_AT_ONCE: Final = 100
 """New topics that one look makes. Those that are made are mirrored while the next look makes more: a thousand take ten
 seconds, where a file written for each took minutes."""
 
+Problems = dict[str, EngineError | OSError]
+"""By topic: why it is not mirrored."""
+
 
 class Following:
     """The topics that are mirrored. One thread calls `look`, again and again.
@@ -54,8 +58,9 @@ class Following:
     options   what is mirrored
     group     the daemons that divide the partitions; None: all are this one's
     mirrors   the mirrors, by topic and partition
-    leaders   by topic and partition: who led it at the last look
+    leaders   by topic and partition: who led it at the last look; those whose mirrors have begun
     rest      how many new topics were left for the next look
+    _described  the topics, as they were last described
     _offline  by topic and partition: why it cannot be loaded here, as it was logged
     _unset    by topic: why its settings in the cluster could not be had, as it was logged
     """
@@ -70,6 +75,7 @@ class Following:
         self.mirrors: dict[PartitionKey, Mirror] = {}
         self.leaders: dict[PartitionKey, ClusterPartition] = {}
         self.rest = 0
+        self._described: Mapping[str, DescribedTopic] = {}
         self._unset: dict[str, str] = {}
         self._offline: dict[PartitionKey, str] = {}
 
@@ -79,7 +85,9 @@ class Following:
         here = [topic for topic in self.store.links.topics.by_id.values() if self._is_here(topic)]
         names = {*self.options.exact(), *(topic.name for topic in here)}
         told = self.cluster.describe(sorted(names))
-        problems = {name: why for name, why in told.problems.items() if self.options.wants(name)}
+        problems: Problems = {
+            name: error for name, error in told.problems.items() if self.options.wants(name)
+        }
         gone = self.store.links.gone
         for topic in here:
             if topic.topic_id in gone:
@@ -88,9 +96,10 @@ class Following:
                 continue
             with self._noting(topic.name, problems):
                 self._note_end(topic, told)
+        self._described = self._completed(told)
         wanted = [
             topic
-            for topic in told.topics.values()
+            for topic in self._described.values()
             if self.options.wants(topic.name) and topic.topic_id not in gone
         ]
         here_already = self.store.topics()
@@ -102,11 +111,46 @@ class Following:
         problems |= {name: failed[name] for name in waiting if name in failed}
         wanted = self._own(topic for topic in wanted if topic.name not in waiting)
         leaders = self._follow(wanted, told.cluster, problems)
+        described = {topic.name: topic for topic in wanted}
         for key in [each for each in self.mirrors if each not in leaders]:
-            self.mirrors.pop(key).release()
+            if not self._goes_on(key, described.get(key[0]), told.cluster):
+                self.mirrors.pop(key).release()
+            elif key in self.leaders:
+                leaders[key] = self.leaders[key]
         self.leaders = leaders
         self._tell(problems)
         self._note_held()
+
+    def _completed(self, told: Description) -> dict[str, DescribedTopic]:
+        """Return what the cluster says of its topics, with what this answer leaves out of those that are mirrored. A
+        topic keeps all of its partitions for as long as it has its id: a broker may not have heard of them yet."""
+        topics = dict(told.topics)
+        for name, known in self._described.items():
+            found = topics.get(name, replace(known, partitions={}))
+            if found.topic_id != known.topic_id or known.partitions.keys() <= found.partitions.keys():
+                continue
+            linked = self.store.links.topic(name)
+            is_same = linked is not None and linked.topic_id == known.topic_id
+            if linked is not None and is_same and self._is_followed(linked, told.cluster):
+                topics[name] = replace(found, partitions={**known.partitions, **found.partitions})
+        return topics
+
+    def _is_followed(self, linked: LinkedTopic, cluster: str) -> bool:
+        """Tell whether a mirrored topic is one that the cluster has, as far as is known."""
+        is_there = linked.ended is None and linked.topic_id not in self.store.links.gone
+        return is_there and linked.cluster == cluster and self.options.wants(linked.name)
+
+    def _goes_on(self, key: PartitionKey, described: DescribedTopic | None, cluster: str) -> bool:
+        """Tell whether a mirror stays that has not begun yet, or whose topic had an error in this look."""
+        linked, mirror = self.store.links.topic(key[0]), self.mirrors[key]
+        return (
+            linked is not None
+            and described is not None
+            and self._is_followed(linked, cluster)
+            and linked.topic_id == mirror.topic_id == described.topic_id
+            and key[1] in described.partitions
+            and mirror.partition.log.is_open
+        )
 
     def let_go(self) -> None:
         """End the mirrors of partitions that are another daemon's by now. It needs nothing of the cluster."""
@@ -191,7 +235,7 @@ class Following:
         return [topic for topic in mine if topic.partitions]
 
     def _follow(
-        self, topics: Sequence[DescribedTopic], cluster: str, problems: dict[str, str]
+        self, topics: Sequence[DescribedTopic], cluster: str, problems: Problems
     ) -> dict[PartitionKey, ClusterPartition]:
         """Make what is missing of topics, and return who leads their partitions. Why one of them cannot be mirrored is
         added to the problems. The file of linked topics has all of them, and is written as rarely as can be."""
@@ -210,7 +254,7 @@ class Following:
                     self.store.links.link(entries[topic.name], self._makeable(topic))
                     for number in self._makeable(topic):
                         self._have_mirror(topic.name, number, topic.topic_id)
-                    begins[topic.topic_id] = self._new_begins(topic)
+                    begins[topic.topic_id] = self._new_begins(topic, problems)
                     begun[topic.name] = topic
         # Noted first: a crash in between leaves empty logs, which begin there the next time.
         self.store.links.topics.begin(begins)
@@ -231,20 +275,21 @@ class Following:
         ]
 
     @contextlib.contextmanager
-    def _noting(self, topic: str, problems: dict[str, str]) -> Iterator[None]:
+    def _noting(self, topic: str, problems: Problems) -> Iterator[None]:
         """Take an error inside for one of this topic: the others are followed."""
         try:
             yield
         except (EngineError, OSError) as error:
-            problems[topic] = str(error)
+            problems[topic] = error
 
     def _is_here(self, topic: LinkedTopic) -> bool:
         return self.store.links.topic(topic.name) == topic
 
-    def _tell(self, problems: Mapping[str, str]) -> None:
-        for name, why in problems.items():
-            if self.store.links.problems.get(name) != why:
-                log.warning(f"topic {name} is not mirrored: {why}")
+    def _tell(self, problems: Problems) -> None:
+        for name, error in problems.items():
+            if str(self.store.links.problems.get(name)) != str(error):
+                goes_on = any(key[0] == name for key in self.leaders)
+                log.warning(f"topic {name} is {'mirrored as before' if goes_on else 'not mirrored'}: {error}")
         self.store.links.problems = dict(problems)
 
     # -- topics ---------------------------------------------------------------------------------------
@@ -320,7 +365,7 @@ class Following:
         found = {number: self.mirrors.get((topic.name, number)) for number in topic.partitions}
         return {number: mirror for number, mirror in found.items() if mirror is not None}
 
-    def _new_begins(self, topic: DescribedTopic) -> dict[int, int]:
+    def _new_begins(self, topic: DescribedTopic, problems: Problems) -> dict[int, int]:
         """Decide where mirrors begin that have not begun yet."""
         begins = self.store.links.topics.by_id[topic.topic_id].begins
         new: dict[int, int] = {}
@@ -330,6 +375,8 @@ class Following:
                     new[number] = self._first_offset(topic.name, number, topic.partitions[number])
                 except LinkError as error:
                     mirror.fail(f"where to begin is not known: {error}", 0.0)
+                    if isinstance(error, LinkRefusedError):
+                        problems[topic.name] = error
         return new
 
     def _begin(self, topic: DescribedTopic) -> set[int]:

@@ -45,7 +45,8 @@ class Links:
 
     mirrors          their states, while they are linked
     error            why the cluster cannot be asked what is to be mirrored; None if it can, or nobody asks it
-    problems         by topic: why it is not mirrored, though it is wanted
+    problems         by topic: why it is not mirrored, though it is wanted. ClusterAwayError where that may pass: then
+                     it is mirrored as before, if it was
     given_up         tells, in a call of a user, whether the user waits for its answer no longer
     group            in words: who mirrors the partitions that this daemon does not; empty without a group
     counts           by topic: how many partitions the cluster has, where a group divides them; empty without a group
@@ -63,7 +64,7 @@ class Links:
     _directories: Directories
     mirrors: dict[PartitionKey, MirrorState] = field(default_factory=dict)
     error: str | None = None
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, EngineError | OSError] = field(default_factory=dict)
     given_up: Callable[[], bool] = lambda: False
     group: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)

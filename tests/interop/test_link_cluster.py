@@ -62,6 +62,7 @@ def linked(
         "cannot be asked",
         "nothing is mirrored from broker",
         "is not mirrored",
+        "is mirrored as before",
         "were lost in the cluster",
         "EIO: unclean-0: was truncated",
         "lines are lost",
@@ -272,6 +273,7 @@ class Daemons:
                 "cannot be asked",
                 "nothing is mirrored from",
                 "is not mirrored",
+                "is mirrored as before",
             ):
                 mount.expect(words)
             if self.stores is not None:

@@ -127,7 +127,12 @@ def allow(broker: Broker, user: str, topic: str) -> None:
 @contextmanager
 def a_link(place: Path, bootstrap: str, client: dict[str, str], *options: str) -> Iterator[LinkedMount]:
     mount = LinkedMount(place, bootstrap, client)
-    for words in ("cannot be asked", "is not mirrored", "nothing is mirrored from broker"):
+    for words in (
+        "cannot be asked",
+        "is not mirrored",
+        "is mirrored as before",
+        "nothing is mirrored from broker",
+    ):
         mount.expect(words)
     with mount.to_its_end():
         mount.link(*options)

@@ -34,6 +34,7 @@ WARNINGS = (
     "a local topic has this name",
     "deleted in the cluster",
     "is not mirrored",
+    "is mirrored as before",
     "cannot be asked",
     "nothing is mirrored from broker",
     "were lost in the cluster",
