@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from topicfs.engine.errors import DeliveryTimeoutError, EngineError, LinkError
+from topicfs.engine.errors import EngineError, LinkError
 from topicfs.engine.groups.groups import Groups
 from topicfs.engine.link.administration import Administration
 from topicfs.engine.link.cluster import Cluster
@@ -30,6 +30,7 @@ from topicfs.engine.link.mirror import Mirror
 from topicfs.engine.link.options import LinkOptions
 from topicfs.engine.link.positions import Positions
 from topicfs.engine.link.produce import Producer
+from topicfs.engine.link.readiness import Readiness
 from topicfs.engine.link.transactions import Transactions
 from topicfs.engine.store.store import Store
 from topicfs.engine.threads import start
@@ -38,9 +39,6 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_S: Final = 0.1
 """The time between two looks at the cluster, at least, however many partitions have moved."""
-
-_AWAITED_S: Final = 0.2
-"""How often who waits for the first look at the cluster sees whether anybody still waits."""
 
 _IDLE_S: Final = 0.05
 """How long a fetcher waits that has nothing to ask for: all of its mirrors have failed, and wait for their delay."""
@@ -142,7 +140,7 @@ class Link:
     failures   how many looks failed one after the other
     _fetchers  the fetchers, by the ids of their brokers
     _workers   the members that groups of the cluster have in this mount
-    _has_looked  set when the cluster was asked once, and with a group when that has given this daemon its partitions
+    _readiness  knows which partitions take lines
     _no_appends  set when no call of a user may wait for the cluster any more
     _wake      guards _is_woken and _stopping; the thread waits on it between looks
     """
@@ -159,8 +157,8 @@ class Link:
         self._wake = threading.Condition()
         self._is_woken = False
         self._stopping = False
-        self._has_looked = threading.Event()
         self._no_appends = threading.Event()
+        self._readiness = Readiness(self.following, self.moved, self._no_appends, self._has_given_up)
         self._workers = Members(options.bootstrap, options.client, self._numbers, self._run)
         self._thread = threading.Thread(target=self._work, name="link")
         self._members = threading.Thread(target=self._belong, name="link-group")
@@ -173,7 +171,7 @@ class Link:
     def start(self) -> None:
         """Start the threads."""
         self._store.links.error = "the cluster was not asked yet"
-        self._store.links.first_look = self._await_first_look
+        self._store.links.readiness = self._readiness
         transactions = Transactions(
             self.cluster,
             str(self._store.meta.directory_id),
@@ -182,7 +180,7 @@ class Link:
             self._no_appends,
             self._has_given_up,
             self._run,
-            self._await_first_look,
+            self._readiness.wait,
         )
         self._store.inboxes.cluster = self._store.linked_transactions.cluster = transactions
         self._store.inboxes.linked_joint.transactions.cluster = transactions
@@ -246,14 +244,6 @@ class Link:
         found = self._store.links.topic(topic)
         return found is not None and found.ended is None
 
-    def _await_first_look(self) -> None:
-        end = time.monotonic() + self.options.client.delivery_timeout_ms / 1000
-        while not self._has_looked.wait(_AWAITED_S):
-            if self._no_appends.is_set() or self._has_given_up() or time.monotonic() >= end:
-                raise DeliveryTimeoutError(
-                    f"nothing was sent, as the cluster has not answered yet: {self.error}"
-                )
-
     def _has_given_up(self) -> bool:
         return self._store.links.given_up()
 
@@ -307,7 +297,6 @@ class Link:
     def _look(self) -> None:
         """Look at the cluster once, and give each mirror to the fetcher of its leader."""
         self.looks += 1
-        is_member = self.group is None or self.group.has_joined
         try:
             self.following.let_go()
             self.following.look()
@@ -325,9 +314,6 @@ class Link:
             if self.failures:
                 log.info("the cluster answers again")
             self._store.links.error, self.failures = None, 0
-            if is_member:
-                self._has_looked.set()
-                self._store.links.first_look = None
 
     def _note(self, words: str) -> None:
         if self._stopping:

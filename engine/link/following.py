@@ -59,6 +59,7 @@ class Following:
     group     the daemons that divide the partitions; None: all are this one's
     mirrors   the mirrors, by topic and partition
     leaders   by topic and partition: who led it at the last look; those whose mirrors have begun
+    cluster_id  the id by which the cluster called itself at the last look; None before the first
     rest      how many new topics were left for the next look
     _described  the topics, as they were last described
     _offline  by topic and partition: why it cannot be loaded here, as it was logged
@@ -75,6 +76,7 @@ class Following:
         self.mirrors: dict[PartitionKey, Mirror] = {}
         self.leaders: dict[PartitionKey, ClusterPartition] = {}
         self.rest = 0
+        self.cluster_id: str | None = None
         self._described: Mapping[str, DescribedTopic] = {}
         self._unset: dict[str, str] = {}
         self._offline: dict[PartitionKey, str] = {}
@@ -85,6 +87,7 @@ class Following:
         here = [topic for topic in self.store.links.topics.by_id.values() if self._is_here(topic)]
         names = {*self.options.exact(), *(topic.name for topic in here)}
         told = self.cluster.describe(sorted(names))
+        self.cluster_id = told.cluster
         problems: Problems = {
             name: error for name, error in told.problems.items() if self.options.wants(name)
         }
@@ -151,6 +154,12 @@ class Following:
             and key[1] in described.partitions
             and mirror.partition.log.is_open
         )
+
+    def is_others(self, key: PartitionKey) -> bool:
+        """Tell whether the group has given a partition to another daemon. That is not known before it has said what is
+        this one's, and while this one is to join anew."""
+        group = self.group
+        return group is not None and group.has_joined and group.generation >= 0 and key not in group.given
 
     def let_go(self) -> None:
         """End the mirrors of partitions that are another daemon's by now. It needs nothing of the cluster."""

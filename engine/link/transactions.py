@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kafka.protocol.producer import (
@@ -70,7 +70,7 @@ class Transactions:
     _stopping  set when the link ends: then nobody waits any more
     _given_up  tells whether the caller waits no longer, as a signal has come for it
     _run       starts a thread that runs a function, under a name
-    _first_look  waits until the cluster was asked once: before that nothing is known to be mirrored
+    _await_mirror  waits until lines for partitions of a topic go to the cluster; an error where they never do
     _coordinators  the coordinators of transactions
     """
 
@@ -83,7 +83,7 @@ class Transactions:
         stopping: threading.Event,
         given_up: Callable[[], bool],
         run: Callable[[Callable[[], None], str], None],
-        first_look: Callable[[], None] = lambda: None,
+        await_mirror: Callable[[str, Sequence[int]], None],
     ) -> None:
         self.cluster = cluster
         self._store_id = store_id
@@ -92,7 +92,7 @@ class Transactions:
         self._stopping = stopping
         self._given_up = given_up
         self._run = run
-        self._first_look = first_look
+        self._await_mirror = await_mirror
         self._coordinators = Coordinators(cluster, stopping, given_up)
 
     def begin(self, topic: str) -> InboxTransaction:
@@ -235,11 +235,11 @@ class Transactions:
         return self._coordinators.ask(Coordinated.group(group), request, code_of)
 
     def producer(self, topic: str, number: int, name: str, producer: tuple[int, int]) -> Producer:
-        """Return what appends to a partition in a transaction."""
+        """Return what appends to a partition in a transaction, once its mirror is ready. LinkedTopicError where it
+        never will be, LinkRefusedError where this user may not use the topic, DeliveryTimeoutError where it takes too
+        long."""
+        self._await_mirror(topic, (number,))
         mirror = self._mirror(topic, number)
-        if mirror is None:
-            self._first_look()
-            mirror = self._mirror(topic, number)
         if mirror is None:
             raise ClusterAwayError(f"{topic}-{number}: is not mirrored now")
         return Producer(
@@ -279,8 +279,9 @@ class Transaction:
     def put(self, key: PartitionKey, columns: Columns) -> None:
         """Add records to a partition. If the topic refuses one of them, none is added."""
         if key not in self._parts:
-            self._add_partition(*key)
+            # Of a topic that has ended the coordinator says no more than that it does not know it yet.
             producer = self._transactions.producer(*key, self._name, self._producer)
+            self._add_partition(*key)
             self._parts[key] = _Part(producer, self._producer)
         self._parts[key].add(columns)
         self.records += len(columns)

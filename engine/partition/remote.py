@@ -48,3 +48,14 @@ class Remote(Protocol):
 
     def send(self, batch: Batch, writers: Collection[Writer]) -> UnderWay:
         """Take a batch, which goes behind all that were taken before. If it is lost, its writers are told in `lost`."""
+
+
+class Way(Protocol):
+    """What leads from a log here to its `Remote`, which may not be there yet."""
+
+    def remote(self) -> Remote:
+        """Return what appends to the partition, once it is there. Nobody calls this who holds a lock. LinkedTopicError
+        where it never will be, DeliveryTimeoutError where that takes too long, or the caller has given up."""
+
+    def check_coming(self, waited_ms: int) -> None:
+        """Raise why lines that have waited for so long, in which it was not there, are lost; it waits for nothing."""

@@ -7,17 +7,19 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from topicfs.engine.cleaner.manager import CleaningManager
-from topicfs.engine.errors import ClosedError, EngineError, LinkError
+from topicfs.engine.errors import ClosedError, EngineError, LinkedTopicError, LinkError
 from topicfs.engine.files.listing import PartitionKey
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.linked.state import MirrorState
 from topicfs.engine.linked.topics import LinkedTopic, LinkedTopics
+from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.remote import Remote, Way
 from topicfs.engine.partition.slot import Slot
 from topicfs.engine.settings.configuration import Configuration
 from topicfs.engine.store import handover
@@ -28,7 +30,7 @@ from topicfs.engine.store.partitions import Partitions
 log = logging.getLogger(__name__)
 
 
-class Remote(Protocol):
+class TopicAdministration(Protocol):
     """What makes and deletes topics in the cluster."""
 
     def create(self, topic: NewTopic) -> bool:
@@ -37,6 +39,29 @@ class Remote(Protocol):
     def delete(self, topic: LinkedTopic, number: int | None) -> None:
         """Delete a topic without records in the cluster; PolicyViolationError where that is not allowed, as it is not
         for a single partition."""
+
+
+class Readiness(Protocol):
+    """What knows of mirrored partitions whether lines for them go to the cluster."""
+
+    @property
+    def timeout_ms(self) -> int:
+        """Return for how long lines wait."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Tell whether others may have some of a topic's partitions."""
+
+    def wait(self, topic: str, numbers: Sequence[int]) -> None:
+        """Wait until lines for these partitions go to the cluster, but for those that are never to: where all are, the
+        error says why. LinkRefusedError where this user may not use the topic, DeliveryTimeoutError where it takes too
+        long, or the caller has given up."""
+
+    def refusal(self, topic: str, number: int) -> EngineError | None:
+        """Return why lines for a partition do not go to the cluster, where waiting is no use; None where it may be."""
+
+    def timeout(self, topic: str, number: int) -> EngineError:
+        """Return the error of who has waited for a partition in vain: DeliveryTimeoutError."""
 
 
 @dataclass(slots=True)
@@ -51,7 +76,7 @@ class Links:
     group            in words: who mirrors the partitions that this daemon does not; empty without a group
     counts           by topic: how many partitions the cluster has, where a group divides them; empty without a group
     remote           makes and deletes topics in the cluster; None while nothing is linked
-    first_look       waits, in a call of a user, until the cluster was asked once; None where nobody asks it, or it was
+    readiness        knows whether lines for a mirrored partition go to the cluster, and waits; None without a link
     gone             the ids of topics that were deleted in the cluster from here: they are not mirrored any more
     _guard           the store's
     _check_writable  raises ClosedError where the store is closed, ReadOnlyError where it was opened read-only
@@ -68,8 +93,8 @@ class Links:
     given_up: Callable[[], bool] = lambda: False
     group: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
-    remote: Remote | None = None
-    first_look: Callable[[], None] | None = None
+    remote: TopicAdministration | None = None
+    readiness: Readiness | None = None
     gone: set[str] = field(default_factory=set)
 
     def link(self, topic: LinkedTopic, numbers: Iterable[int]) -> None:
@@ -159,12 +184,30 @@ class Links:
                 return linked.of(PartitionMetadata.load(slot.directory).topic_id for slot in slots)
         return None
 
-    def await_look(self, topic: str) -> None:
-        """Wait until the cluster was asked once, if it has a topic: before that nothing is known to take its lines.
-        DeliveryTimeoutError where that takes too long, or the caller has given up."""
-        first_look = self.first_look
-        if first_look is not None and topic in self.topics.names:
-            first_look()
+    def await_partition(self, partition: Partition) -> None:
+        """Wait until lines for a partition go to the cluster, if it mirrors one, and there is a link. Errors are those
+        of `Readiness.wait`."""
+        readiness, partition_log = self.readiness, partition.log
+        if readiness is not None and partition_log.is_mirror and partition_log.remote is None:
+            readiness.wait(partition.topic, (partition.number,))
+
+    def await_topic(self, topic: str) -> None:
+        """Wait for all partitions of a topic that are this daemon's, as `await_partition` does for one."""
+        if self.readiness is None or topic not in self.topics.names:
+            return
+        slots = self._partitions.of_topic(topic)
+        if not all(map(_is_own, slots)) and self.topic(topic) is not None:
+            self.readiness.wait(topic, [slot.number for slot in slots])
+
+    def await_division(self, topic: str) -> None:
+        """Wait, where a group divides a topic, until it is known which partitions are this daemon's: before that keys
+        would go to others. Errors are those of `await_topic`."""
+        if self.readiness is not None and self.readiness.is_divided:
+            self.await_topic(topic)
+
+    def way_of(self, partition: Partition) -> Way:
+        """Return what leads from a mirrored partition to the cluster."""
+        return _LinkedWay(self, partition)
 
     def targets(self, topic: str) -> tuple[list[int], int | None]:
         """Return the partitions that take records of a topic here, in order; and, where a group divides them, how many
@@ -180,6 +223,42 @@ class Links:
     def topics(self) -> LinkedTopics:
         """The topics that are mirrored from a Kafka cluster."""
         return self._configuration.linked
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkedWay:
+    """The way of one partition's lines to the cluster, through the link if there is one."""
+
+    _links: Links
+    _partition: Partition
+
+    def remote(self) -> Remote:
+        partition_log = self._partition.log
+        while True:
+            partition_log.check_writable()
+            if partition_log.remote is not None:
+                return partition_log.remote
+            self._check_link()
+            self._links.await_partition(self._partition)
+
+    def check_coming(self, waited_ms: int) -> None:
+        self._partition.log.check_writable()
+        readiness = self._check_link()
+        topic, number = self._partition.topic, self._partition.number
+        why = readiness.refusal(topic, number)
+        if why is None and waited_ms >= readiness.timeout_ms:
+            why = readiness.timeout(topic, number)
+        if why is not None:
+            raise why
+
+    def _check_link(self) -> Readiness:
+        readiness = self._links.readiness
+        if readiness is None:
+            raise LinkedTopicError(
+                f"{self._partition.name}: mirrors a partition of a Kafka cluster, and is only read here, as there is "
+                "no link to it: append to it there"
+            )
+        return readiness
 
 
 def _is_own(slot: Slot) -> bool:

@@ -51,7 +51,7 @@ class KeySetter:
     def check(self, expected: int | None) -> None:
         """Raise the error that a record of the key would meet now."""
         log = self.views.partition.log
-        self.views.context.store.links.await_look(self.views.partition.topic)
+        self.views.context.store.links.await_partition(self.views.partition)
         log.check_takes_lines()
         if not log.settings.compact:
             raise PolicyViolationError(

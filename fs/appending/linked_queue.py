@@ -7,7 +7,8 @@
                                                      many are under way as may be
 
 Close and fsync wait until all batches with lines of their writer are acknowledged and shown. Where one is lost, the
-next call of its writer tells so: a write takes nothing then. No lock is held while anybody waits for the cluster.
+next call of its writer tells so: a write takes nothing then. No lock is held while anybody waits for the cluster, or
+for a mirror that is not ready. Lines that are due meanwhile stay, for as long as a batch may be under way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import numpy as np
 from topicfs.engine import batch as batches
 from topicfs.engine.batch.columns import Columns
 from topicfs.engine.batch.table import Bytes
-from topicfs.engine.errors import EngineError, LinkedTopicError, RecordTooLargeError
+from topicfs.engine.errors import EngineError, RecordTooLargeError
 from topicfs.engine.format.batch_header import HEADER_SIZE
 from topicfs.engine.kernels.encode import NEWLINE, RECORD_OVERHEAD
 from topicfs.engine.partition.partition import Partition
-from topicfs.engine.partition.remote import Remote, UnderWay
+from topicfs.engine.partition.remote import Remote, UnderWay, Way
 from topicfs.engine.partition.validate import batch_limit, shape_for
 from topicfs.fs.appending.line_queue import Sender, columns_size
 from topicfs.fs.appending.linger import Linger
@@ -38,6 +39,9 @@ T = TypeVar("T")
 
 _FULL_LOOK_MS: Final = 5
 """How soon the flusher looks again at lines that are due while no more batches may be under way."""
+
+_READY_LOOK_MS: Final = 50
+"""How soon it looks again at lines that are due while the mirror is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class LinkedQueue:
     """The lines that wait to be sent to the leader of one partition.
 
     _partition  the partition that mirrors it
+    _way        leads to what appends in the cluster
     _refused    called with each error that is not reported to any writer
     _linger     knows how long lines wait, and has the steady clock
     _lock       held while lines are added or sent, never while somebody waits for the cluster
@@ -68,10 +73,12 @@ class LinkedQueue:
     _size       bytes that they take in a batch, at most
     _limit      the largest batch, by the settings when the first of them came
     _since      when the first of them came, by the steady clock; None if nothing waits
+    _later      when the flusher looks again at lines that were due, and could not be sent; 0 before that
     _last       when a batch was last sent; None before the first
     """
 
     _partition: Partition
+    _way: Way
     _linger: Linger
     _refused: Callable[[Exception], None]
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,6 +86,7 @@ class LinkedQueue:
     _size: int = 0
     _limit: int = 0
     _since: int | None = None
+    _later: int = 0
     _last: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,17 +107,6 @@ class LinkedQueue:
         """Tell whether any lines wait, or are under way."""
         remote = self._partition.log.remote
         return bool(self._waiting) or (remote is not None and remote.is_busy)
-
-    def _remote(self) -> Remote:
-        """Return what appends in the cluster. LinkedTopicError if nothing does."""
-        partition_log = self._partition.log
-        partition_log.check_writable()
-        if partition_log.remote is None:
-            raise LinkedTopicError(
-                f"{partition_log.name}: mirrors a partition of a Kafka cluster, and is only read here, as there is no "
-                "link to it: append to it there"
-            )
-        return partition_log.remote
 
     def _has(self, sender: Sender) -> bool:
         return any(waiting.sender is sender for waiting in self._waiting)
@@ -161,7 +158,7 @@ class LinkedQueue:
         """Have lines wait or, where they cannot, be sent, once there is room. Return whether their writer need not wait
         for the acknowledgement, and what `send` gives; None where they wait."""
         while True:
-            remote = self._remote()
+            remote = self._way.remote()
             with self._lock:
                 self._tell_of_loss(sender)
                 streams = self._streams(sender, remote)
@@ -177,7 +174,7 @@ class LinkedQueue:
     def keep_columns(self, sender: Sender, columns: Columns, now: int) -> None:
         """Take records that can no longer be refused, because other records of their write are sent elsewhere."""
         size = columns_size(columns)
-        remote = self._remote()
+        remote = self._way.remote()
         with self._lock:
             if self._fits(size):
                 self._gather(_Waiting(sender, columns, now, size), remote)
@@ -312,12 +309,11 @@ class LinkedQueue:
         After an error its lines are dropped, and it is not reported again."""
         with self._lock:
             self._tell_of_loss(sender)
-            if self._has(sender):
-                try:
-                    self._send_waiting(self._remote())
-                except (EngineError, OSError):
-                    self._drop(sender)
-                    raise
+            is_waiting = self._has(sender)
+        if is_waiting:
+            self._send_of(sender)
+        with self._lock:
+            self._tell_of_loss(sender)
             sent = sender.sent
         if sent is not None:
             try:
@@ -327,29 +323,46 @@ class LinkedQueue:
                 raise
             sender.sent = None
 
-    def flush_all(self) -> None:
-        """Send all waiting lines."""
-        if self._waiting:
+    def _send_of(self, sender: Sender) -> None:
+        """Send what waits, with a writer's lines. After an error those are dropped."""
+        try:
+            remote = self._way.remote()
             with self._lock:
-                self._send_waiting(self._remote())
+                if self._has(sender):
+                    self._send_waiting(remote)
+        except (EngineError, OSError):
+            with self._lock:
+                self._drop(sender)
+            raise
+
+    def flush_all(self) -> None:
+        """Send all waiting lines, if there is what appends them."""
+        remote = self._partition.log.remote
+        if self._waiting and remote is not None:
+            with self._lock:
+                self._send_waiting(remote)
 
     @property
     def due_ms(self) -> int | None:
         """Return when the waiting lines are due, or None if none wait."""
         since = self._since
-        return None if since is None else since + self._linger.linger_ms
+        return None if since is None else max(since + self._linger.linger_ms, self._later)
 
     def flush_due(self) -> None:
-        """Send lines that have waited long enough, unless as many batches are under way as may be."""
+        """Send lines that have waited long enough, unless as many batches are under way as may be, or the mirror is not
+        ready: it waits for nothing."""
         if not self._lock.acquire(blocking=False):
             return  # a writer has the lock, and checks the time itself
         try:
-            due = self.due_ms
-            if due is None or due > self._linger.clock():
+            due, now = self.due_ms, self._linger.clock()
+            if due is None or self._since is None or due > now:
                 return
-            remote = self._remote()
-            if remote.is_full:
-                self._since = self._linger.clock() + _FULL_LOOK_MS - self._linger.linger_ms
+            remote = self._partition.log.remote
+            if remote is None:
+                self._way.check_coming(now - self._since)
+                self._later = now + _READY_LOOK_MS
+            elif remote.is_full:
+                self._later = now + _FULL_LOOK_MS
             else:
                 self._send_waiting(remote)
         except EngineError as error:
@@ -373,20 +386,20 @@ class LinkedQueue:
     def _clear(self) -> None:
         self._waiting = []
         self._size = 0
-        self._since = None
+        self._since, self._later = None, 0
 
     # -- room -----------------------------------------------------------------------------------------
 
     def hold(self, sender: Sender, size: int) -> None:
         """Make sure that an unfinished line can be sent, as far as that is possible: no room is needed here."""
         if size:
-            self._remote()
+            self._way.remote()
 
     def find_room(self, sender: Sender, columns: Columns) -> None:
         """Wait until records may be sent. Raise what the writer is to be told of."""
         with self._lock:
             self._tell_of_loss(sender)
-        self._remote().await_room()
+        self._way.remote().await_room()
 
     def give_room_back(self, sender: Sender) -> None:
         """Give back the room of an unfinished line: it has none."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from topicfs.engine.partition.offsets import Appended
 from topicfs.engine.partition.partition import Partition
+from topicfs.engine.partition.remote import Way
 from topicfs.fs.appending.line_queue import LineQueue
 from topicfs.fs.appending.linger import Linger
 from topicfs.fs.appending.linked_queue import LinkedQueue
@@ -39,11 +40,12 @@ class PartitionWriters:
         linger: Linger,
         behind: WriteBehind,
         appended: Callable[[Appended, int], None],
+        way: Way,
     ) -> None:
         self.partition = partition
         self.refusal: tuple[int, str, str | None] | None = None
         self.queue: LineQueue | LinkedQueue = (
-            LinkedQueue(partition, linger, self.note_refusal)
+            LinkedQueue(partition, way, linger, self.note_refusal)
             if partition.log.is_mirror
             else LineQueue(partition, linger, behind, appended, self.note_refusal)
         )

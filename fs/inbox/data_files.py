@@ -139,7 +139,8 @@ class Topic:
 
     @classmethod
     def of(cls, store: Store, topic: str, turns: Iterator[int]) -> Topic:
-        """Return what a topic of a store is now."""
+        """Return what a topic of a store is now; where a group of daemons divides it, once it has."""
+        store.links.await_division(topic)
         numbers, count = store.links.targets(topic)
         return cls(store.topic_settings(topic), numbers, turns, store.clock, count)
 

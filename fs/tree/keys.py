@@ -194,6 +194,7 @@ class TopicKeysDirectory(TopicEntry, Directory):
         return self.context.views(self.topic, self._number_of(key))
 
     def _own_views_of(self, key: bytes) -> PartitionViews:
+        self.context.store.links.await_division(self.topic)
         number = self._number_of(key)
         if number not in self._numbers():
             raise InvalidRecordError(f"{self.path}: partition {number} of the key is another daemon's")

@@ -41,7 +41,7 @@ class LogFile(PartitionEntry):
     def open(self, flags: int) -> Handle:
         if wants_writing(flags):
             require_append(self, flags)
-            self.context.store.links.await_look(self.views.partition.topic)
+            self.context.store.links.await_partition(self.views.partition)
             self.views.partition.log.check_takes_lines()
         # A line that ends with a close in progress was written before what will be written here.
         self.views.writers.await_closing()

@@ -119,7 +119,7 @@ class InFile(TopicEntry):
             raise errors.NotSupportedError(f"{self.path} can only be appended to")
         require_append(self, flags)
         links = self.context.store.links
-        links.await_look(self.topic)
+        links.await_topic(self.topic)
         numbers, count = links.targets(self.topic)
         if not numbers:
             raise errors.NotFoundError(f"there is no topic {self.topic}")

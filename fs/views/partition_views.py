@@ -77,7 +77,10 @@ class PartitionViews:
         self.context = context
         self.rendered = RenderedSegments(partition, context.view_cache, context.read_ahead)
         self.shared_log = SharedLogViews(self.rendered)
-        self.writers = PartitionWriters(partition, context.linger, context.write_behind, self.rendered.note)
+        way = context.store.links.way_of(partition)
+        self.writers = PartitionWriters(
+            partition, context.linger, context.write_behind, self.rendered.note, way
+        )
         self.serial = next(SERIALS)
         self.cuts = partition.log.snapshot.cuts
         self.rewrites = 0

@@ -51,13 +51,15 @@ class Linked:
     mount   the mount
     """
 
-    def __init__(self, broker: StandInBroker, mount: DaemonMount, place: Path) -> None:
+    def __init__(
+        self, broker: StandInBroker, mount: DaemonMount, place: Path, timeout_ms: int = 1500
+    ) -> None:
         self.broker = broker
         self.mount = mount
         self.client = place / "client.properties"
         self.client.write_text(
-            "metadata.max.age.ms=200\nreconnect.backoff.max.ms=200\nfetch.max.wait.ms=50\ndelivery.timeout.ms=1500\n"
-            "session.timeout.ms=2000\n"
+            "metadata.max.age.ms=200\nreconnect.backoff.max.ms=200\nfetch.max.wait.ms=50\n"
+            f"delivery.timeout.ms={timeout_ms}\nsession.timeout.ms=2000\n"
         )
         for words in WARNINGS:
             mount.expect(words)
@@ -108,13 +110,13 @@ def told_by(console: Console) -> str:
 
 
 @contextmanager
-def a_link(place: Path, *options: str) -> Iterator[Linked]:
+def a_link(place: Path, *options: str, timeout_ms: int = 1500) -> Iterator[Linked]:
     lack = missing()
     if lack is not None:
         pytest.skip(lack)
     mount = DaemonMount(place)
     with StandInBroker.running() as broker:
-        linked = Linked(broker, mount, place)
+        linked = Linked(broker, mount, place, timeout_ms)
         try:
             linked.start(*options)
             with mount.watched():
@@ -173,8 +175,10 @@ def test_an_append_goes_to_the_cluster(tmp_path: Path) -> None:
     """M3. An append to `log.<fmt>` or `in.<fmt>` of a mirrored topic is one in the cluster: when close(2) or fsync
     returns, its leader and all replicas in sync have acknowledged it, and every view here shows it; so it is when
     write(2) of whole lines returns that is the first of its open file, or before which nothing was under way for
-    `linger.ms`. mkdir of a partition is EROFS; without `--link` every append is, and what is made in `inbox`, and
-    `last_refusal` says why."""
+    `linger.ms`. While its mirror is not ready, as that of a topic that was just linked, an append waits as for an
+    acknowledgement. mkdir of a partition is EROFS; so is an append to a topic that has ended in the cluster, that
+    `--link-topic` does not have, or that another cluster had, and to a partition that is another daemon's; without
+    `--link` every append is, and what is made in `inbox`; and `last_refusal` says why."""
     with a_link(tmp_path) as linked:
         mount = linked.mount
         log = linked.topic("appended", b"one").logs[0]
@@ -197,6 +201,15 @@ def test_an_append_goes_to_the_cluster(tmp_path: Path) -> None:
         shown = (mount / "appended-0/log.txt").read_bytes()
         assert shown.endswith(b"".join(b"line %d\n" % number for number in range(20)))
         assert (mount / "appended-0/segments/00000000000000000000.log").read_bytes() == log.data()
+        log = linked.topic("just").logs[0]
+        eventually((mount / "just-0/log.txt").exists, "it is linked")
+        append(mount / "just-0/log.txt", b"at once\n")
+        assert log.end == 1
+        del linked.broker.topics["just"]
+        eventually(lambda: linked.told("just-0")["ended"], "it is told")
+        with refused(errno.EROFS):
+            append(mount / "just-0/log.txt", b"too late\n")
+        assert "deleted in the cluster" in mount.status(mount / "just-0")["last_refusal"]["reason"]
         with refused(errno.EROFS):
             (mount / "appended-1").mkdir()
         assert mount.stop() == 0
