@@ -147,9 +147,12 @@ def epoch_changes(table: Longs) -> list[tuple[int, int]]:
 
 
 def assign_recovered(epochs: LeaderEpochs, table: Longs) -> None:
-    """Record the leader epochs of batches that a recovery found. The first one may have begun earlier, in a segment
-    that nobody looks at."""
+    """Record the leader epochs of batches that a recovery found, unless they are known: an assignment removes all
+    epochs behind it, and of a segment that is recovered by itself nobody would find them again. The first one may have
+    begun earlier, in a segment that nobody looks at."""
     changes = epoch_changes(table)
+    if all(epochs.epoch_for_offset(offset) == epoch for epoch, offset in changes):
+        return
     for known in epochs.entries:
         if changes and known.epoch == changes[0][0] and known.start_offset < changes[0][1]:
             changes[0] = known

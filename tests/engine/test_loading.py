@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from directory_check import bases, check_directory, check_rebuilt, content, parse
+from directory_check import bases, check_directory, check_rebuilt, content, parse, path_of
 from partition_opening import CLEAN, NOW, Clock, open_partition
 
 from topicfs.engine.errors import (
@@ -904,3 +904,20 @@ def test_a_state_is_made_anew_beside_damaged_batches(
         assert partition.record(end - 1) is not None
         partition.append([Record(b"after")], Producer(0, 0, 15))
     assert "are passed over" in caplog.text
+
+
+def test_a_segment_that_is_recovered_by_itself_leaves_the_epochs_behind_it(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    partition = open_partition(directory)
+    for epoch in range(4):
+        partition.log.become_leader(epoch)
+        fill(partition, 15)
+    epochs = partition.log.epochs.entries
+    assert len(epochs) == 4
+    partition.close()
+    for base in bases(directory)[:-1]:
+        path_of(directory, base, ".index").unlink()
+        again = open_partition(directory, Known(clean=True, recovery_point=60))
+        assert again.log.epochs.entries == epochs
+        again.close()
+    assert open_partition(directory, CLEAN).log.epochs.entries == epochs
