@@ -8,7 +8,8 @@
     18  int64  last offset          offset of its marker
     26  int64  last stable offset   below it, every transaction was decided when the marker was written
 
-Most segments have no aborted transaction, and then they have no such file.
+Most segments have no aborted transaction, and then they have no such file. A file of a single byte is one of ours:
+there was no room for the entries, which only a recovery of the segment can tell.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from topicfs.engine.format.layout import Layout
 
 VERSION: Final = 0
 ENTRY: Final = Layout(version="h", producer_id="q", first_offset="q", last_offset="q", last_stable_offset="q")
+NOT_KNOWN: Final = 1
+"""The length of a file whose entries could not be written. A broker takes it for one without entries: so its segment
+has no offset index, and a broker recovers it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from topicfs.engine.errors import CorruptCheckpointError
+from topicfs.engine.errors import CorruptCheckpointError, lacks_room
 from topicfs.engine.files.checkpoint import read_lines, write_lines, write_lines_if_directory_exists
 from topicfs.engine.files.integers import parse_int32, parse_int64
 from topicfs.engine.files.regular import open_regular
@@ -41,23 +41,38 @@ class LeaderEpochs:
     path     path of the checkpoint file
     entries  epochs and start offsets, both rising; replaced in one step
     dirty    whether `entries` differ from the file: a truncation was not flushed yet
+    unwritten  whether the file also lacks epochs that a recovery found, which is so while there is no room for them
     read_only  changes are made in memory only
     """
 
-    __slots__ = ("dirty", "entries", "path", "read_only")
+    __slots__ = ("dirty", "entries", "path", "read_only", "unwritten")
 
     def __init__(self, path: Path, entries: tuple[EpochEntry, ...], read_only: bool = False) -> None:
         self.path = path
         self.entries = entries
         self.dirty = False
+        self.unwritten = False
         self.read_only = read_only
 
     @classmethod
     def open(cls, path: Path) -> LeaderEpochs:
-        """Read the file, or create an empty one. CorruptCheckpointError if the file breaks the format."""
-        # Not Path.touch, which would also change the time of a file that exists.
-        os.close(open_regular(path, os.O_RDONLY | os.O_CREAT, 0o644))
+        """Read the file, or create an empty one, where there is room: its first epoch creates it too.
+        CorruptCheckpointError if the file breaks the format."""
+        try:
+            # Not Path.touch, which would also change the time of a file that exists.
+            os.close(open_regular(path, os.O_RDONLY | os.O_CREAT, 0o644))
+        except OSError as error:
+            if not lacks_room(error):
+                raise
         return cls(path, _parse(path, read_lines(path)))
+
+    @classmethod
+    def lost(cls, path: Path) -> LeaderEpochs:
+        """Begin without epochs, because the file is damaged. It stays so until `flush` writes those that the log has:
+        a crash before then must not leave a file that looks complete."""
+        epochs = cls(path, ())
+        epochs.dirty = epochs.unwritten = True
+        return epochs
 
     @classmethod
     def look(cls, path: Path) -> LeaderEpochs:
@@ -101,6 +116,31 @@ class LeaderEpochs:
 
     def assign_all(self, pairs: Iterable[tuple[int, int]]) -> bool:
         """Assign each pair of epoch and start offset, and write the file once. Used to replay a log."""
+        changed = self._with(pairs)
+        if changed is None:
+            return False
+        self._store(changed)
+        return True
+
+    def assign_where_there_is_room(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Assign as `assign_all` does what a recovery found. If there is no room to write it, it stays in memory until
+        the next `flush`."""
+        changed = self._with(pairs)
+        if changed is None:
+            return
+        if not self.unwritten:
+            try:
+                self._store(changed)
+            except OSError as error:
+                if not lacks_room(error):
+                    raise
+                log.warning(f"{self.path}: no room to write it: {error}")
+                self.unwritten = True
+        if self.unwritten:
+            self._replace(changed)
+
+    def _with(self, pairs: Iterable[tuple[int, int]]) -> tuple[EpochEntry, ...] | None:
+        """Return the entries with these pairs of epoch and start offset; None if they stay as they are."""
         latest = self.entries[-1] if self.entries else None
         changed: list[EpochEntry] | None = None
         removed = 0
@@ -120,11 +160,10 @@ class LeaderEpochs:
             latest = EpochEntry(epoch, start_offset)
             changed.append(latest)
         if changed is None:
-            return False
+            return None
         if removed:
             log.info(f"{self.path}: {removed} epochs gave way to newer ones, the latest is {changed[-1]}")
-        self._store(tuple(changed))
-        return True
+        return tuple(changed)
 
     def truncate_from_end(self, end_offset: int) -> None:
         """Remove the entries that start at or behind `end_offset`. A negative one removes none. The file is not
@@ -145,10 +184,11 @@ class LeaderEpochs:
         self._store(())
 
     def flush(self) -> None:
-        """Write the file if a truncation has not been written yet."""
+        """Write the file if a truncation, or what a recovery found, has not been written yet."""
         if self.dirty and not self.read_only:
             # The write was delayed, so the partition's directory may no longer exist.
             self.dirty = not write_lines_if_directory_exists(self.path, _lines(self.entries))
+            self.unwritten = False
 
     def _replace(self, entries: tuple[EpochEntry, ...]) -> None:
         if entries != self.entries:
@@ -160,7 +200,7 @@ class LeaderEpochs:
         if not self.read_only:
             write_lines(self.path, _lines(entries))
         self.entries = entries
-        self.dirty = False
+        self.dirty = self.unwritten = False
 
 
 def _lines(entries: tuple[EpochEntry, ...]) -> list[str]:

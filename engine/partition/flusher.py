@@ -63,15 +63,16 @@ class Flusher:
         """Note truncations from now on. The caller holds `lock`, and then asks the log for its end."""
         self._cut = MAX_INT64
 
-    def flush(self, target: int, with_active: bool) -> None:
+    def flush(self, target: int, with_active: bool, advance: bool = True) -> None:
         """Flush everything below `target`. `with_active` includes an active segment that is empty, so that its index
-        files exist afterwards. The caller holds `lock`."""
+        files exist afterwards. Without `advance` the recovery point stays. The caller holds `lock`."""
         if target <= self.point and not with_active:
             return
         self._sync(self.point, target, with_active)
         with self._log_lock:
             # Records that were cut off and appended again in the meantime are not on disk.
-            self.point = max(self.point, min(target, self._cut))
+            if advance:
+                self.point = max(self.point, min(target, self._cut))
             self.last_ms = self._chain.steady()
 
     def _sync(self, start: int, end: int, with_active: bool) -> None:

@@ -29,8 +29,19 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     damaged leader-epoch-checkpoint      rebuilt from the batches
     *.tmp                                removed: the file that it should replace is complete
 
-If there is no room, rebuilt indexes stay in memory until a clean stop, and snapshots and epochs that only save work
-are left out. A partition that still cannot be loaded is tried again.
+What is rebuilt is compared with the files, and only what they lack is written. If there is no room for that, it stays
+in memory, and what is on disk must not be believed by the next start, whatever the stop before it was like:
+
+    rebuilt indexes              the segment loses its `.index`, durably, and has none until all that was rebuilt is on
+                                 disk: so every start recovers it, also a broker's. Its `.txnindex` gets the length of
+                                 a single byte where its entries are not on disk: then no reader of ours takes it for
+                                 one without entries. The write is tried again when the segment is appended to or
+                                 sealed, and by a clean stop
+    rebuilt leader epochs        the recovery point stays where it is until they are on disk
+    producer snapshots           left out, they only save a replay
+    leader epochs that were cut  left out, the next load cuts them again
+
+A partition that still cannot be loaded is tried again.
 """
 
 from __future__ import annotations
@@ -41,7 +52,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from topicfs.engine.errors import CorruptCheckpointError, CorruptError, OldFormatError, lacks_room
-from topicfs.engine.files.atomic import sync_directory, write_atomically
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.files.metadata import PartitionMetadata
 from topicfs.engine.format.paths import (
     INDEX_SUFFIX,
@@ -151,12 +162,11 @@ def _open_epochs(path: Path) -> tuple[LeaderEpochs, bool]:
         return LeaderEpochs.open(path), True
     except CorruptCheckpointError as error:
         logger.warning(f"leader epochs are forgotten: {error}")
-        write_atomically(path, b"")
-        return LeaderEpochs.open(path), False
+        return LeaderEpochs.lost(path), False
 
 
 def _flush_where_there_is_room(epochs: LeaderEpochs) -> None:
-    """Write epochs that were cut. If there is no room, that waits: the next load would cut them in the same way."""
+    """Write epochs that were cut, or rebuilt. If there is no room, that waits: the next load would do the same."""
     try:
         epochs.flush()
     except OSError as error:
@@ -220,14 +230,14 @@ def _settle_end(chain: Chain, epochs: LeaderEpochs, known: Known, delay_ms: int)
             f"{known.start}: they are removed"
         )
         chain.remove(tuple(chain.segments), delay_ms)
-        epochs.clear()
+        epochs.truncate_from_end(0)
     empty = chain.create(known.start)
     if had_segments:
         # A recovery leaves no preallocated zeros, here as elsewhere, so that a second one finds nothing to cut off.
         os.truncate(empty.path, 0)
     # Otherwise they would be created with the first entry. A broker expects an index beside every log.
-    for index in empty.finder.indexes:
-        index.trim()
+    if empty.appender is not None:
+        empty.appender.trim_indexes()
     chain.add((empty,))
     return known, known.start
 

@@ -603,12 +603,27 @@ class Log:
         self.check_writable()
         self.flusher.begin()
         end = self.snapshot.end
+        is_known = self._write_rebuilt_epochs()
         try:
-            self.flusher.flush(end if up_to is None else min(up_to, end), with_active)
+            self.flusher.flush(end if up_to is None else min(up_to, end), with_active, is_known)
         except OSError as error:
             if error.errno not in _NO_DESCRIPTOR:
                 self._fail(error)
             raise
+
+    def _write_rebuilt_epochs(self) -> bool:
+        """Write the leader epochs for which a recovery had no room. Return False if there still is none: only another
+        recovery of the same records finds them again."""
+        if not self.epochs.unwritten:
+            return True
+        with self.lock:
+            try:
+                self.epochs.flush()
+            except OSError as error:
+                if not lacks_room(error):
+                    raise
+                logger.warning(f"{self.name}: the recovery point stays, no room for leader epochs: {error}")
+            return not self.epochs.unwritten
 
     def close(self) -> None:
         """Stop cleanly: flush everything, take a snapshot at the end, and cut every file to its true size."""

@@ -83,15 +83,18 @@ class Recovery:
 
         `before_cut` is called before bytes are cut off. In the other order, a crash in between would leave a segment
         that seems complete, and the later segments would stay."""
+        aborted = bytearray()
         try:
-            self._check(segment, producers, before_cut)
+            self._check(segment, producers, before_cut, aborted)
         except OffsetOverflowError:
+            # The parts are recovered by themselves: what the file says of the whole is not needed.
+            segment.transactions.hold(bytes(aborted))
             return split(self.chain, segment, self.delay_ms, before_cut)
         except InvalidOffsetError as error:
             before_cut(segment)
             size = segment.size
-            segment.transactions.reset()
             segment.truncate_to(segment.base_offset)
+            segment.write_rebuilt(bytearray())
             log.warning(f"{segment.path}: all of its {size} bytes cut off, offsets are out of order: {error}")
         return []
 
@@ -114,22 +117,24 @@ class Recovery:
         sync_directory(self.chain.directory)
 
     def _check(
-        self, segment: Segment, producers: ProducerStates, before_cut: Callable[[Segment], None]
+        self,
+        segment: Segment,
+        producers: ProducerStates,
+        before_cut: Callable[[Segment], None],
+        aborted: bytearray,
     ) -> None:
-        """Check every batch of a segment, rebuild its three indexes, and update epochs and producers to its end."""
+        """Check every batch of a segment, rebuild its three indexes, and update epochs and producers to its end. The
+        entries of the transaction index gather in `aborted`."""
         chain = self.chain
         base = segment.base_offset
         rebuild(chain, producers, self.start, base, base, chain.clock())
-        aborted = segment.transactions
-        aborted.reset()
 
         def visit(buffer: Bytes, table: Longs) -> None:
             assign_recovered(self.epochs, table)
             for entry in replay(producers, buffer, table, int(table[0, POSITION])):
-                aborted.append(entry)
+                aborted.extend(entry.to_bytes())
 
-        segment.recover(visit, lambda _: before_cut(segment))
-        aborted.flush()
+        segment.recover(visit, lambda _: before_cut(segment), aborted)
         take_snapshot_where_there_is_room(producers)
 
 
@@ -156,7 +161,7 @@ def assign_recovered(epochs: LeaderEpochs, table: Longs) -> None:
     for known in epochs.entries:
         if changes and known.epoch == changes[0][0] and known.start_offset < changes[0][1]:
             changes[0] = known
-    epochs.assign_all(changes)
+    epochs.assign_where_there_is_room(changes)
 
 
 def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
@@ -164,7 +169,7 @@ def rebuild_epochs(chain: Chain, epochs: LeaderEpochs) -> None:
     log.warning(f"{epochs.path}: rebuilt from the batches of {len(chain.segments)} segments")
     for segment in chain.segments:
         for _, table in segment.finder.sound_batches(segment.base_offset):
-            epochs.assign_all(epoch_changes(table))
+            epochs.assign_where_there_is_room(epoch_changes(table))
 
 
 def transaction_index_is_sound(segment: Segment) -> bool:

@@ -65,7 +65,8 @@ class IndexFile:
     used         see descriptors.Holder
     active       whether it keeps its entries in memory and may be changed
     held         whether it is sealed, but keeps its entries: another file may overwrite its file
-    in_memory    whether it is active without a file: there is none, or the file must not be changed
+    in_memory    whether its file is left as it is: it is another process's, there is none, or the entries are being
+                 rebuilt, or have no room: see `write_out`
     doubt        what is wrong with the loaded file, in words; empty if nothing is
     mended       whether its entries were rebuilt, and the file does not have them yet: see `replace`
     is_dirty     whether the file may have changed since its last fsync
@@ -186,7 +187,7 @@ class IndexFile:
     def keep_mended(self) -> None:
         """Write rebuilt entries to the file, and fsync it. A crash in between leaves a mix of both kinds, which is
         detected as the damage was."""
-        if self.mended:
+        if self.mended and not self.in_memory:
             opened = self._writer()
             os.fsync(opened.fd)
             if not self.active:
@@ -226,6 +227,7 @@ class IndexFile:
 
     def begin(self) -> None:
         """Start with no entries. A new file is created with the first entry, flush or seal."""
+        self.doubt, self.mended = "", False
         self._own(np.empty(0, np.uint8), 0)
 
     def begin_in_memory(self) -> None:
@@ -233,6 +235,34 @@ class IndexFile:
         changed."""
         self.in_memory = True
         self.begin()
+
+    def write_out(self) -> None:
+        """Write the entries that are in memory only, unless the file has them already, and use the file from here on.
+        After an error they stay in memory, and the file may have some of them."""
+        if not self.in_memory:
+            return
+        data, entries = self.view()
+        content = memoryview(data[: entries * self.ENTRY_SIZE])
+        if not self._has(content):
+            try:
+                opened = self._file.descriptor(self.path)
+                write_exactly(opened.fd, 0, content)
+                cut_file(opened.fd, len(content))
+            except OSError:
+                self._file.close()
+                raise
+        self.is_dirty = True
+        self.in_memory = False
+        self.abandon()
+
+    def _has(self, content: memoryview) -> bool:
+        try:
+            if os.stat(self.path).st_size != len(content):
+                return False
+            with read_regular(self.path) as file:
+                return file.read() == content
+        except FileNotFoundError:
+            return False
 
     def detach(self, entries: int) -> None:
         """Keep the first entries in memory, and add further ones there only: the file belongs to another process, which
@@ -274,6 +304,8 @@ class IndexFile:
         return opened
 
     def _cut(self, size: int) -> None:
+        if self.in_memory:
+            return
         opened = self._writer()
         if cut_file(opened.fd, size):
             self.is_dirty = True
@@ -305,12 +337,6 @@ class IndexFile:
             self._own(data, entries)
         self._cut(min(entries, present) * self.ENTRY_SIZE)
 
-    def truncate(self) -> None:
-        """Remove every entry, without reading the file."""
-        self.begin()
-        self.doubt, self.mended = "", False
-        self._cut(0)
-
     def trim(self) -> None:
         """Make the file exist, with the length of its entries."""
         if not self.in_memory:
@@ -318,7 +344,7 @@ class IndexFile:
 
     def flush(self) -> None:
         """fsync the file. The file of an active index exists afterwards."""
-        if self.active:
+        if self.active and not self.in_memory:
             opened = self._writer()
             os.fsync(opened.fd)
         elif self.exists():
@@ -338,9 +364,11 @@ class IndexFile:
             raise
 
     def seal(self) -> None:
-        """Trim the file, and release the descriptor and the memory. Look-ups load the file again."""
-        self.trim()
-        self.abandon()
+        """Trim the file, and release the descriptor and the memory. Look-ups load the file again. Entries that are in
+        memory only stay there."""
+        if not self.in_memory:
+            self.trim()
+            self.abandon()
 
     def abandon(self) -> None:
         """Release the descriptor and the memory. The file stays as it is."""

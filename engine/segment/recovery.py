@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import OffsetOverflowError, lacks_room
+from topicfs.engine.errors import OffsetOverflowError
 from topicfs.engine.kernels.scan import BAD_MAGIC, BASE_OFFSET, FULL, LAST_OFFSET, PROBLEMS, SIZE
 from topicfs.engine.kernels.search import rising_rows
 from topicfs.engine.record import MAX_INT32, NO_TIMESTAMP
@@ -27,7 +27,8 @@ RECOVERY_CHUNK: Final = 4 * 1024 * 1024
 
 
 def recover(appender: Appender, visit: Visit, before_cut: Callable[[int], None] | None) -> int:
-    """Recover a file to its present length, and seal it: see `Segment.recover`."""
+    """Recover a file to its present length, and end the appender. The indexes are rebuilt in memory only: see
+    `Segment.recover`."""
     finder, batches = appender.finder, appender.log
     found = batches.size
     opened = batches.file.written()
@@ -35,7 +36,7 @@ def recover(appender: Appender, visit: Visit, before_cut: Callable[[int], None] 
         # They were reserved for lines that a crash lost.
         release_behind(opened.fd, found)
     for index in finder.indexes:
-        index.truncate()
+        index.begin_in_memory()
     valid, problem = _rebuild(finder, visit)
     if valid < found:
         if before_cut is not None:
@@ -44,20 +45,9 @@ def recover(appender: Appender, visit: Visit, before_cut: Callable[[int], None] 
             f"{batches.path}: {found - valid} of {found} bytes cut off at position {valid}: {problem}"
         )
     batches.size = valid
-    try:
-        appender.seal()
-    except OSError as error:
-        if not lacks_room(error):
-            raise
-        # The indexes stay in memory: a full disk hides no record.
-        log.warning(f"{batches.path}: no room for its indexes, they are in memory: {error}")
-        cut_file(batches.file.written().fd, valid)
-        appender.end()
-        for index in finder.indexes:
-            index.abandon()
-        finder.doubted = False
-        finder.mended = True
-        finder.remake()
+    finder.time_index.maybe_append(*finder.latest(), skip_full=True)
+    cut_file(batches.file.written().fd, valid)
+    appender.end()
     return found - valid
 
 
@@ -108,13 +98,7 @@ def _rebuild(finder: Finder, visit: Visit) -> tuple[int, str]:
             size = int(table[:good, SIZE].sum())
             visit(buffer[:size], table[:good])
             entries = indexer.entries_for(table[:good], valid, size)
-            if not finder.doubted:
-                try:
-                    indexer.add(entries)
-                except OSError as error:
-                    if not lacks_room(error):
-                        raise
-                    finder.doubted = True  # without room the indexes are made in memory at the end
+            indexer.add(entries)
             indexer.since, finder.largest = entries.since, entries.largest
             valid += size
             before = int(table[good - 1, LAST_OFFSET])

@@ -13,6 +13,7 @@ by `engine.segment.finder`, appended by `engine.segment.appender`, and recovered
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -21,7 +22,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from topicfs.engine.batch.table import Bytes, Longs
-from topicfs.engine.errors import ClosedError, CorruptSegmentError, ReadOnlyError
+from topicfs.engine.errors import ClosedError, CorruptSegmentError, ReadOnlyError, lacks_room
+from topicfs.engine.files.atomic import sync_directory
 from topicfs.engine.format.paths import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -59,6 +61,7 @@ class Segment:
     jitter         a number drawn at opening; modulo the setting it says how much earlier to roll
     log            the batches in the `.log`
     appender       appends to the log and to the indexes; None unless the segment is active
+    unwritten      whether rebuilt indexes are in memory only, for want of room: see `write_rebuilt`
     _finder        finds offsets and times by both indexes; None until needed
     _transactions  the index of aborted transactions; None until needed
     """
@@ -77,6 +80,7 @@ class Segment:
         "log",
         "settings",
         "suffix",
+        "unwritten",
     )
 
     def __init__(
@@ -97,6 +101,7 @@ class Segment:
         self.jitter = random.getrandbits(31)
         self.log = BatchFile(PinnedFile(self.path_of(LOG_SUFFIX), descriptors), base_offset, size)
         self.appender: Appender | None = None
+        self.unwritten = False
         self._clock = clock
         self._descriptors = descriptors
         self._finder: Finder | None = None
@@ -265,6 +270,7 @@ class Segment:
             raise ReadOnlyError(f"{self.log.path}: opened read-only")
         if self.log.file.gone:
             raise ClosedError(f"{self.log.path} was deleted or closed")
+        self.settle()
         self.appender = appender = Appender.begin(self.finder)
         return appender
 
@@ -290,9 +296,15 @@ class Segment:
         appender.cut(cut, offset)
         return size - cut
 
-    def recover(self, visit: recovery.Visit, before_cut: Callable[[int], None] | None = None) -> int:
+    def recover(
+        self,
+        visit: recovery.Visit,
+        before_cut: Callable[[int], None] | None = None,
+        aborted: bytearray | None = None,
+    ) -> int:
         """Keep the good batches and rebuild the indexes. Return how many bytes were cut off. `before_cut` is called
-        with their number while they still exist, to remove what must not outlive them.
+        with their number while they still exist, to remove what must not outlive them. `visit` fills `aborted` with
+        the entries of the transaction index, as they are stored; without it that index stays as it is.
 
         `visit` gets every chunk of good batches, valid during the call only. Its errors are passed on. So is
         OffsetOverflowError for a good batch too far above the base: the segment can then be truncated, or read and
@@ -303,7 +315,57 @@ class Segment:
             self.appender = Appender(self.finder)
         cut = recovery.recover(self.appender, visit, before_cut)
         self.appender = None
+        self.write_rebuilt(aborted)
         return cut
+
+    # -- rebuilt indexes ------------------------------------------------------------------------------
+
+    def write_rebuilt(self, aborted: bytearray | None) -> None:
+        """Write what a recovery has rebuilt, as far as the files differ from it: both indexes, which are in memory, and
+        the entries of the transaction index, unless they are None.
+
+        The offset index comes last: a segment without one is recovered by every start, also a broker's. If there is no
+        room for all of them, the rest stays in memory, and the segment has no offset index on disk until there is."""
+        is_new = aborted is not None
+        try:
+            if aborted is not None:
+                self.transactions.replace(bytes(aborted))
+                is_new = False
+            self._write_out()
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            log.warning(f"{self.log.path}: no room for its indexes, they are in memory: {error}")
+            self.unwritten = self.finder.mended = True
+            if is_new:
+                self.transactions.hold(bytes(aborted or b""))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path_of(INDEX_SUFFIX))
+            sync_directory(self.directory)
+
+    def _write_out(self) -> None:
+        offset_index, time_index = self.finder.indexes
+        self.transactions.write_out()
+        time_index.write_out()
+        offset_index.write_out()
+
+    def settle(self) -> bool:
+        """Write rebuilt indexes to disk that are in memory only, if there are. Return False if there is still no
+        room."""
+        if self.unwritten:
+            try:
+                self._write_out()
+                for index in self.finder.indexes:
+                    index.sync()
+                sync_directory(self.directory)
+            except OSError as error:
+                if not lacks_room(error):
+                    raise
+                log.warning(f"{self.log.path}: still no room for its indexes: {error}")
+                return False
+            self.unwritten = False
+            log.info(f"{self.log.path}: its indexes, for which there was no room, are on disk")
+        return True
 
     # -- rolling --------------------------------------------------------------------------------------
 
@@ -344,6 +406,7 @@ class Segment:
         """End an active segment: write the last time entry, cut the files to their content, and close them for
         writing."""
         if self.appender is not None:
+            self.settle()
             self.appender.seal()
             self.appender = None
 
@@ -364,6 +427,8 @@ class Segment:
         if self.settings.read_only:
             return
         try:
+            if not self.settle():
+                return
             self._mend_lengths()
             if self.mended:
                 for index in self.finder.indexes:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
+from topicfs.engine.files.atomic import write_atomically
 from topicfs.engine.files.regular import open_regular
 from topicfs.engine.format.paths import DELETED_SUFFIX
-from topicfs.engine.format.transaction_index import ENTRY, VERSION, AbortedTransaction, aborted_in
+from topicfs.engine.format.transaction_index import ENTRY, NOT_KNOWN, VERSION, AbortedTransaction, aborted_in
 from topicfs.engine.record import NO_OFFSET
 from topicfs.engine.segment.allocation import allocate
 from topicfs.engine.segment.descriptors import Identity, identity_of, open_identical
@@ -54,11 +55,21 @@ class TransactionIndex:
     _size        published bytes, which readers see; a multiple of 34 unless the file was not when opened
     _last_offset last offset of the last entry, or the offset before the segment's first; None until needed
     _kept        the open file, once the index is marked deleted
+    _unwritten   the entries, in memory, while the file does not have them: see `hold`
     _is_dirty    whether something was written since the last flush
     _identity    the file that it must be, if another process may replace it; else None
     """
 
-    __slots__ = ("_identity", "_is_dirty", "_kept", "_last_offset", "_size", "base_offset", "path")
+    __slots__ = (
+        "_identity",
+        "_is_dirty",
+        "_kept",
+        "_last_offset",
+        "_size",
+        "_unwritten",
+        "base_offset",
+        "path",
+    )
 
     def __init__(self, path: Path, base_offset: int, size: int, identity: Identity | None = None) -> None:
         self.path = path
@@ -67,6 +78,7 @@ class TransactionIndex:
         self._identity = identity
         self._last_offset: int | None = None
         self._kept: _Descriptor | None = None
+        self._unwritten: _Descriptor | None = None
         self._is_dirty = False
 
     @classmethod
@@ -93,9 +105,8 @@ class TransactionIndex:
         entries = list(aborted)
         if not entries:
             return cls(Path(os.devnull), base_offset, 0)
-        kept = _Descriptor(os.memfd_create("topicfs-txnindex"))
         data = b"".join(entry.to_bytes() for entry in entries)
-        _write(kept, data, 0)
+        kept = _in_memory(data)
         index = cls(Path(f"/proc/self/fd/{kept.number}"), base_offset, len(data))
         index._kept = kept
         return index
@@ -207,7 +218,7 @@ class TransactionIndex:
         A rename publishes `_kept` before it moves the file, and `path` afterwards. So the opened file is the right
         one if neither has changed by then."""
         while True:
-            kept = self._kept
+            kept = self._unwritten or self._kept
             if kept is not None:
                 return kept
             path = self.path
@@ -236,14 +247,17 @@ class TransactionIndex:
     def make_room(self, entries: int) -> None:
         """Make sure of room for more entries, where the file system can. OSError if there is none: nothing has changed
         then."""
-        descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        descriptor = self._writer()
         try:
             allocate(descriptor.number, self._size, entries * ENTRY_SIZE)
         except OSError:
-            if not self._size:
+            if not self._size and self._unwritten is None:
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
             raise
+
+    def _writer(self) -> _Descriptor:
+        return self._unwritten or _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
 
     def append(self, entry: AbortedTransaction) -> None:
         """Add an entry. Its last offset must be above every earlier one. After an error nothing has changed."""
@@ -255,7 +269,7 @@ class TransactionIndex:
                 f"{self.path}: expected a last offset above {last_offset}, found {entry.last_offset}"
             )
         data = entry.to_bytes()
-        descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+        descriptor = self._writer()
         try:
             _write(descriptor, data, size)
         except OSError:
@@ -276,9 +290,49 @@ class TransactionIndex:
                 break
         self._cut(remaining * ENTRY_SIZE)
 
-    def reset(self) -> None:
-        """Remove all entries, even if the file breaks the format."""
-        self._cut(0)
+    # -- rebuilding ---------------------------------------------------------------------------------
+
+    def replace(self, data: bytes) -> None:
+        """Have these entries, as they are stored, instead of those in the file, and have them on disk. What the file
+        has already is not written again. OSError if there is no room for the rest: the file may have lost entries
+        then, see `hold`."""
+        size = os.stat(self.path).st_size if os.path.exists(self.path) else 0
+        if size or data:
+            self._bring(data, size)
+        self._size = len(data)
+        self._last_offset = None
+        self._unwritten = None
+
+    def _bring(self, data: bytes, size: int) -> None:
+        descriptor = _Descriptor(open_regular(self.path, os.O_RDWR | os.O_CREAT, 0o644))
+        same = min(size, len(data))
+        if size % ENTRY_SIZE or os.pread(descriptor.number, same, 0) != data[:same]:
+            # A crash leaves the old file, which does not fit the log, or the new one, and nothing in between.
+            write_atomically(self.path, data)
+            return
+        if size > len(data):
+            os.ftruncate(descriptor.number, len(data))
+        _write(descriptor, data[size:], size)
+        # Also what was there already: the process before this one may not have brought it onto the disk.
+        os.fsync(descriptor.number)
+
+    def hold(self, data: bytes) -> None:
+        """Have these entries, in memory only, until `write_out`: there is no room for them. The file must not be
+        believed from here on, so it gets the length that says so, which takes no room."""
+        self._unwritten = _in_memory(data)
+        self._size = len(data)
+        self._last_offset = None
+        try:
+            descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
+            os.ftruncate(descriptor.number, NOT_KNOWN)
+        except OSError as error:
+            log.warning(f"{self.path}: cannot be marked as incomplete: {error}")
+
+    def write_out(self) -> None:
+        """Write the entries to the file, if they are in memory only. After an error they stay there."""
+        held = self._unwritten
+        if held is not None:
+            self.replace(os.pread(held.number, self._size, 0))
 
     def flush(self) -> None:
         """fsync the file. To make a new file's name durable, the directory has to be synced."""
@@ -307,7 +361,7 @@ class TransactionIndex:
         """Remove the file. Return whether it existed."""
         self._size = 0
         self._last_offset = None
-        self._kept = None
+        self._kept = self._unwritten = None
         self._is_dirty = False
         try:
             os.unlink(self.path)
@@ -340,13 +394,20 @@ class TransactionIndex:
             return
         # Readers see the smaller size first, so a short read tells them of the cut.
         self._size = size
+        held = self._unwritten
         try:
-            os.truncate(self.path, size)
+            os.truncate(self.path if held is None else held.number, size)
         except OSError:
             self._size = before
             raise
         self._last_offset = None
         self._is_dirty = True
+
+
+def _in_memory(data: bytes) -> _Descriptor:
+    descriptor = _Descriptor(os.memfd_create("topicfs-txnindex"))
+    _write(descriptor, data, 0)
+    return descriptor
 
 
 def _write(descriptor: _Descriptor, data: bytes, position: int) -> None:

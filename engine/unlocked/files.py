@@ -28,7 +28,7 @@ from topicfs.engine.format.paths import (
     time_index_file,
     transaction_index_file,
 )
-from topicfs.engine.format.transaction_index import AbortedTransaction, aborted_in
+from topicfs.engine.format.transaction_index import NOT_KNOWN, AbortedTransaction, aborted_in
 
 _PATIENCE_S: Final = 5.0
 _PAUSE_S: Final = 0.01
@@ -63,7 +63,13 @@ class Files:
         """Yield the aborted transactions with offsets in [start, end), from the transaction indexes."""
         for base in self.aborting:
             if base >= self.bases[max(self.floor(start), 0)]:
-                found = aborted_in(_content(self.directory / transaction_index_file(base)))
+                path = self.directory / transaction_index_file(base)
+                content = _content(path)
+                if len(content) == NOT_KNOWN:
+                    raise CorruptSegmentError(
+                        f"{path}: the disk was full when the store was opened: make room, and open it again"
+                    )
+                found = aborted_in(content)
                 yield from (each for each in found if each.overlaps(start, end))
 
 

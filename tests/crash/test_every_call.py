@@ -219,13 +219,24 @@ def check_after_errors(workload: Workload, known: Known) -> None:
     check_directory(workload.directory)
 
 
-def damaged(directory: Path) -> list[bytes | None]:
+def kept(partition: Partition) -> tuple[list[bytes | None], list[bytes | None], tuple[tuple[int, int], ...]]:
+    """What a recovery keeps: all values, those that readers see, and the leader epochs."""
+    return (
+        [record.value for record in partition.records(isolation=Isolation.UNCOMMITTED)],
+        [record.value for record in partition.records()],
+        partition.log.epochs.entries,
+    )
+
+
+def damaged(directory: Path, known: Known) -> object:
     """A directory in which recovery finds much to do. Gives what it keeps."""
     partition = open_partition(directory, **SETTINGS)
     for number in range(40):
         partition.append(Record(b"value %d" % number, timestamp=NOW), Producer(7, 0, number, True))
         if number % 5 == 4:
             partition.end_transaction(7, 0, commit=number % 2 == 0)
+        if number % 8 == 3:
+            partition.log.become_leader(number)
     partition.log.abandon()
     middle = bases(directory)[-3]
     path = path_of(directory, middle, ".log")
@@ -238,32 +249,36 @@ def damaged(directory: Path) -> list[bytes | None]:
         base, _, suffix = name.partition(".")
         (directory / f"{int(base):020d}.{suffix}").write_bytes(b"left over")
     path_of(directory, 999, ".index").write_bytes(b"orphan")
-    expected = open_partition(shutil.copytree(directory, directory.parent / "expected-0"), **SETTINGS)
-    values = [r.value for r in expected.records(isolation=Isolation.UNCOMMITTED)]
+    expected = open_partition(shutil.copytree(directory, directory.parent / "expected-0"), known, **SETTINGS)
+    values = kept(expected)
     assert expected.end_offset == keep[-1].last_offset + 1
     expected.close()
     shutil.rmtree(directory.parent / "expected-0")
     return values
 
 
-def test_dying_at_any_call_of_recovery_leaves_what_a_second_recovery_completes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", [0, 10])
+def test_dying_at_any_call_of_recovery_leaves_what_a_second_recovery_completes(
+    tmp_path: Path, point: int
+) -> None:
+    known = Known(recovery_point=point)
     with Calls().patched():
-        values = damaged(tmp_path / "t-0")
+        values = damaged(tmp_path / "t-0", known)
     shutil.copytree(tmp_path / "t-0", tmp_path / "counted-0")
     counted = Calls()
     with counted.patched():
-        open_partition(tmp_path / "counted-0", **SETTINGS)
+        open_partition(tmp_path / "counted-0", known, **SETTINGS)
     assert counted.count > 30
     for stop in sample(counted.count, STRIDE):
         directory = shutil.copytree(tmp_path / "t-0", tmp_path / "copy-0")
         calls = Calls(stop)
         with calls.patched(), contextlib.suppress(Crash):
-            open_partition(directory, **SETTINGS)
+            open_partition(directory, known, **SETTINGS)
         assert calls.failed
         gc.collect()
         with Calls().patched():
-            partition = open_partition(directory, **SETTINGS)
-            assert [r.value for r in partition.records(isolation=Isolation.UNCOMMITTED)] == values
+            partition = open_partition(directory, known, **SETTINGS)
+            assert kept(partition) == values
             partition.log.remove_due(2**62)
             partition.close()
         check_directory(directory)

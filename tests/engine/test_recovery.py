@@ -496,6 +496,9 @@ def test_a_full_disk_keeps_no_record_back(tmp_path: Path, monkeypatch: pytest.Mo
     written = values_of(partition)
     partition.delete_records(5)
     partition.log.abandon()
+    # What is there already needs no room.
+    for index in tmp_path.glob("*index"):
+        index.write_bytes(b"")
     real = os.pwrite, os.write
 
     def pwrite(fd: int, data: bytes, position: int) -> int:
@@ -515,7 +518,7 @@ def test_a_full_disk_keeps_no_record_back(tmp_path: Path, monkeypatch: pytest.Mo
         assert values_of(again) == written[5:]
         for segment in again.log.chain.segments:
             assert segment.offset_index.entries or segment.size < 100
-            assert not (tmp_path / f"{segment.base_offset:020d}.index").stat().st_size
+            assert not (tmp_path / f"{segment.base_offset:020d}.index").exists()
     fill(again, 1)
     assert values_of(again)[:-1] == written[5:]
     again.log.close()

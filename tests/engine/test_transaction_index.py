@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicfs.engine.errors import CorruptIndexError, InvalidOffsetError
-from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.format.transaction_index import NOT_KNOWN, AbortedTransaction
 from topicfs.engine.segment import transaction_index
 from topicfs.engine.segment.transaction_index import TransactionIndex
 
@@ -34,6 +34,10 @@ def index_with(path: Path, entries: list[AbortedTransaction]) -> TransactionInde
     for entry in entries:
         index.append(entry)
     return index
+
+
+def stored(entries: list[AbortedTransaction]) -> bytes:
+    return b"".join(entry.to_bytes() for entry in entries)
 
 
 def many(count: int) -> list[AbortedTransaction]:
@@ -62,7 +66,7 @@ def test_file_comes_into_being_with_the_first_entry(path: Path) -> None:
     assert index.collect(0, 100) == ([], False)
     index.sanity_check()
     index.truncate_to(0)
-    index.reset()
+    index.replace(b"")
     index.flush()
     index.close()
     assert not index.delete_if_exists()
@@ -182,21 +186,56 @@ def test_truncation_across_chunks(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert index.all() == entries[:4]
 
 
-def test_reset_empties_the_index(path: Path) -> None:
-    index = index_with(path, FOUR)
-    index.reset()
-    assert index.all() == []
-    index.append(FOUR[0])
-    assert index.all() == FOUR[:1]
-
-
-def test_reset_repairs_a_file_of_odd_length(path: Path) -> None:
-    path.write_bytes(VECTOR + b"torn")
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"",
+        bytes(NOT_KNOWN),
+        stored(FOUR[:2]),
+        stored(FOUR),
+        stored(FOUR)[:70],
+        stored(FOUR) + b"torn",
+        stored([AbortedTransaction(9, 0, 200, 200)]),
+        b"garbage " * 200,
+    ],
+)
+@pytest.mark.parametrize("entries", [[], FOUR[:2], FOUR])
+def test_what_was_rebuilt_replaces_what_a_file_has(
+    path: Path, found: bytes, entries: list[AbortedTransaction]
+) -> None:
+    path.write_bytes(found)
     index = TransactionIndex.open(path, 0)
-    index.reset()
-    index.sanity_check()
-    index.append(FOUR[0])
-    assert TransactionIndex.open(path, 0).all() == FOUR[:1]
+    index.replace(stored(entries))
+    assert path.read_bytes() == stored(entries)
+    assert index.all() == entries
+    index.append(AbortedTransaction(1, 300, 310, 311))
+    assert TransactionIndex.open(path, 0).entries == len(entries) + 1
+
+
+def test_entries_that_a_file_has_are_not_written_again(path: Path) -> None:
+    index_with(path, FOUR)
+    before = path.stat()
+    TransactionIndex.open(path, 0).replace(stored(FOUR))
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+def test_entries_without_room_are_in_memory_and_their_file_says_so(path: Path) -> None:
+    index = index_with(path, FOUR[:1])
+    index.hold(stored(FOUR[:3]))
+    assert path.stat().st_size == NOT_KNOWN
+    with pytest.raises(CorruptIndexError, match="multiple of 34"):
+        TransactionIndex.open(path, 0).sanity_check()
+    index.make_room(1)
+    index.append(FOUR[3])
+    assert index.all() == FOUR
+    index.truncate_to(FOUR[2].last_offset)
+    index.flush()
+    index.close()
+    moved = path.with_name("elsewhere")
+    index.rename(moved)
+    assert (index.all(), moved.stat().st_size) == (FOUR[:2], NOT_KNOWN)
+    index.write_out()
+    assert TransactionIndex.open(moved, 0).all() == index.all() == FOUR[:2]
 
 
 def test_truncation_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +246,7 @@ def test_truncation_that_fails_changes_nothing(path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "truncate", fail)
     with pytest.raises(OSError, match="input/output error"):
-        index.reset()
+        index.truncate_to(0)
     assert index.all() == FOUR
 
 
