@@ -336,10 +336,11 @@ class Log:
         if isinstance(update, Appended):
             return update
         active = self.chain.active
+        if active.unwritten:
+            active.settle()
         aborted = sum(completed.is_aborted for completed in update.completed) if update is not None else 0
         if aborted:
-            # Once the marker is in the log its entry has to be written: a disk that is full is to refuse both.
-            active.transactions.make_room(aborted)
+            self._make_room_for_aborted(active, aborted, data.size)
         position = active.size
         try:
             active.append(data, table, data.size <= room, self.promised - room)
@@ -360,6 +361,21 @@ class Log:
             segment_base=active.base_offset,
             position=position,
         )
+
+    def _make_room_for_aborted(self, active: Segment, count: int, size: int) -> None:
+        """Make sure of room for the entries of transactions that a marker aborts: once it is in the log they have to be
+        in the transaction index.
+
+        The marker itself mostly has room in the last block of the log, while a first entry needs a block of its own. An
+        abort must not wait for that: until then, nothing behind the transaction would show. So without room on disk
+        the entries are in memory, if the marker has room."""
+        try:
+            active.transactions.make_room(count)
+        except OSError as error:
+            if not lacks_room(error):
+                raise
+            active.make_room(size + self.promised)
+            active.hold_aborted(error)
 
     def _prepare(
         self, data: Bytes, table: Longs, rows: list[list[int]], origin: Origin

@@ -335,13 +335,23 @@ class Segment:
         except OSError as error:
             if not lacks_room(error):
                 raise
-            log.warning(f"{self.log.path}: no room for its indexes, they are in memory: {error}")
-            self.unwritten = self.finder.mended = True
-            if is_new:
-                self.transactions.hold(bytes(aborted or b""))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path_of(INDEX_SUFFIX))
-            sync_directory(self.directory)
+            self._leave_unwritten(error, bytes(aborted or b"") if is_new else None)
+
+    def hold_aborted(self, error: OSError) -> None:
+        """Keep the indexes in memory only from here on: there is no room for another entry of the transaction index.
+        The segment has no offset index on disk then, as after a recovery without room."""
+        for index in self.finder.indexes:
+            index.detach(index.entries)
+        self._leave_unwritten(error, b"".join(entry.to_bytes() for entry in self.transactions.all()))
+
+    def _leave_unwritten(self, error: OSError, aborted: bytes | None) -> None:
+        log.warning(f"{self.log.path}: no room for its indexes, they are in memory: {error}")
+        self.unwritten = self.finder.mended = True
+        if aborted is not None:
+            self.transactions.hold(aborted)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path_of(INDEX_SUFFIX))
+        sync_directory(self.directory)
 
     def _write_out(self) -> None:
         offset_index, time_index = self.finder.indexes
@@ -361,7 +371,7 @@ class Segment:
             except OSError as error:
                 if not lacks_room(error):
                     raise
-                log.warning(f"{self.log.path}: still no room for its indexes: {error}")
+                log.debug(f"{self.log.path}: still no room for its indexes: {error}")
                 return False
             self.unwritten = False
             log.info(f"{self.log.path}: its indexes, for which there was no room, are on disk")

@@ -215,8 +215,8 @@ class TransactionIndex:
     def _descriptor(self) -> _Descriptor | None:
         """Return the file, open for reading, or None if the index was emptied in the meantime.
 
-        A rename publishes `_kept` before it moves the file, and `path` afterwards. So the opened file is the right
-        one if neither has changed by then."""
+        A rename publishes `_kept` before it moves the file, and `path` afterwards; `hold` publishes `_unwritten` before
+        it removes the file. So the opened file is the right one if none has changed by then."""
         while True:
             kept = self._unwritten or self._kept
             if kept is not None:
@@ -228,8 +228,9 @@ class TransactionIndex:
                 opened = _Descriptor(open_regular(path, os.O_RDONLY))
             except FileNotFoundError:
                 opened = None
-            if self._kept is not None:
-                return self._kept
+            kept = self._unwritten or self._kept
+            if kept is not None:
+                return kept
             if self.path is not path:
                 continue
             if opened is None and self._size:
@@ -318,11 +319,14 @@ class TransactionIndex:
 
     def hold(self, data: bytes) -> None:
         """Have these entries, in memory only, until `write_out`: there is no room for them. The file must not be
-        believed from here on, so it gets the length that says so, which takes no room."""
+        believed from here on, so another one takes its name, of the length that says so, which takes no room. Readers
+        that have opened the old one go on."""
         self._unwritten = _in_memory(data)
         self._size = len(data)
         self._last_offset = None
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
             descriptor = _Descriptor(open_regular(self.path, os.O_WRONLY | os.O_CREAT, 0o644))
             os.ftruncate(descriptor.number, NOT_KNOWN)
         except OSError as error:

@@ -14,10 +14,10 @@ from partition_bench import NOW, Bench, bases_of, batch, values
 from verify import verify
 
 from topicfs.engine.errors import ClosedError
-from topicfs.engine.format.transaction_index import AbortedTransaction
+from topicfs.engine.format.transaction_index import NOT_KNOWN, AbortedTransaction
 from topicfs.engine.partition.partition import Partition
 from topicfs.engine.record import Record
-from topicfs.engine.segment import transaction_index
+from topicfs.engine.segment import appender, transaction_index
 
 
 class Disk:
@@ -260,7 +260,46 @@ def test_an_empty_segment_that_cannot_be_created_anew_takes_the_partition_offlin
 # -- the transaction index ------------------------------------------------------------------------------
 
 
-def test_without_room_for_its_entry_a_transaction_is_not_aborted_and_the_partition_goes_on(
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_transaction_is_aborted_without_room_for_its_entry(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, before: int, crashes: bool
+) -> None:
+    partition = bench.open()
+    bench.warnings = True
+    for number in range(before):
+        partition.append_batch(batch(2, producer=8, transactional=True, sequence=2 * number))
+        partition.end_transaction(8, 0, commit=False)
+    first = partition.end_offset
+    partition.append_batch(batch(10, producer=1, transactional=True))
+    partition.append(Record(b"behind"))
+    active = partition.log.chain.active
+    expected = [*active.transactions.all(), AbortedTransaction(1, first, first + 11, first + 12)]
+
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transaction_index, "allocate", full)
+        patched.setattr(transaction_index, "write_atomically", full)
+        partition.end_transaction(1, 0, commit=False)
+        partition.append(Record(b"behind"))
+        assert [record.value for record in partition.records()] == [b"behind"] * 2
+        assert active.transactions.all() == expected
+        assert bench.names(".index") == []
+        assert [each.stat().st_size for each in bench.directory.glob("*.txnindex")] == [NOT_KNOWN]
+    if crashes:
+        partition = bench.crash()
+    else:
+        partition.append(Record(b"with room"))
+        partition.close()
+        bench.exact = False
+        partition = bench.open()
+    assert partition.log.chain.segments.first.transactions.all() == expected
+    assert [record.value for record in partition.records()][:2] == [b"behind"] * 2
+
+
+def test_without_room_for_its_marker_a_transaction_is_not_aborted_and_the_partition_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = bench.open()
@@ -272,6 +311,7 @@ def test_without_room_for_its_entry_a_transaction_is_not_aborted_and_the_partiti
 
     with monkeypatch.context() as patched:
         patched.setattr(transaction_index, "allocate", full)
+        patched.setattr(appender, "allocate", full)
         with pytest.raises(OSError, match="No space"):
             partition.end_transaction(1, 0, commit=False)
         assert state(partition) == before
