@@ -143,6 +143,8 @@ def remade(finder: Finder) -> tuple[Bytes, Bytes, Latest, Latest | None]:
                 break
             holes.append((before, finder.log.header_at(resumed)[BASE_OFFSET]))
             position = resumed
+            # The next batch gets an entry: nothing else leads over the damage.
+            since = finder.interval + 1
     ends_damaged = bool(holes) and holes[-1][1] == MAX_INT64
     lost = None if ends_damaged else lost_end(finder, largest, before)
     if holes:

@@ -370,6 +370,26 @@ def test_an_index_entry_outside_the_file_makes_a_lookup_longer_not_wrong(
     assert bench.load(segment).position_of(1) == (len(data), len(batch(1)), 1, 1)
 
 
+def test_what_the_index_led_to_behind_damage_is_found_when_it_was_made_anew(bench: SegmentBench) -> None:
+    """regression: the new index had its next entry later, and nothing led over damage to what lay before that"""
+    segment = bench.create(index_interval_bytes=200)
+    data = [batch(2 * number, [1, 1]) for number in range(20)]
+    for each in data:
+        add(segment, each)
+    size = len(data[0])
+    index = segment.finder.offset_index
+    named = [index.entry(at)[1] // size for at in range(index.entries)]
+    segment.close()
+    damaged = bytearray(b"".join(data))
+    # The batch that the third entry names, and the one before it: from there on nobody knows where batches begin.
+    damaged[size * (named[2] - 1) + 20 : size * named[2] + 30] = bytes(size + 10)
+    segment.path.write_bytes(damaged)
+    again = bench.load(segment)
+    for _ in range(2):
+        assert again.position_of(2 * named[3]) == (size * named[3], size, 2 * named[3], 2 * named[3] + 1)
+    assert again.finder.mended
+
+
 def test_the_record_at_or_after_a_time_is_found(bench: SegmentBench) -> None:
     segment = bench.create(40)
     for offset in range(40, 50):
