@@ -62,6 +62,7 @@ class Following:
     cluster_id  the id by which the cluster called itself at the last look; None before the first
     rest      how many new topics were left for the next look
     _described  the topics, as they were last described
+    _replaced  the ids of topics of which another has the name by now: they are no more
     _offline  by topic and partition: why it cannot be loaded here, as it was logged
     _unset    by topic: why its settings in the cluster could not be had, as it was logged
     """
@@ -78,6 +79,7 @@ class Following:
         self.rest = 0
         self.cluster_id: str | None = None
         self._described: Mapping[str, DescribedTopic] = {}
+        self._replaced: set[str] = set()
         self._unset: dict[str, str] = {}
         self._offline: dict[PartitionKey, str] = {}
 
@@ -86,7 +88,7 @@ class Following:
         as it is."""
         here = [topic for topic in self.store.links.topics.by_id.values() if self._is_here(topic)]
         names = {*self.options.exact(), *(topic.name for topic in here)}
-        told = self.cluster.describe(sorted(names))
+        told = self._newest(self.cluster.describe(sorted(names)))
         self.cluster_id = told.cluster
         problems: Problems = {
             name: error for name, error in told.problems.items() if self.options.wants(name)
@@ -123,6 +125,12 @@ class Following:
         self.leaders = leaders
         self._tell(problems)
         self._note_held()
+
+    def _newest(self, told: Description) -> Description:
+        """Return what the cluster says without topics that were made anew since: a broker may not have heard of that
+        yet, or its answer have been on its way for long."""
+        topics = {name: each for name, each in told.topics.items() if each.topic_id not in self._replaced}
+        return told if len(topics) == len(told.topics) else replace(told, topics=topics)
 
     def _completed(self, told: Description) -> dict[str, DescribedTopic]:
         """Return what the cluster says of its topics, with what this answer leaves out of those that are mirrored. A
@@ -311,6 +319,7 @@ class Following:
         if found is not None and found.topic_id == topic.topic_id:
             ended = None
         elif found is not None:
+            self._replaced.add(topic.topic_id)
             ended = (
                 f"the topic was deleted in the cluster and made anew there, with topic id {found.topic_id}: nothing "
                 f"more is mirrored, and what was mirrored stays. To mirror the new one, delete {topic.name} here"

@@ -294,14 +294,20 @@ def test_reading_goes_on_while_the_cluster_is_away(tmp_path: Path) -> None:
 def test_a_topic_that_is_deleted_in_the_cluster_stays(linked: Linked) -> None:
     """M6. A topic that is deleted in the cluster stays readable, and `ended` says so. One that is made anew
     there under its name never mixes with it: it is mirrored when the old one is deleted here."""
-    linked.topic("gone", b"old")
+    old = linked.topic("gone", b"old")
     linked.shows("gone-0", b"old")
     del linked.broker.topics["gone"]
     eventually(lambda: "deleted in the cluster" in str(linked.told("gone-0")["ended"]), "it is told")
     linked.shows("gone-0", b"old")
-    linked.topic("gone", b"new", b"newer")
+    new = linked.topic("gone", b"new", b"newer")
     eventually(lambda: "made anew" in str(linked.told("gone-0")["ended"]), "it is told")
     linked.shows("gone-0", b"old")
+    # A broker that has not heard of it yet changes nothing of that.
+    linked.broker.topics["gone"] = old
+    linked.topic("after", b"that")
+    linked.shows("after-0", b"that")
+    assert "made anew" in str(linked.told("gone-0")["ended"])
+    linked.broker.topics["gone"] = new
     delete(linked.mount / "topics/gone")
     linked.shows("gone-0", b"new", b"newer")
     assert linked.told("gone-0")["ended"] is None
