@@ -105,6 +105,7 @@ class StatusFile(FleetingFile, PartitionEntry):
     refusal, as JSON."""
 
     def make(self) -> bytes:
+        self.views.writers.await_closing()
         partition, log = self.views.partition, self.views.partition.log
         now = log.snapshot
         segments = now.segments

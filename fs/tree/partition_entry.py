@@ -72,6 +72,7 @@ def partition_mtime(views: PartitionViews) -> int:
 
 def offset_xattrs(views: PartitionViews) -> dict[str, bytes]:
     """Return the extended attributes that tell which offsets the whole log has."""
+    views.writers.await_closing()
     now = views.partition.offsets
     return range_xattrs(now.start, now.stable)
 

@@ -98,6 +98,7 @@ class SegmentFile(OfSegment):
         return self.views.rendered.of(self.segment, self.format).size(now)
 
     def xattrs(self) -> dict[str, bytes]:
+        self.views.writers.await_closing()
         now = self.views.partition.log.snapshot
         following = now.segments.higher(self.segment.base_offset)
         end = now.stable if following is None else min(following.base_offset, now.stable)

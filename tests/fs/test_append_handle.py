@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -593,6 +594,27 @@ def test_a_last_close_is_waited_for_however_slow_the_disk_is(place: TreeBench, p
         assert b"tail\n" in into[: place.files.read(opened, 0, into)].tobytes()
         ended(release)
     place.files.release(opened)
+
+
+def test_what_tells_of_the_log_waits_for_a_close_that_is_under_way(place: TreeBench) -> None:
+    """regression: attributes and `status.json` told of the log without a line whose file was closed before"""
+    views: PartitionViews = place.views()
+    asks: dict[str, Callable[[], bytes]] = {
+        "directory": lambda: place.files.getxattr("/t-0", "user.topicfs.next_offset"),
+        "log": lambda: place.files.getxattr("/t-0/log.txt", "user.topicfs.next_offset"),
+        "segment": lambda: place.files.getxattr(f"/t-0/segments/{0:020}.txt", "user.topicfs.next_offset"),
+        "status": lambda: str(json.loads(place.read("/t-0/status.json"))["stable_offset"]).encode(),
+    }
+    for number, (name, ask) in enumerate(asks.items()):
+        handle = writer(place)
+        handle.write(array(b"tail"))
+        handle.flush()
+        timer = threading.Timer(0.1, handle.release)
+        timer.start()
+        with mock.patch.object(partition_writers, "CLOSE_GRACE", PATIENCE_S):
+            views.writers.begin_close(handle)
+            assert ask() == b"%d" % (number + 1), name
+        ended(timer)
 
 
 @pytest.mark.parametrize("path", ["/t-0/log.txt", "/t-0/log.tsv", "/topics/t/in.txt"])
