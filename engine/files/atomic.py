@@ -42,7 +42,7 @@ def replacing(path: Path, durable: bool = True, temporary: str = TEMPORARY_SUFFI
         sync_directory(path.parent)
 
 
-def write_atomically(path: Path, data: bytes | bytearray, durable: bool = True) -> None:
+def write_atomically(path: Path, data: bytes | bytearray | memoryview, durable: bool = True) -> None:
     """Replace the file's content, as `replacing` does."""
     with replacing(path, durable) as descriptor:
         rest = memoryview(data)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from topicfs.engine.errors import CorruptIndexError, IndexFullError, InvalidOffsetError, OffsetOverflowError
-from topicfs.engine.files.atomic import sync_file
+from topicfs.engine.files.atomic import sync_file, write_atomically
 from topicfs.engine.files.regular import read_regular
 from topicfs.engine.format.index import OFFSET_ENTRY
 from topicfs.engine.kernels.search import floor_slot, lookup_offset
@@ -236,14 +237,17 @@ class IndexFile:
         self.in_memory = True
         self.begin()
 
-    def write_out(self) -> None:
+    def write_out(self, whole: bool = False) -> None:
         """Write the entries that are in memory only, unless the file has them already, and use the file from here on.
-        After an error they stay in memory, and the file may have some of them."""
+        After an error they stay in memory, and the file may have some of them; `whole` it has all of them or is not
+        there, on disk too."""
         if not self.in_memory:
             return
         data, entries = self.view()
         content = memoryview(data[: entries * self.ENTRY_SIZE])
-        if not self._has(content):
+        if whole:
+            write_atomically(Path(self.path), content)
+        elif not self._has(content):
             try:
                 opened = self._file.descriptor(self.path)
                 write_exactly(opened.fd, 0, content)

@@ -357,7 +357,12 @@ class Segment:
         offset_index, time_index = self.finder.indexes
         self.transactions.write_out()
         time_index.write_out()
-        offset_index.write_out()
+        if offset_index.exists():
+            offset_index.write_out()
+            return
+        # Where it is there, no start looks at a segment below the recovery point: so all of them are on disk by then.
+        time_index.sync()
+        offset_index.write_out(whole=True)
 
     def settle(self) -> bool:
         """Write rebuilt indexes to disk that are in memory only, if there are. Return False if there is still no

@@ -87,6 +87,14 @@ def test_what_once_broke_a_promise_does_not_any_more(search: Search, name: str) 
     assert not search.totals.findings, "\n".join(search.totals.findings)
 
 
+def test_an_index_that_a_recovery_makes_below_the_recovery_point_is_whole(search: Search) -> None:
+    """regression: `.index` was there before the rest was on disk, and no start looked at that segment again"""
+    search.seed = 20112018
+    search.run([("append_large", "retain")])
+    assert search.totals.in_recovery
+    assert not search.totals.findings, "\n".join(search.totals.findings)
+
+
 BROKEN = {
     "an fsync that is left out": (
         ("append", "fsync"),
