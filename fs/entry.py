@@ -130,6 +130,11 @@ class Handle:
     def release(self) -> None:
         """Handle the close of the last descriptor. Errors reach no caller any more."""
 
+    def release_at_end(self) -> None:
+        """Release it as the mount goes away, although nobody has closed the last descriptor: its program may have been
+        about to write more, and hears that the mount is gone."""
+        self.release()
+
 
 @dataclass(eq=False)
 class Entry:

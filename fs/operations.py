@@ -339,6 +339,9 @@ class FileSystem:
         self._handles[handle].handle.persist()
 
     def release(self, handle: int) -> None:
+        self._release(handle, False)
+
+    def _release(self, handle: int, at_end: bool) -> None:
         opened = self._handles.pop(handle)
         self.windows.close(handle)
         if opened.version:
@@ -352,7 +355,10 @@ class FileSystem:
                 del self._paged[handle]
             self._drop(opened.node)
         try:
-            opened.handle.release()
+            if at_end:
+                opened.handle.release_at_end()
+            else:
+                opened.handle.release()
         finally:
             self.context.holdings.open_files.give()
             if opened.handle.waits:
@@ -430,7 +436,7 @@ class FileSystem:
     def close_all(self) -> None:
         """Release all open files, as the mount goes away. Their unfinished lines are appended as complete lines."""
         for number in list(self._handles):
-            self.release(number)
+            self._release(number, True)
 
     # -- what logs do not have ------------------------------------------------------------------------
 

@@ -284,6 +284,14 @@ class KeyWriter(Handle):
         if self._expected is not None:
             self._expected = end - 1
 
+    def release_at_end(self) -> None:
+        # What was written may be a part of a value, and a file that was emptied is about to be written. A program that
+        # has closed one without writing was answered, though its release has not come.
+        with self._lock:
+            self._changed = False
+            self._emptied = self._emptied and self._setter.views.writers.is_closing(self)
+        self.release()
+
     def release(self) -> None:
         writers = self._setter.views.writers
         if self._changed or self._emptied:

@@ -66,6 +66,11 @@ class PartitionWriters:
         """Note that a writer's descriptor was closed in the middle of a line. It may be the last one."""
         self._closing[writer] = time.monotonic() + CLOSE_GRACE
 
+    def is_closing(self, writer: object) -> bool:
+        """Tell whether a writer's descriptor was closed just now, and nothing was written since: of the last close the
+        kernel may not have told yet."""
+        return self._closing.get(writer, 0.0) > time.monotonic()
+
     def note_last_close(self, writer: object) -> None:
         """Note that a writer's last close has come: its line will be appended soon, however long the disk takes."""
         self._closing[writer] = math.inf

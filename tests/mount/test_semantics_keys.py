@@ -374,7 +374,7 @@ def test_refused_values(mount: DaemonMount, tmp_path: Path) -> None:
     """V13. A value that is too large is EMSGSIZE at the write(2) or truncate(2) that makes it so, and one that the disk
     has no room for ENOSPC: `echo x > keys/a` fails in every shell then. After a write, fsync or close that failed
     nothing is set that was not set by then; what is written through that open file fails again, and so does its close,
-    until it is cut to length 0.
+    until it is cut to length 0. Of a file that is open when the mount ends nothing is set that was not set by then.
     """
     partition = compacted(mount, "tightkeys", settings="max.message.bytes=1000\n")
     value = partition / "keys/a"
@@ -424,6 +424,29 @@ def test_refused_values(mount: DaemonMount, tmp_path: Path) -> None:
         filler.unlink()
         output("echo after > a", keys)
         assert (keys / "a").read_bytes() == b"after\n"
+    end_under_open_files(tmp_path / "own")
+
+
+def end_under_open_files(place: Path) -> None:
+    """End a mount while programs have keys open that they are about to write, or have written a part of."""
+    with own_mount(place) as mount:
+        keys = compacted(mount, "c") / "keys"
+        for name in ("emptied", "begun", "expected"):
+            (keys / name).write_bytes(b"before")
+        files = [
+            os.open(keys / name, os.O_WRONLY | os.O_TRUNC) for name in ("emptied", "begun", "expected%@2")
+        ]
+        files += [os.open(keys / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) for name in ("new", "other")]
+        for file in (files[1], files[4]):
+            os.write(file, b"a part")
+        assert mount.stop() == 0
+        for file in files:
+            with refused(errno.ENOTCONN, errno.ECONNABORTED):
+                os.close(file)
+        mount.start()
+        assert {name: (keys / name).read_bytes() for name in os.listdir(keys)} == dict.fromkeys(
+            ("emptied", "begun", "expected"), b"before"
+        )
 
 
 def test_several_programs(mount: DaemonMount) -> None:
