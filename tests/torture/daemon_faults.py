@@ -107,6 +107,8 @@ def power_cut(world: World, numbers: Numbers) -> None:
     world.oracle.power_cut()
     world.positions.clear()
     world.listed.clear()
+    for model in world.models.values():
+        model.power_cut()
     world.umount_disk()
     world.mount_disk()
     world.faulty = True

@@ -14,6 +14,7 @@ from typing import Final
 
 import daemon_faults
 import details
+import keys
 import link
 import other_user
 import reading
@@ -26,7 +27,7 @@ from other_user import Outcome
 from rows import HIGHEST, Numbers, Row, Step
 from world import World
 
-TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, details.STEPS, daemon_faults.STEPS)
+TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, details.STEPS, keys.STEPS, daemon_faults.STEPS)
 STEPS: Final[dict[str, Step]] = {
     name: step for table in (*TABLES, link.STEPS) for name, step in table.steps.items()
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "mount")]
 
@@ -93,6 +93,16 @@ class Writer:
     rest: tuple[bytes, Line] | None = None
 
 
+class Model(Protocol):
+    """What is known of what no line with a number tells of."""
+
+    def look(self, world: World) -> None:
+        """Compare it with what shows, after each step."""
+
+    def power_cut(self) -> None:
+        """Only what is on the disk is sure to be there."""
+
+
 @dataclass
 class World:
     """One run.
@@ -121,6 +131,7 @@ class World:
     load         other programs, which want the processors
     far          the cluster that a topic is mirrored of; None for none
     damage       what was done to `.log` files
+    models       what some steps know of topics of their own, by name
     unnoticed    files with a wrong entry, and snapshots, which count when somebody needs them: beginnings of findings
     """
 
@@ -147,6 +158,7 @@ class World:
     far: Any = None
     damage: Damage = field(default_factory=Damage)
     unnoticed: set[str] = field(default_factory=set)
+    models: dict[str, Model] = field(default_factory=dict)
     is_little: bool = False
     is_limited: bool = False
     was_limited: bool = False
@@ -539,6 +551,9 @@ class World:
                     broken = True
             if not broken and not self.late:
                 self.oracle.settle(self.incarnation(topic), range(count))
+        for model in self.models.values():
+            if self.alive:
+                model.look(self)
         self.check_log()
 
     @property
