@@ -119,7 +119,7 @@ def clock(world: World, numbers: Numbers) -> None:
     """The clock is set, forward or back, as the daemon sees it."""
     later = numbers.pick((60_000, -60_000, 3_600_000, -3_600_000, 86_400_000))
     world.say(f"the clock is set by {later} ms")
-    world.served.steer("set_clock", world.served / "plain-0", later)
+    world.steer("set_clock", later)
 
 
 @STEPS.row(4)
@@ -133,7 +133,7 @@ def call_fails(world: World, numbers: Numbers) -> None:
     world.say(f"call {number} from now on: {kind}")
     world.faulty = True
     world.armed |= kind in ("die", "torn")
-    world.served.steer("break_call", world.served / "plain-0", number, kind)
+    world.steer("break_call", number, kind)
     if kind in ("EIO", "ENOSPC"):
         world.trouble |= {errno.EIO, getattr(errno, kind)}
 

@@ -329,15 +329,16 @@ def keys_together(world: World, numbers: Numbers) -> None:
     if known is None or world.trouble:
         return
     file, value = world.served / f"{TOPIC}-{number}/keys" / NAMES[key], known.value(number, key)
+    begun = world.name("w").encode() + b" "
     with world.attempt(()) as failed:
-        value.history.append((b" ", State.UNKNOWN))
-        file.write_bytes(b" ")
+        value.history.append((begun, State.UNKNOWN))
+        file.write_bytes(begun)
     if failed:
         return
-    value.history[-1:] = [(b" ", State.KEPT), (ANY, State.UNKNOWN)]
+    value.history[-1:] = [(begun, State.KEPT), (ANY, State.UNKNOWN)]
     words = [[world.name("w").encode() for _ in range(6)] for _ in range(3)]
     world.say(f"three add {words[0][0].decode()}… to {key!r} of {TOPIC}-{number} {fault}")
-    kept: list[bytes] = []
+    kept = [begun.strip()]
     errors: list[OSError] = []
     threads = [threading.Thread(target=add_words, args=(file, mine, kept, errors)) for mine in words]
     for thread in threads:
@@ -346,13 +347,16 @@ def keys_together(world: World, numbers: Numbers) -> None:
     for thread in threads:
         thread.join(LIMIT_S)
         promise("B4", not thread.is_alive(), "who changes a key hangs")
-    value.tokens = set(kept), {word for mine in words for word in mine}
+    value.tokens = set(kept), {*kept, *(word for mine in words for word in mine)}
     if fault in ("kill", "term"):
         world.bury()
         return
     for error in errors:
-        with world.attempt(()):
-            raise error
+        if world.alive:
+            with world.attempt(()):
+                raise error
+    if not world.alive:
+        return
     with world.attempt(()):
         value.seen(file.read_bytes(), f"{key!r} in {TOPIC}-{number}")
 

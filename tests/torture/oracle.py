@@ -199,12 +199,14 @@ class Oracle:
     lines       by their numbers
     partitions  what was shown, by topic with incarnation, and number
     compacted   topics in which a record may go when a later one has its key
+    together    lines of several topics that are all there or none, and the promise; until somebody has looked
     """
 
     def __init__(self) -> None:
         self.lines: dict[int, Line] = {}
         self.partitions: dict[tuple[str, int], Known] = {}
         self.compacted: set[str] = set()
+        self.together: list[tuple[str, list[Line]]] = []
         self._rank = 0
         self._writer = 0
         self._places: dict[int, tuple[str, int, int]] = {}
@@ -242,6 +244,7 @@ class Oracle:
 
     def power_cut(self) -> None:
         """Only what is safe is sure to be there."""
+        self.together.clear()
         for line in self.lines.values():
             if line.state is State.KEPT:
                 line.state = State.UNKNOWN
@@ -339,6 +342,23 @@ class Oracle:
             if topic not in self.compacted and not any(line.hurt or self._excused(line) for line in lines):
                 words = f"{topic}: {count} of {len(lines)} lines that belong together: {lines[0]}"
                 promise("I6", count in (0, len(lines)), words)
+
+    def settle_together(self) -> None:
+        """All topics were looked at: of lines that belong together all have come, or none."""
+        undecided = []
+        for label, lines in self.together:
+            if any(line.state in (State.PENDING, State.UNKNOWN) for line in lines):
+                undecided.append((label, lines))
+                continue
+            there = sum(line.state is not State.REFUSED for line in lines)
+            hurt = any(line.hurt for line in lines)
+            words = f"{there} of {len(lines)} lines that belong together: {lines}"
+            promise(label, hurt or there in (0, len(lines)), words)
+        self.together = undecided
+
+    def is_placed(self, line: Line) -> bool:
+        """Whether it was shown."""
+        return line.number in self._places
 
     def _where(self, line: Line) -> list[Known]:
         """The partitions that a line may be in."""

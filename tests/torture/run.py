@@ -14,9 +14,11 @@ from typing import Final
 
 import daemon_faults
 import details
+import inbox_batches
 import keys
 import link
 import other_user
+import positions
 import reading
 import rows as scripts
 import together
@@ -27,7 +29,16 @@ from other_user import Outcome
 from rows import HIGHEST, Numbers, Row, Step
 from world import World
 
-TABLES: Final = (writing.STEPS, together.STEPS, reading.STEPS, details.STEPS, keys.STEPS, daemon_faults.STEPS)
+TABLES: Final = (
+    writing.STEPS,
+    together.STEPS,
+    reading.STEPS,
+    details.STEPS,
+    keys.STEPS,
+    inbox_batches.STEPS,
+    positions.STEPS,
+    daemon_faults.STEPS,
+)
 STEPS: Final[dict[str, Step]] = {
     name: step for table in (*TABLES, link.STEPS) for name, step in table.steps.items()
 }

@@ -12,6 +12,7 @@ import other_user
 import pytest
 import rows as scripts
 from harness import missing
+from known_keys import Value
 from oracle import MAX, BrokenPromiseError, Hit, Oracle, Range, State
 from rows import Row
 from run import WEIGHTS, run, told
@@ -205,6 +206,38 @@ def test_what_damage_does_not_explain_is_told() -> None:
     looked(oracle, shown)
     with pytest.raises(BrokenPromiseError, match="D1"):
         oracle.look("t#0", 0, 0, shown[1:2], cut)
+
+
+def test_topics_of_which_one_has_a_part_of_what_belongs_together_are_told() -> None:
+    oracle = Oracle()
+    lines = [oracle.line(topic, 0, None, 5, 1) for topic in ("t#0", "u#0")]
+    oracle.together.append(("I26", lines))
+    oracle.acknowledge(lines[:1])
+    oracle.settle_together()
+    oracle.refuse(lines[1:])
+    with pytest.raises(BrokenPromiseError, match="I26: 1 of 2"):
+        oracle.settle_together()
+
+
+def test_a_value_that_is_lost_or_comes_back_is_told() -> None:
+    def known() -> Value:
+        return Value([(b"a", State.SAFE), (b"b", State.KEPT), (b"c", State.UNKNOWN)])
+
+    for found in (b"b", b"c"):
+        known().seen(found, "k")
+    for found in (b"a", b"d", None):
+        with pytest.raises(BrokenPromiseError, match="V4"):
+            known().seen(found, "k")
+    # A power cut may take what is not on the disk, and a look tells for ever.
+    value = known()
+    value.cut = True
+    value.seen(b"a", "k")
+    with pytest.raises(BrokenPromiseError, match="V4"):
+        value.seen(b"b", "k")
+    value = known()
+    value.tokens = {b"x"}, {b"x", b"y"}
+    with pytest.raises(BrokenPromiseError, match="V9"):
+        value.seen(b"y ", "k")
 
 
 def test_a_failing_list_is_made_as_short_as_it_can_be() -> None:

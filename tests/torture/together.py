@@ -294,4 +294,4 @@ def dies_in_commit(world: World, numbers: Numbers) -> None:
     step = numbers.below(14)
     world.say(f"die before step {step} of the next commit")
     world.armed = True
-    world.served.steer("die_in_commit", world.served / "plain-0", step)
+    world.steer("die_in_commit", step)

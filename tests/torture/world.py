@@ -307,6 +307,17 @@ class World:
                 process.wait(1 if error.errno == errno.EIO else LIMIT_S)
         return self.died()
 
+    def steer(self, call: str, *arguments: object) -> None:
+        """Have something done inside the daemon, which may die meanwhile."""
+        try:
+            self.served.steer(call, self.served / "plain-0", *arguments)
+        except (EOFError, ConnectionError):
+            end = time.monotonic() + LIMIT_S
+            while self.may_die and not self.died() and time.monotonic() < end:
+                time.sleep(0.01)
+            if self.alive:
+                raise
+
     # -- the environment ------------------------------------------------------------------------------
 
     def make_disk(self, kind: str, megabytes: int) -> None:
@@ -551,6 +562,7 @@ class World:
                     broken = True
             if not broken and not self.late:
                 self.oracle.settle(self.incarnation(topic), range(count))
+        self.oracle.settle_together()
         for model in self.models.values():
             if self.alive:
                 model.look(self)
