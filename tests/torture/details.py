@@ -23,11 +23,11 @@ DETAILS: Final[dict[str, Detail]] = {}
 """By label: looks at a partition, of which it is told what it shows, and says what is wrong."""
 
 
-def detail(label: str) -> Callable[[Detail], Detail]:
-    """Put a function into the table."""
+def detail(label: str, table: dict[str, Detail] = DETAILS) -> Callable[[Detail], Detail]:
+    """Put a function into a table."""
 
     def put_in(function: Detail) -> Detail:
-        DETAILS[label] = function
+        table[label] = function
         return function
 
     return put_in

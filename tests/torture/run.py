@@ -21,7 +21,9 @@ import other_user
 import positions
 import reading
 import rows as scripts
+import sequences
 import together
+import views
 import writing
 from daemon_mount import DaemonMount
 from oracle import BrokenPromiseError
@@ -37,6 +39,8 @@ TABLES: Final = (
     keys.STEPS,
     inbox_batches.STEPS,
     positions.STEPS,
+    sequences.STEPS,
+    views.STEPS,
     daemon_faults.STEPS,
 )
 STEPS: Final[dict[str, Step]] = {
