@@ -127,7 +127,13 @@ class StagedPositions:
         return [self._read(staging, parts) for parts in files]
 
     def _read(self, staging: Staging, parts: Parts) -> PositionCommit:
-        place = self._place(parts)
+        try:
+            place = self._place(parts)
+        except errors.NotFoundError:
+            # ENOENT of the commit would say that the transaction is gone, as one that was committed is.
+            raise PositionMovedError(
+                f"{'/'.join(parts[1:])}: {parts[-1]} was deleted after it was written"
+            ) from None
         said = b"".join(bytes(block) for block in staging.blocks(parts))
         try:
             if len(said) > _LONGEST:

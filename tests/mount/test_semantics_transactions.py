@@ -326,6 +326,8 @@ def test_a_partition_that_is_made_again(tmp_path: Path, restarted: bool) -> None
             assert own.stop() == 0
             own.start()
         own.steer("delete", topic.partition())
+        with refused(errno.ECANCELED):
+            commit(directory)
         (own.path / "t-0").mkdir()
         with refused(errno.ECANCELED):
             commit(directory)
