@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import daemon_faults
+import deletions
 import details
 import inbox_batches
 import keys
@@ -41,6 +42,7 @@ TABLES: Final = (
     positions.STEPS,
     sequences.STEPS,
     views.STEPS,
+    deletions.STEPS,
     daemon_faults.STEPS,
 )
 STEPS: Final[dict[str, Step]] = {

@@ -193,7 +193,7 @@ def what_is_not_supported(_: list[Shown], at: Path) -> str | None:
         if os.fstat(file).st_size < 3:
             return None
         return first_of(
-            fails_with(errno.ENOTSUP, os.posix_fallocate, file, 0, 4),
+            fails_with(errno.ENOTSUP, os.open, at, os.O_TMPFILE | os.O_RDWR),
             fails_with(errno.ENODEV, mmap.mmap, file, 3, mmap.MAP_SHARED, mmap.PROT_READ),
             fails_with(errno.ENODATA, os.getxattr, at / "log.txt", "user.none"),
             fails_with(errno.EISDIR, os.open, at, APPEND),
