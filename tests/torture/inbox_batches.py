@@ -67,7 +67,11 @@ class Batches:
 
     def look(self, world: World) -> None:
         """What is not committed is there as it was."""
-        self.known = [each for each in self.known if each.incarnation == world.incarnation(each.topic)]
+        self.known = [
+            each
+            for each in self.known
+            if all(part.incarnation == world.incarnation(part.topic) for part in (each, *each.others))
+        ]
         for file, (batch, data) in list(self.staged.items()):
             if batch.incarnation != world.incarnation(batch.topic):
                 del self.staged[file]

@@ -381,6 +381,12 @@ def members(world: World, numbers: Numbers) -> None:
             promise("H9", found == b"%d" % wanted, f"{group / name} is {found!r}, {worker.name} set {wanted}")
             words = fails_with(errno.EBUSY, put, group / name, "0")
             promise("H9", words is None, f"{words}")
+    put(workers[0] / "subscription", "plain member.id=a7")
+    named = workers[0].with_name(".a7")
+    promise("H14", os.listdir(named) == os.listdir(workers[0]), f"{named} lists {os.listdir(named)}")
+    put(workers[0] / "subscription", "member.id=b2")
+    words = fails_with(errno.ENOENT, os.utime, named)
+    promise("H14", words is None, f"{words}")
     for worker in workers:
         worker.rmdir()
     promise("H8", not os.listdir(group / "members"), f"{group} has {os.listdir(group / 'members')}")

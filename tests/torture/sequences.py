@@ -220,3 +220,31 @@ def status(directory: Path) -> dict[str, Any]:
     found = json.loads(directory.with_name(f"{directory.name}.json").read_bytes())
     assert isinstance(found, dict)
     return found
+
+
+@STEPS.row(1)
+def producer_forgotten(world: World, numbers: Numbers) -> None:
+    """A producer is removed when nothing of it waits; made again, it begins at 0."""
+    if world.trouble or world.may_die or world.is_limited:
+        return
+    producer = world.served / "producers" / world.name("f")
+    place = producer / "plain-0"
+    line = world.oracle.line(world.incarnation("plain"), 0, None, 20, world.oracle.writer())
+    world.say(f"producer {producer.name} with line {line.number} is removed")
+    world.accepted([line])
+    with world.attempt([line]) as failed:
+        producer.mkdir()
+        (place / ".a").write_bytes(line.encoded("txt"))
+        (place / ".a").rename(place / "0.txt")
+        world.oracle.acknowledge([line], State.SAFE)
+        (place / ".x").write_bytes(b"x")
+        words = fails_with(errno.ENOTEMPTY, producer.rmdir)
+        promise("Z7", words is None, f"{words}")
+        (place / ".x").unlink()
+        producer.rmdir()
+        producer.mkdir()
+        upcoming = int((place / "next").read_text())
+        promise("Z7", upcoming == 0, f"{producer.name} was made again, and its next sequence is {upcoming}")
+        producer.rmdir()
+    if failed:
+        world.say("it failed")

@@ -350,3 +350,54 @@ def compact_now(world: World, numbers: Numbers) -> None:
     while json.loads((at / "status.json").read_bytes())["cleaning"]["asked"]:
         promise("U9", time.monotonic() < end, f"{at.name} is not compacted in a minute")
         time.sleep(0.02)
+
+
+@STEPS.row(2)
+def hold_size(world: World, numbers: Numbers) -> None:
+    """While somebody holds a log its size never shrinks, whatever is removed at its beginning or compacted."""
+    topic, number = chosen(world, numbers)
+    if len(world.readers) >= 4:
+        return
+    world.say(f"hold log.txt of {topic}-{number} for its size")
+    incarnation = world.incarnation(topic)
+    with world.attempt(()):
+        descriptor = os.open(world.served / f"{topic}-{number}/log.txt", os.O_RDONLY)
+        before, cuts = os.fstat(descriptor).st_size, world.cut
+        world.held += 1
+
+        def look() -> None:
+            world.held = max(0, world.held - 1)
+            try:
+                if world.alive and incarnation == world.incarnation(topic) and cuts == world.cut:
+                    after = os.fstat(descriptor).st_size
+                    promise("S4", after >= before, f"log.txt of {topic}-{number} had {before}, has {after}")
+            finally:
+                os.close(descriptor)
+
+        world.readers.append(look)
+
+
+@STEPS.row(2)
+def set_and_take_away(world: World, numbers: Numbers) -> None:
+    """A setting by one of several ways, also without its newline, is taken away again: the value is the one before."""
+    if world.trouble or world.may_die or world.is_limited:
+        return
+    config = world.served / "topics/plain/config"
+    way, flags = numbers.below(3), numbers.pick((os.O_TRUNC, os.O_APPEND, 0))
+
+    def told() -> str:
+        lines = config.read_text().splitlines()
+        return next(line for line in lines if line.startswith("delete.retention.ms="))
+
+    before = told()
+    world.say(f"plain: delete.retention.ms is set by way {way}, flags {flags:o}, and taken away")
+    with opened(config, os.O_WRONLY | flags) as file:
+        data = b"\n# a comment\ndelete.retention.ms=77" + (b"\n" if way else b"")
+        if way == 1:
+            os.pwrite(file, data, 5)
+        else:
+            os.write(file, data)
+    promise("W6" if way == 0 else "W1", told().startswith("delete.retention.ms=77"), f"config has {told()}")
+    with opened(config, os.O_WRONLY | os.O_TRUNC) as file:
+        os.write(file, b"delete.retention.ms=default\n")
+    promise("W4", told() == before, f"config had {before!r}, has {told()!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -217,6 +218,58 @@ def open_writer(world: World, numbers: Numbers) -> None:
         number = world.oracle.writer()
         world.writers.append(Writer(number, descriptor, topic, partition, kind, world.incarnation(topic)))
         world.say(f"open {number} for {kind} of {topic}-{partition}, flags {flags:o}")
+
+
+@STEPS.row(2)
+def named_partitions(world: World, numbers: Numbers) -> None:
+    """Lines of `in.jsonl` that name their partition, with members in any order, of which some mean nothing."""
+    topic, _, _ = world.where(numbers, ("plain", "table", "again"))
+    count = numbers.pick((1, 5))
+    data, lines = b"", []
+    for _ in range(count):
+        (line,) = world.new_lines(
+            numbers, topic, numbers.below(world.counts[topic]), "jsonl", 1, world.oracle.writer()
+        )
+        told = {
+            "partition": line.partition,
+            "offset": 77,
+            "topic": "other",
+            **json.loads(line.encoded("jsonl")),
+        }
+        members = list(told.items())
+        data += json.dumps(dict(members[::-1] if numbers.below(2) else members)).encode() + b"\n"
+        lines.append(line)
+    world.say(f"{count} lines {lines[0].number}… that name their partitions to in.jsonl of {topic}")
+    world.accepted(lines)
+    with world.attempt(lines) as failed:
+        write(world.path(topic, None, "jsonl"), [data])
+    if failed:
+        settle_failed(world, lines)
+    else:
+        world.closed(lines, False)
+
+
+@STEPS.row(2)
+def first_write_shows(world: World, numbers: Numbers) -> None:
+    """Whole lines show when the first write of an open file returns, before it is closed."""
+    topic, partition, kind = world.where(numbers, ("plain", "rows", "again"))
+    number = partition or 0
+    if world.trouble or world.may_die or world.late or not world.is_sound(topic, number):
+        return
+    lines = world.new_lines(Numbers(()), topic, number, kind, 2, world.oracle.writer())
+    world.say(f"lines {lines[0].number}… show in {topic}-{number} before they are closed")
+    world.accepted(lines)
+    with world.attempt(lines) as failed, opened(world.path(topic, number, kind), APPENDING) as descriptor:
+        write_all(descriptor, b"".join(line.encoded(kind) for line in lines))
+        shown = {each.number for each in world.records(topic, number)}
+        missing = [line.number for line in lines if line.number not in shown]
+        promise(
+            "A7",
+            not missing,
+            f"lines {missing} do not show in {topic}-{number}, though write(2) has returned",
+        )
+    if not failed:
+        world.oracle.acknowledge(lines)
 
 
 def gone(world: World, writer: Writer) -> tuple[int, ...]:
