@@ -405,7 +405,10 @@ class ProducerStates:
         One that was written without `fsync` is `unsynced`: `topicfs.engine.producer.snapshot.flush` makes it durable.
         """
         offset = self.map_end_offset
-        if offset <= self._last_snapshot_offset or self._read_only:
+        # Where the start offset has risen to the end, nothing else would tell of the producers below it: nobody replays
+        # their records any more.
+        is_needed = bool(self._producers) and not self._snapshots
+        if self._read_only or (offset <= self._last_snapshot_offset and not is_needed):
             return None
         path = self._snapshot_path(offset)
         snapshot.write(path, self._producers.values(), fsync=fsync)

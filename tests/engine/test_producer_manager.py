@@ -431,6 +431,10 @@ def test_rising_start_offset_moves_the_map_end(states: ProducerStates) -> None:
     assert states.map_end_offset == 6
     states.on_start_offset(40)
     assert states.map_end_offset == 40
+    # Nothing else tells of the producer, whose records are gone.
+    path = states.take_snapshot(fsync=False)
+    assert path is not None
+    assert path.name == "00000000000000000040.snapshot"
     assert states.take_snapshot(fsync=False) is None
 
 
@@ -875,14 +879,16 @@ def test_open_knows_snapshot_files_by_their_names_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
-def test_deleting_segments_keeps_the_producers_in_memory(states: ProducerStates, tmp_path: Path) -> None:
+def test_producers_whose_segments_are_deleted_are_in_the_next_snapshot(
+    states: ProducerStates, tmp_path: Path
+) -> None:
     append(states, data(0, 0))
     states.take_snapshot(fsync=False)
     append(states, data(0, 1, producer=2))
     assert states.mark_snapshot_for_deletion(1) is not None
     states.on_start_offset(2)
     assert sorted(states.producers) == [1, 2]
-    assert states.take_snapshot(fsync=False) is None
+    assert states.take_snapshot(fsync=False) is not None
 
 
 def test_wrapped_sequences_are_counted_backwards() -> None:
