@@ -285,7 +285,7 @@ def roll(world: World, numbers: Numbers) -> None:
     topic, partition = numbers.pick(list(world.partitions()))
     world.say(f"roll {topic}-{partition}")
     with world.attempt(()):
-        world.served.steer("roll", world.served / f"{topic}-{partition}")
+        world.steer("roll", partition=f"{topic}-{partition}")
 
 
 @STEPS.row(2)

@@ -307,10 +307,10 @@ class World:
                 process.wait(1 if error.errno == errno.EIO else LIMIT_S)
         return self.died()
 
-    def steer(self, call: str, *arguments: object) -> None:
+    def steer(self, call: str, *arguments: object, partition: str = "plain-0") -> None:
         """Have something done inside the daemon, which may die meanwhile."""
         try:
-            self.served.steer(call, self.served / "plain-0", *arguments)
+            self.served.steer(call, self.served / partition, *arguments)
         except (EOFError, ConnectionError):
             end = time.monotonic() + LIMIT_S
             while self.may_die and not self.died() and time.monotonic() < end:
