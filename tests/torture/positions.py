@@ -85,17 +85,19 @@ def positions_of(world: World) -> Positions:
     return known
 
 
-def place_of(world: World, numbers: Numbers) -> tuple[str, int, Path]:
-    """Choose a partition and a group, which is made where it is not there, without members."""
+def place_of(world: World, numbers: Numbers) -> tuple[str, int, Path] | None:
+    """Choose a partition and a group, which is made where it is not there, without members; None where that fails."""
     topic, number = numbers.pick([place for place in world.partitions() if place[0] in TOPICS])
     group = world.served / "groups" / numbers.pick(GROUPS)
-    with world.attempt(()):
+    if not world.alive:
+        return None
+    with world.attempt(()) as failed:
         if not group.exists():
             group.mkdir()
         for member in os.listdir(group / "members"):
             # What a step has left in whose middle the daemon died.
             (group / "members" / member).rmdir()
-    return topic, number, group / f"{topic}-{number}"
+    return None if failed else (topic, number, group / f"{topic}-{number}")
 
 
 def ends(world: World, topic: str, number: int) -> tuple[int, int]:
@@ -119,10 +121,10 @@ def set_positions(world: World, numbers: Numbers) -> None:
     """Positions are set, by themselves or only if they are what was read."""
     known = positions_of(world)
     for _ in range(3):
-        topic, number, file = place_of(world, numbers)
-        manner = numbers.pick(MANNERS)
-        if not world.alive:
+        place, manner = place_of(world, numbers), numbers.pick(MANNERS)
+        if place is None:
             return
+        topic, number, file = place
         value, before, wanted = known.value(file.parent.name, file.name), None, 0
         with world.attempt(()) as failed:
             start, end = ends(world, topic, number)
@@ -216,10 +218,11 @@ def race(world: World, file: Path, wanted: int, before: bytes | None, value: Val
 @STEPS.row(3)
 def commit_pending(world: World, numbers: Numbers) -> None:
     """What was read of `.pending` is committed by who has read it, unless somebody has set the position meanwhile."""
-    topic, number, file = place_of(world, numbers)
+    place = place_of(world, numbers)
     known, overtaken = positions_of(world), numbers.below(3) == 1
-    if not world.alive or not world.is_sound(topic, number):
+    if place is None or not world.is_sound(*place[:2]):
         return
+    topic, number, file = place
     value, pending = known.value(file.parent.name, file.name), file.with_name(f"{file.name}.pending.jsonl")
     world.say(f"read {pending.name} of {file.parent.name}{', overtaken' if overtaken else ''}")
     with world.attempt((), *([errno.EIO] if errno.EIO in world.trouble else [])) as failed:
@@ -262,10 +265,11 @@ def commit_pending(world: World, numbers: Numbers) -> None:
 @STEPS.row(2)
 def beside_positions(world: World, numbers: Numbers) -> None:
     """`.next`, `.lag` and `.pending` are what the position and the log say; what a group lists, and what rm leaves."""
-    topic, number, file = place_of(world, numbers)
+    place = place_of(world, numbers)
     kind = numbers.pick(("txt", "tsv", "jsonl"))
-    if not world.alive or not world.is_sound(topic, number):
+    if place is None or not world.is_sound(*place[:2]):
         return
+    topic, number, file = place
     world.say(f"look beside {file.parent.name}/{file.name}")
 
     def check(shown: list[Shown], at: Path) -> str | None:
@@ -300,10 +304,11 @@ def beside_positions(world: World, numbers: Numbers) -> None:
 def position_in_transaction(world: World, numbers: Numbers) -> None:
     """A record and a position are committed together, the position only if it is what was read: as a worker does it
     that takes each record once."""
-    topic, number, file = place_of(world, numbers)
+    chosen = place_of(world, numbers)
     known, wrong = positions_of(world), numbers.below(4) == 3
-    if not world.alive or world.late:
+    if chosen is None or world.late:
         return
+    topic, number, file = chosen
     value = known.value(file.parent.name, file.name)
     line = world.oracle.line(world.incarnation("plain"), 0, None, 30, world.oracle.writer())
     directory = world.served / "transactions" / world.name("h")
