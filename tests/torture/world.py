@@ -446,14 +446,17 @@ class World:
         except OSError as error:
             number = error.errno or 0
             failed.append(number)
+            # Where not even a callback can begin, libfuse answers with what lies in its place.
+            is_any = self.is_limited
             dead = self.dying(error)
             # A record, or the batch of a producer's file, does not fit into a segment.
             if any(line.length >= 200 for line in lines):
                 expected = (*expected, errno.EMSGSIZE)
             allowed = {*self.trouble, *expected, *(DEAD | {errno.EIO, errno.EINTR} if dead else ())}
             self.say(f"… {errno.errorcode.get(number)}{', the daemon is dead' if dead else ''}")
-            promise("E6", number in allowed, f"an unexpected {error!r} of {self.said[-2:]}")
-            self.oracle.refuse(lines, State.UNKNOWN if dead or number == errno.EIO else State.REFUSED)
+            promise("E6", is_any or number in allowed, f"an unexpected {error!r} of {self.said[-2:]}")
+            is_told = not dead and number != errno.EIO and number in allowed
+            self.oracle.refuse(lines, State.REFUSED if is_told else State.UNKNOWN)
 
     def path(self, topic: str, partition: int | None, kind: str) -> Path:
         """What is appended to."""
@@ -597,8 +600,9 @@ class World:
     def verify(self) -> None:
         """`topicfs verify` finds nothing."""
         done = CliRunner().invoke(main, ["verify", str(self.served.backing)])
-        # A note is no finding, and what a power cut leaves of indexes, snapshots and caches is repairable.
-        harmless = ("note: ", "repairable: ") if self.cut else ("note: ",)
+        # A note is no finding, and what a power cut leaves of indexes, snapshots and caches is repairable; so is what a
+        # daemon without memory does not mend.
+        harmless = ("note: ", "repairable: ") if self.cut or self.was_limited else ("note: ",)
         harmless = (*harmless, *(f"repairable: {words}" for words in self.unnoticed))
         told = self.damage.told(done.output)
         promise("verify", not told, f"`topicfs verify` does not tell of the damage of {told}: {done.output}")
