@@ -732,7 +732,7 @@ def test_a_full_disk_hides_nothing_after_a_crash(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_shows_no_aborted_record_after_a_crash(tmp_path: Path) -> None:
-    """regression: where no transaction index could be written anew, the partition was offline (E19)"""
+    # Where no transaction index can be written anew, the records of transactions are shown as before: E19.
     with full_disk(tmp_path) as (served, filler):
         for words in (
             "o space left on device",

@@ -136,6 +136,7 @@ def call_fails(world: World, numbers: Numbers) -> None:
     world.steer("break_call", number, kind)
     if kind in ("EIO", "ENOSPC"):
         world.trouble |= {errno.EIO, getattr(errno, kind)}
+        world.lacks_room |= kind == "ENOSPC"
 
 
 MADE_ANEW: Final = (

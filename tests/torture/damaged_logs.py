@@ -34,6 +34,10 @@ CHECKED: Final = 17
 """From this byte of a batch on a checksum tells of damage, its own bytes included, and the batch can be measured."""
 
 
+LAST: Final = range(23, 27)
+"""Where in a batch it says which its last offset is."""
+
+
 @dataclass
 class Wound:
     """A place in a segment that was damaged.
@@ -245,7 +249,8 @@ def hurt(world: World, numbers: Numbers) -> None:
         )
         place = batches.index(batch)
         before = batches[place - 1].last_offset + 1 if place else base
-        measured = how == "flipped" and at >= batch.position + CHECKED
+        # Behind a batch whose last offset is damaged nobody knows which offset is next, but by the next batch.
+        measured = how == "flipped" and at >= batch.position + CHECKED and at - batch.position not in LAST
         world.damage.views.add(world.served.backing / "views" / file.parent.name)
         key = world.incarnation(topic), number
         world.damage.wounds.setdefault(key, []).append(

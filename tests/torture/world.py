@@ -120,6 +120,7 @@ class World:
     cut          whether there was a power cut
     deleting     topics in whose deletion the daemon has died
     armed        whether the daemon was told to die of something that comes
+    lacks_room   whether it was told that there is no room when something comes
     faulty       whether the daemon was hurt in a way that it has to report
     counts       of the partitions of each topic
     positions    of groups, by group and partition
@@ -151,6 +152,7 @@ class World:
     listed: dict[tuple[str, int, str], bytes] = field(default_factory=dict)
     deleting: set[str] = field(default_factory=set)
     armed: bool = False
+    lacks_room: bool = False
     cut: bool = False
     late: bool = False
     held: int = 0
@@ -213,7 +215,7 @@ class World:
                 self.renew(topic)
             self.counts[topic] = there
         self.deleting.clear()
-        self.armed = self.late = False
+        self.armed = self.late = self.lacks_room = False
         if self.is_little:
             self.little_memory()
 
@@ -282,7 +284,8 @@ class World:
                 os.close(writer.descriptor)
             self.oracle.refuse(writer.lines, State.UNKNOWN)
             if writer.rest is not None:
-                writer.rest[1].state = State.UNKNOWN
+                # Where the daemon had come to its end in order, it came behind all others.
+                writer.rest[1].state, writer.rest[1].rank = State.UNKNOWN, 0
         self.writers.clear()
         for look in self.readers:
             with suppress(OSError):
@@ -353,7 +356,8 @@ class World:
     def room(self) -> None:
         """Give back the room that a step has taken."""
         self.filler.unlink(missing_ok=True)
-        self.trouble.discard(errno.ENOSPC)
+        if not self.lacks_room:
+            self.trouble.discard(errno.ENOSPC)
 
     def no_room(self) -> None:
         """Take up all room."""
@@ -591,7 +595,8 @@ class World:
         said = self.served.said()
         for found in TRACEBACK.finditer(said):
             at = found.start()
-            known = self.was_limited and NO_MEMORY.search(found[1])
+            # A call that began without memory leaves what later ones trip over.
+            known = self.was_limited and NO_MEMORY.search(said[: found.end()])
             promise("log", known, f"the daemon's log has a traceback: {said[max(0, at - 500) : at + 3000]}")
         if not self.faulty:
             alarms = self.served.alarms()
