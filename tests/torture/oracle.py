@@ -275,6 +275,7 @@ class Oracle:
     ) -> list[Shown]:
         """Compare what a partition shows with what is known, and remember it."""
         known, name = self.known(topic, partition), f"{topic}-{partition}"
+        end = known.end
         now = [Shown.parsed(text) for text in texts]
         known.start = max(known.start, start)
         offsets = [shown.offset for shown in now]
@@ -295,7 +296,7 @@ class Oracle:
                 )
         for shown in now:
             if shown.offset not in known.shown:
-                later = shown.offset >= known.end or shown.offset in known.hidden
+                later = shown.offset >= min(end, known.end) or shown.offset in known.hidden
                 promise("C1", later, f"{name}: {shown.text!r} shows below {known.end}, which was shown")
                 self._take(name, topic, partition, shown)
         ranks = [self.lines[shown.number].rank for shown in now if shown.number]
