@@ -7,6 +7,7 @@ bytes. It returns what it has found, for the search to tell new bytes from known
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
@@ -19,6 +20,9 @@ from typing import Any, Final
 TESTS: Final = Path(__file__).parents[1]
 sys.path += [str(TESTS), *(str(TESTS / folder) for folder in ("engine", "fs"))]
 
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 from fuzz_files import FILES, shape  # noqa: E402 - helpers of other folders
 from kafka.protocol.admin import DescribeConfigsRequest  # noqa: E402
 from kafka.protocol.consumer import ListOffsetsRequest  # noqa: E402
@@ -30,8 +34,10 @@ from test_batch_fuzz import check_accepted, placed, read_twice, refused  # noqa:
 
 from topicfs.engine import batch as batches  # noqa: E402
 from topicfs.engine.batch.compression import compress, decompress  # noqa: E402
+from topicfs.engine.batch.table import Bytes  # noqa: E402
 from topicfs.engine.cluster import records as metadata  # noqa: E402
 from topicfs.engine.cluster.image import Image  # noqa: E402
+from topicfs.engine.column_files import files as column_files  # noqa: E402
 from topicfs.engine.errors import InvalidNameError  # noqa: E402
 from topicfs.engine.format import paths  # noqa: E402
 from topicfs.engine.format.messages import OF_TOPICS  # noqa: E402
@@ -180,6 +186,26 @@ def read_brokers(data: bytes) -> Any:
         return type(connection.receive()).__name__
 
 
+class Opened:
+    """Bytes as an open file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, position: int, into: Bytes) -> int:
+        """Fill the buffer from a position on."""
+        found = np.frombuffer(self._data[position : position + into.size], np.uint8)
+        into[: found.size] = found
+        return int(found.size)
+
+
+def read_columns(data: bytes) -> Any:
+    """A file of Arrow or of Parquet, which the first byte names."""
+    kind = COLUMNS[data[0] % len(COLUMNS)] if data else COLUMNS[0]
+    rows = [len(rows) for rows in column_files.rows_in(kind, Opened(data[1:]), len(data[1:]))]
+    return len(rows), sum(rows).bit_length()
+
+
 def read_names(data: bytes) -> Any:
     """A name in the tree: what it stands for is the same by the name that is listed for it."""
     text = data.decode("utf-8", "surrogateescape")
@@ -229,6 +255,33 @@ _NAMES: Final = (
     b"2026-05-01T06:30:00.123+02:00", b"00000000000000000042-00000000000000000050", b"a%3Ab%@none", b"%", b"orders-0",
     b"orders-0.0123456789abcdef0123456789abcdef-delete", b"500 if 480", b"earliest if none", b"\xff\x00%zz",
 )  # fmt: skip
+
+
+COLUMNS: Final = ("arrow", "parquet")
+
+
+def _column_seeds() -> Iterable[bytes]:
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    table = pa.table(
+        {
+            "key": pa.array(["k", None, "k"]).dictionary_encode(),
+            "value": pa.array([b"one", None, b"three"], pa.binary()),
+            "headers": pa.array([[{"key": "a", "value": b"x"}], None, []], headers),
+            "timestamp": pa.array([1, 2, None], pa.timestamp("ms")),
+        }
+    )
+    for compression in (None, "lz4", "zstd"):
+        for opened in (pa.ipc.new_file, pa.ipc.new_stream):
+            sink = io.BytesIO()
+            with opened(
+                sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+            ) as writer:
+                writer.write_table(table)
+            yield b"\0" + sink.getvalue()
+        for version in ("1.0", "2.0"):
+            sink = io.BytesIO()
+            pq.write_table(table, sink, compression=compression or "none", data_page_version=version)
+            yield b"\1" + sink.getvalue()
 
 
 _BROKERS: Final = (
@@ -296,6 +349,7 @@ TARGETS: Final[dict[str, tuple[Target, tuple[bytes, ...]]]] = {
     "metadata": (read_metadata, tuple(_metadata_seeds())),
     "answers": (read_answers, tuple(_answer_seeds())),
     "brokers": (read_brokers, _BROKERS),
+    "columns": (read_columns, tuple(_column_seeds())),
     "names": (read_names, _NAMES),
     **{name: (read_file(name), file.seeds) for name, file in FILES.items()},
 }

@@ -458,7 +458,8 @@ class World:
                 expected = (*expected, errno.EMSGSIZE)
             allowed = {*self.trouble, *expected, *(DEAD | {errno.EIO, errno.EINTR} if dead else ())}
             self.say(f"… {errno.errorcode.get(number)}{', the daemon is dead' if dead else ''}")
-            promise("E6", is_any or number in allowed, f"an unexpected {error!r} of {self.said[-2:]}")
+            why = self.refusals(errno.errorcode.get(number))[-1:]
+            promise("E6", is_any or number in allowed, f"an unexpected {error!r} of {self.said[-2:]}: {why}")
             is_told = not dead and number != errno.EIO and number in allowed
             self.oracle.refuse(lines, State.REFUSED if is_told else State.UNKNOWN)
 
