@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from topicfs.engine.files.atomic import sync_directory, write_atomically
+from topicfs.engine.files.atomic import sync_directory, sync_file, write_atomically
 from topicfs.engine.files.regular import open_regular, read_regular
 
 KEPT: Final = 10_000
@@ -29,6 +29,7 @@ class CommittedNames:
               until the file was read
     _lines    the number of lines in the file
     _is_torn  whether the file ends with an incomplete line, which is removed before the next one is written
+    _is_on_disk  whether this process has made sure that all of the file is on the disk
     _lock     held while the file is read or written
     """
 
@@ -36,7 +37,7 @@ class CommittedNames:
         self.path = path
         self._names: dict[str, str | None] | None = None
         self._lines = 0
-        self._is_torn = False
+        self._is_torn = self._is_on_disk = False
         self._lock = threading.RLock()
 
     def _loaded(self) -> dict[str, str | None]:
@@ -70,6 +71,11 @@ class CommittedNames:
         with self._lock:
             if name not in self._loaded():
                 self._append(name, content, self._loaded())
+            elif not self._is_on_disk:
+                # It was read: who wrote it may have died before it was on the disk.
+                sync_file(self.path)
+                sync_directory(self.path.parent)
+                self._is_on_disk = True
 
     def _append(self, name: str, content: str | None, names: dict[str, str | None]) -> None:
         if self._is_torn or self._lines > 2 * KEPT:
@@ -92,6 +98,7 @@ class CommittedNames:
             os.close(descriptor)
         if new:
             sync_directory(self.path.parent)
+        self._is_on_disk = True
         names[name] = content
         self._lines += 1
         _forget_oldest(names)

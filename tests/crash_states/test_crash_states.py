@@ -87,10 +87,18 @@ def test_what_once_broke_a_promise_does_not_any_more(search: Search, name: str) 
     assert not search.totals.findings, "\n".join(search.totals.findings)
 
 
-def test_an_index_that_a_recovery_makes_below_the_recovery_point_is_whole(search: Search) -> None:
-    """regression: `.index` was there before the rest was on disk, and no start looked at that segment again"""
+OF_RECOVERIES = {
+    "an index below the recovery point that is there before the rest is on disk": "append_large retain",
+    "a committed name that a dead process had written, and nobody had brought onto the disk": (
+        "append_keyed commit_inbox"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_RECOVERIES)
+def test_what_a_recovery_once_left_behind_is_not_left_any_more(search: Search, name: str) -> None:
     search.seed = 20112018
-    search.run([("append_large", "retain")])
+    search.run([OF_RECOVERIES[name].split()])
     assert search.totals.in_recovery
     assert not search.totals.findings, "\n".join(search.totals.findings)
 
