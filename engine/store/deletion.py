@@ -301,15 +301,17 @@ class Deletions:
                     self._add_ended(self.place(deletion), line)
 
     def _add_ended(self, place: Path, line: str) -> None:
-        if line not in self._ended(place):
-            # A crash, or a full disk, may have left a part of a line.
-            with os.fdopen(
-                open_regular(place / DELETED_ENDED, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb"
-            ) as file:
+        known = line in self._ended(place)
+        with os.fdopen(
+            open_regular(place / DELETED_ENDED, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb"
+        ) as file:
+            if not known:
+                # A crash, or a full disk, may have left a part of a line.
                 file.write(f"\n{line}\n".encode())
                 file.flush()
-                os.fsync(file.fileno())
-            sync_directory(place)
+            # Also what is known: who wrote it may have died before it was on the disk.
+            os.fsync(file.fileno())
+        sync_directory(place)
 
     def add(self, deletion: Deletion, due: int) -> None:
         """Record a deletion before it begins. `due` is the time of the removal, by the steady clock."""
