@@ -111,6 +111,7 @@ class Damage:
     vague    index files that were damaged too: what they named is not found any more
     begun    how much of the daemon's log was there at its last start
     pending  offsets that a recovery may have cut off, for the next look at a partition
+    recovered  partitions of which a recovery may have cut off something
     """
 
     wounds: dict[tuple[str, int], list[Wound]] = field(default_factory=dict)
@@ -118,6 +119,7 @@ class Damage:
     vague: set[Path] = field(default_factory=set)
     begun: int = 0
     pending: dict[tuple[str, int], list[Range]] = field(default_factory=dict)
+    recovered: set[tuple[str, int]] = field(default_factory=set)
 
     def of(self, topic: str, number: int) -> list[Wound]:
         """Those of a partition."""
@@ -187,6 +189,8 @@ class Damage:
     def settled(self, world: World, topic: str, number: int, known: Known, end: int) -> None:
         """A partition was looked at after a recovery: what was cut off was told, and is damaged no more."""
         ranges = self.pending.pop((topic, number), None)
+        if ranges:
+            self.recovered.add((topic, number))
         if not ranges or not known.cut_off:
             return
         known.cut_off = False

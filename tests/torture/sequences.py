@@ -48,7 +48,7 @@ class Sequences:
     def look(self, world: World) -> None:
         """`next` is behind what was acknowledged. A file of which nobody has heard is appended, or there."""
         for (name, topic, number), known in list(self.known.items()):
-            if not world.is_sound(topic, number):
+            if not is_whole(world, topic, number):
                 # A recovery may have cut off what a producer has appended.
                 del self.known[name, topic, number]
                 continue
@@ -103,6 +103,11 @@ BAD: Final = (
 )
 
 
+def is_whole(world: World, topic: str, number: int) -> bool:
+    """Whether nothing of a partition was damaged, nor cut off as damaged."""
+    return world.is_sound(topic, number) and (world.incarnation(topic), number) not in world.damage.recovered
+
+
 @STEPS.row(4)
 def producer_again(world: World, numbers: Numbers) -> None:
     """A file of a named producer: under its sequence, with what has to be refused before or behind it, and by another
@@ -110,7 +115,7 @@ def producer_again(world: World, numbers: Numbers) -> None:
     topic, partition, kind = world.where(numbers, TOPICS)
     number, name = partition or 0, numbers.pick(PRODUCERS)
     how = numbers.pick(("next", "again", "later", "bad", "epoch", "next"))
-    if not world.is_sound(topic, number) or world.late:
+    if not is_whole(world, topic, number) or world.late:
         return
     known = sequences_of(world).known.setdefault((name, topic, number), Sequence())
     lines = whole(world, numbers, topic, number, kind)
