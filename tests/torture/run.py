@@ -120,6 +120,8 @@ def _begin(world: World, environment: str, pauses: int, linked: int) -> None:
     if ENVIRONMENTS[environment]:
         world.make_disk(environment, ENVIRONMENTS[environment])
     world.begin()
+    # The topics of the cluster are here when it was asked for the first time.
+    link.caught_up(world)
     if environment == "memory":
         world.is_little = True
         world.little_memory()
