@@ -178,7 +178,9 @@ def commit(world: World, batch: Batch, *expected: int) -> bool:
         line.state = State.PENDING
     if len({each.topic for each in every if wanted(world, each)} & set(TOGETHER)) > 1:
         world.oracle.together.append(("I26", [line for line in lines if is_watched(line)]))
-    with world.attempt(lines, *expected) as failed:
+    # What a transaction was to be read back from may be damaged.
+    damaged = () if all(world.are_sound(each.topic) for each in every) else (errno.EIO,)
+    with world.attempt(lines, *expected, *damaged) as failed:
         succeed(batch.directory(world))
     known = batches_of(world).known
     if batch not in known:
