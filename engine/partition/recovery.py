@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,23 @@ class Recovery:
             segment = waiting.pop(0)
             waiting[:0] = self._recover(segment, producers, self._remove_behind)
             waiting = [each for each in waiting if each in self.chain.segments]
+        if floor is not None and floor.base_offset == recovery_point:
+            self._end_times(recovery_point)
+
+    def _end_times(self, end: int) -> None:
+        """Complete the time index of the segment that ends at the recovery point. It was flushed while it was active,
+        and sealed afterwards: its last entry may not be on the disk."""
+        segment = self.chain.segments.lower(end)
+        if segment is None:
+            return
+        finder = segment.finder
+        # What is damaged is told when it is read.
+        with contextlib.suppress(CorruptError):
+            latest, last = finder.latest()[0], finder.time_index.last_entry[0]
+            if latest > last and finder.mend(
+                finder.time_index.path, f"its last time is {last}, not {latest}"
+            ):
+                segment.keep_mended()
 
     def single(self, segment: Segment) -> None:
         """Recover one segment by itself. Later segments stay, and all snapshots: those below the recovery point are on

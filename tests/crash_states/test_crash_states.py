@@ -74,6 +74,10 @@ FOUND: dict[str, tuple[Iterable[Loss], str]] = {
         [Loss.PROCESS],
         "append_large append_large retain",
     ),
+    "the last time of a segment that was flushed first and sealed afterwards": (
+        Loss,
+        "append_large fsync append_large",
+    ),
     "a record of a producer that looks like one that was there before": (
         Loss,
         "append_large append_compressed append_idempotent",
