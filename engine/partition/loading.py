@@ -26,6 +26,8 @@ order in `load`. These are the states that a crash leaves, and how each is handl
     damage in batches that are replayed  passed over: what of producers and leader epochs lies there is not known
     a marker that was cut off, or lost   the coordinator ends the transaction again as its log says: see
                                          `Coordinator.end_left_open`
+    .timeindex without its last entry    completed where the segment ends at the recovery point: it was flushed first,
+                                         and sealed afterwards
     damaged leader-epoch-checkpoint      rebuilt from the batches
     *.tmp                                removed: the file that it should replace is complete
 

@@ -244,6 +244,7 @@ class Finder:
                 yield buffer, table
                 position = int(table[-1, POSITION] + table[-1, SIZE])
                 break
+            # Over damage nothing is left out: whoever comes to it below gets the error.
             with suppress(CorruptError):
                 self.dates = dates = self.dates.extended(self.log)
                 position = max(position, dates.position_at(timestamp))

@@ -351,7 +351,8 @@ def test_blocks(mount: DaemonMount) -> None:
 
 def test_times(mount: DaemonMount) -> None:
     """T3. A segment's files have the mtime of its `.log` file: it is not in the future and rises along the
-    partition; `log.<fmt>` has the newest; asking changes no time.
+    partition, for which the active one's is that of the segment before it where its own is earlier;
+    `log.<fmt>` has the newest; asking changes no time.
     """
     partition = mount.new()
     for at in range(4):
