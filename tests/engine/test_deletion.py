@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from patience import ended
@@ -231,6 +232,22 @@ def test_after_the_delay_nothing_comes_back(store_bench: StoreBench) -> None:
     with pytest.raises(NothingDeletedError, match="orders-0"):
         store_bench.store.undelete("orders", 0)
     assert (store_bench.names(), kept(store_bench)) == ([], [])
+
+
+def test_how_a_transaction_ended_is_brought_onto_the_disk_whoever_wrote_it_down(
+    store_bench: StoreBench,
+) -> None:
+    """regression: a process that died before its fsync had left it in memory, and the next one took it as written"""
+    store = store_bench.store
+    some(store.create("orders"))
+    store.delete_topic("orders")
+    for _ in range(2):
+        with mock.patch("os.fsync", wraps=os.fsync) as synced:
+            store.transactions.note_deleted("orders", 0, 77, True)
+        # The file and its directory.
+        assert synced.call_count == 2
+    (noted,) = (store.backing / "deleted").glob("*/ended")
+    assert noted.read_text().split("\n") == ["", "0 77 commit", ""]
 
 
 def test_a_restart_does_not_begin_the_delay_anew(store_bench: StoreBench) -> None:
